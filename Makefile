@@ -1,0 +1,47 @@
+# `make demo` and `make test` set up everything they need in .venv; Python 3.11 and make are enough.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# two threads that spin on one core slow each other down a thousandfold
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: help setup demo demo-eval demo-train test lint bench wheels-test check clean
+
+help:            ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## the virtual environment with everything in it
+
+$(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+demo: setup      ## ask the demo model about pictures
+	$(BIN)/python demo/show.py
+
+demo-eval: setup ## the demo model's accuracy on held-out pictures
+	$(BIN)/python -m demo.evaluate
+
+demo-train: setup ## train the demo model again (about an hour on two cores)
+	$(BIN)/python -m demo.train
+
+test: setup      ## all tests
+	$(BIN)/python -m pytest
+
+lint: setup      ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PATH=$(BIN):$$PATH $(BIN)/lint-imports
+
+bench: setup     ## benchmarks, as ratios within one run
+	$(BIN)/python bench/run.py
+
+wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
+	$(BIN)/python tests/wheels/check_wheels.py
+
+check: lint test wheels-test ## what continuous integration runs
+
+clean:           ## remove the virtual environment and build leftovers
+	rm -rf $(VENV) dist build

@@ -1,0 +1,62 @@
+"""corellm: a slim inference engine for multimodal language models; every model family is a plugin.
+
+Importing this package imports neither torch nor transformers: public names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corellm.config import EngineConfig as EngineConfig
+    from corellm.engine.async_llm import AsyncLLM as AsyncLLM
+    from corellm.engine.llm_engine import LLMEngine as LLMEngine
+    from corellm.errors import CorellmError as CorellmError
+    from corellm.llm import LLM as LLM
+    from corellm.outputs import CompletionOutput as CompletionOutput
+    from corellm.outputs import Logprob as Logprob
+    from corellm.outputs import RequestMetrics as RequestMetrics
+    from corellm.outputs import RequestOutput as RequestOutput
+    from corellm.sampling_params import SamplingParams as SamplingParams
+
+__version__ = "0.2.0"
+
+_HOMES = {
+    "AsyncLLM": "corellm.engine.async_llm",
+    "CompletionOutput": "corellm.outputs",
+    "CorellmError": "corellm.errors",
+    "EngineConfig": "corellm.config",
+    "LLM": "corellm.llm",
+    "LLMEngine": "corellm.engine.llm_engine",
+    "Logprob": "corellm.outputs",
+    "RequestMetrics": "corellm.outputs",
+    "RequestOutput": "corellm.outputs",
+    "SamplingParams": "corellm.sampling_params",
+}
+
+__all__ = [  # noqa: PLE0604  the same names as _HOMES, spelled out for readers and type checkers
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "CorellmError",
+    "EngineConfig",
+    "LLMEngine",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'corellm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

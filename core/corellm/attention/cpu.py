@@ -1,0 +1,143 @@
+"""The CPU backend: torch kernels only, arranged by measurement (`bench/attention.py` compares the arrangements).
+
+Decodes: several sequences at once; a group's blocks are gathered by `index_select` into a scratch that stays in the
+processor's cache, grouped-query heads are folded into the query's length (SDPA's own grouped-query path is five times
+slower in bfloat16). Prefills: one sequence at a time, straight from the batch when nothing of it was cached.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.attention.reference import causal_mask
+
+_SCRATCH_BYTES = 8 << 20
+"""Gathered keys and values per decode group: more falls out of the cache between the gather and its use."""
+
+
+class CpuAttention(AttentionBackend):
+    """Batched gather for decodes, per-sequence SDPA for prefills."""
+
+    name = "cpu"
+    priority = 0
+
+    def __init__(self) -> None:
+        self._metadata: AttentionMetadata | None = None
+        self._groups: list[_DecodeGroup] = []
+
+    @classmethod
+    def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Only the CPU."""
+        return None if device.type == "cpu" else f"runs on the CPU, not on {device}"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        cache.write(key, value, metadata.slot_mapping)
+        output = torch.empty_like(query)
+        for group in self._decode_groups(metadata, cache, sliding_window):
+            group.attend(query, cache, output, scale)
+        start = metadata.num_decodes
+        for i in range(metadata.num_decodes, len(metadata.seq_lens)):
+            rows = slice(start, start + metadata.query_lens[i])
+            start = rows.stop
+            if metadata.query_lens[i] == metadata.seq_lens[i]:
+                keys, values = key[rows], value[rows]
+            else:
+                keys, values = _gather(cache, metadata.block_tables[i], metadata.seq_lens[i])
+            output[rows] = _attend_prefill(query[rows], keys, values, scale, sliding_window)
+        return output
+
+    def _decode_groups(
+        self, metadata: AttentionMetadata, cache: LayerCache, sliding_window: int | None
+    ) -> list[_DecodeGroup]:
+        """The step's decode groups: planned at the first layer, the same for all layers of equal shape."""
+        token_bytes = 2 * cache.key[0, 0].numel() * cache.key.element_size()
+        budget = max(1, _SCRATCH_BYTES // (token_bytes * cache.block_size))
+        plan = (budget, cache.block_size, sliding_window)
+        if self._metadata is not metadata or not self._groups or self._groups[0].plan != plan:
+            self._metadata = metadata
+            self._groups = _plan_decodes(metadata, cache.block_size, budget, sliding_window)
+        return self._groups
+
+
+class _DecodeGroup:
+    """Decodes of similar length that share one gather and one SDPA call."""
+
+    def __init__(
+        self, metadata: AttentionMetadata, members: list[int], block_size: int, budget: int, window: int | None
+    ) -> None:
+        self.plan = (budget, block_size, window)
+        lens = metadata.seq_lens_tensor[members]
+        longest = int(lens.max())
+        num_blocks = -(-longest // block_size)
+        padded = num_blocks * block_size
+        self.shape = (len(members), padded)
+        whole_batch = members == list(range(len(metadata.seq_lens)))
+        self.rows = slice(0, len(members)) if whole_batch else torch.tensor(members)
+        self.blocks = metadata.block_tables[self.rows, :num_blocks].flatten()
+        positions = torch.arange(padded)
+        mask = positions < lens[:, None]
+        if window is not None:
+            mask &= positions >= lens[:, None] - window
+        self.mask = None if bool(mask.all()) else mask[:, None, None]
+
+    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float) -> None:
+        """Attend for the group's rows of `query` and put the result into the same rows of `output`."""
+        num_seqs, padded = self.shape
+        kv_heads, head_size = cache.key.shape[2:]
+        # keys, values: [num_seqs, num_kv_heads, padded, head_size]
+        keys = cache.key.index_select(0, self.blocks).view(num_seqs, padded, kv_heads, -1).transpose(1, 2)
+        values = cache.value.index_select(0, self.blocks).view(num_seqs, padded, kv_heads, -1).transpose(1, 2)
+        folded = query[self.rows].view(num_seqs, kv_heads, -1, head_size)
+        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scale)
+        output[self.rows] = attended.reshape(num_seqs, -1, attended.shape[-1])
+
+
+def _plan_decodes(
+    metadata: AttentionMetadata, block_size: int, budget: int, sliding_window: int | None
+) -> list[_DecodeGroup]:
+    """Sort the decodes by length, then cut where a group's padded blocks would exceed the budget."""
+    members: list[int] = []
+    groups: list[list[int]] = []
+    for i in sorted(range(metadata.num_decodes), key=lambda i: metadata.seq_lens[i]):
+        blocks = -(-metadata.seq_lens[i] // block_size)
+        if members and blocks * (len(members) + 1) > budget:
+            groups.append(members)
+            members = []
+        members.append(i)
+    if members:
+        groups.append(members)
+    return [_DecodeGroup(metadata, sorted(group), block_size, budget, sliding_window) for group in groups]
+
+
+def _gather(cache: LayerCache, block_table: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+    """A sequence's keys and values, `[seq_len, num_kv_heads, head_size]`."""
+    blocks = block_table[: -(-seq_len // cache.block_size)]
+    return (
+        cache.key.index_select(0, blocks).flatten(0, 1)[:seq_len],
+        cache.value.index_select(0, blocks).flatten(0, 1)[:seq_len],
+    )
+
+
+def _attend_prefill(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+    """Causal attention of the last `len(query)` tokens of one sequence over all of it."""
+    query_len, seq_len = query.shape[0], keys.shape[0]
+    groups = query.shape[1] // keys.shape[1]
+    heads_first = [x.transpose(0, 1) for x in (query, keys, values)]
+    q, k, v = (x[None] if i == 0 else x.repeat_interleave(groups, dim=0)[None] for i, x in enumerate(heads_first))
+    whole = query_len == seq_len and (window is None or window >= seq_len)
+    mask = None if whole else causal_mask(query_len, seq_len, window, query.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole, scale=scale)[0].transpose(0, 1)

@@ -1,0 +1,94 @@
+"""The door between transformers' modelling code and our backends: the attention function `corellm_paged`.
+
+The text decoder runs with `attn_implementation="corellm_paged"`, which is registered for attention but not for masks,
+so that transformers builds none. The model's forward pass receives `paged=` as an extra keyword argument and hands it
+down to every attention layer, which calls `attend` on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.errors import ContractError
+
+ATTENTION_NAME = "corellm_paged"
+
+_UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
+"""Arguments of attention functions that change the result and that no backend computes."""
+
+
+class PagedStep(Protocol):
+    """What travels through a forward pass as `paged`."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
+    ) -> Tensor:
+        """Attend in one layer: flat tensors `[num_tokens, heads, head_size]` in, `[num_tokens, heads, head_size]` out."""
+        ...
+
+
+@dataclass(frozen=True)
+class PagedAttention:
+    """One step over the paged cache."""
+
+    backend: AttentionBackend
+    caches: dict[int, LayerCache]
+    metadata: AttentionMetadata
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
+    ) -> Tensor:
+        """See `PagedStep`."""
+        return self.backend.forward(
+            query, key, value, self.caches[layer], self.metadata, scale=scale, sliding_window=sliding_window
+        )
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    paged: PagedStep | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function transformers calls: `query [1, num_heads, num_tokens, head_size]` and so on.
+
+    Returns:
+        `[1, num_tokens, num_heads, head_size]` and no weights.
+    """
+    if paged is None:
+        raise ContractError(
+            f"{type(module).__name__} was run without the engine's `paged` argument: the text decoder must hand its "
+            f"keyword arguments down to its attention layers"
+        )
+    if attention_mask is not None:
+        raise ContractError(f"{type(module).__name__} built an attention mask; paged attention is causal by itself")
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ContractError(f"{type(module).__name__} uses {name}, which paged attention does not compute")
+    if kwargs.get("softcap"):
+        raise ContractError(f"{type(module).__name__} caps attention scores, which paged attention does not compute")
+    output = paged.attend(
+        int(module.layer_idx),  # type: ignore[arg-type]  # every transformers attention layer has one
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        sliding_window,
+    )
+    return output[None], None
+
+
+def register_attention() -> None:
+    """Make `corellm_paged` known to transformers. May be called again."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)

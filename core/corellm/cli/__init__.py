@@ -1,0 +1,66 @@
+"""The `corellm` command: one file per subcommand, each with `add_parser(subparsers)`.
+
+Starting up imports nothing heavy; errors of the typed tree become one line and exit status 1, a traceback only with
+`--traceback`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from corellm import __version__
+from corellm.cli import plugins, run
+from corellm.errors import CorellmError, PluginError
+
+_DESCRIPTION = "Run multimodal language models; every model family is a plugin."
+_EPILOG = """\
+examples:
+  corellm run demo picture.png "What number is written here?"
+  corellm run llava-hf/llava-1.5-7b-hf --image cat.jpg "What is the cat doing?"
+  corellm plugins
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line, extensions' commands included."""
+    parser = argparse.ArgumentParser(
+        prog="corellm", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"corellm {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (run, plugins):
+        command.add_parser(subparsers)
+    return parser
+
+
+def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
+    from corellm.plugins import load_extensions
+
+    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    load_extensions().hook.register_commands(subparsers=subparsers)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = build_parser()
+    try:
+        _add_extension_commands(parser)
+    except PluginError as error:  # a broken extension must not take the other commands away
+        print(f"corellm: warning: {error}", file=sys.stderr)
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except CorellmError as error:
+        if args.traceback:
+            raise
+        print(f"corellm: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away, e.g. `corellm plugins | head -1`
+        sys.stderr.close()
+        return 1
+    return status

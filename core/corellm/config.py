@@ -1,0 +1,164 @@
+"""Engine configuration: one frozen dataclass per room, every field glossed, validated once, never changed after start.
+
+`EngineConfig.from_kwargs` turns the flat keyword arguments of `LLM(...)` and of the command line into these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from corellm.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _positive(name: str, value: Any, *, minimum: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+
+
+def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, in which precision."""
+
+    model: str
+    """A local directory in the Hugging Face layout, a hub name, or a checkpoint a plugin ships (`demo`)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model; used for every file."""
+    adapter: str | None = None
+    """Distribution whose adapter to use, where several claim the architecture (`corellm-llava`)."""
+    dtype: str = "auto"
+    """`auto` takes the checkpoint's; or float32, bfloat16, float16."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and output together; None for what the model was trained for."""
+    trust_remote_code: bool = False
+    """Run Python code from the checkpoint (configuration and tokenizer). Off: such checkpoints are refused."""
+    attention_backend: str | None = None
+    """Name of an attention backend; None for the best one on this machine."""
+    seed: int = 0
+    """Seed of requests that bring none."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model must be a directory or a hub name, got {self.model!r}")
+        _one_of("dtype", self.dtype, DTYPES)
+        if self.max_model_len is not None:
+            _positive("max_model_len", self.max_model_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    """Tokens per block."""
+    kv_cache_memory: int | None = None
+    """Bytes for KV blocks; None for a share of what is free."""
+    num_kv_blocks: int | None = None
+    """Number of KV blocks; overrides `kv_cache_memory`."""
+    swap_space: float = 4.0
+    """GiB of host memory for swapped-out blocks; used only with `preemption_mode="swap"`."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of equal prefixes."""
+
+    def __post_init__(self) -> None:
+        _positive("block_size", self.block_size)
+        if self.kv_cache_memory is not None:
+            _positive("kv_cache_memory", self.kv_cache_memory)
+        if self.num_kv_blocks is not None:
+            _positive("num_kv_blocks", self.num_kv_blocks)
+        if not self.swap_space >= 0:
+            raise ConfigError(f"swap_space must be a number of GiB, 0 or more; got {self.swap_space!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What runs together in a step."""
+
+    max_num_seqs: int = 64
+    """Most sequences running at once."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of a step; None for 2048 (without chunked prefill at least `max_model_len`)."""
+    enable_chunked_prefill: bool = True
+    """Split long prompts over steps, decodes first; without it, whole prompts first as long as some wait."""
+    scheduler_delay_factor: float = 0.0
+    """Without chunked prefill: wait this many times the last prompt step's duration before the next one, to batch more."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """First come first served, or by `priority` (lower first)."""
+    preemption_mode: Literal["recompute", "swap"] = "recompute"
+    """What happens to a preempted sequence's KV: dropped and computed again, or moved to host memory."""
+    encoder_cache_size: int | None = None
+    """Embeddings (rows) of encoder output kept and computed per step; None for the step's token budget, and never
+    less than the largest item."""
+
+    def __post_init__(self) -> None:
+        _positive("max_num_seqs", self.max_num_seqs)
+        if self.max_num_batched_tokens is not None:
+            _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        if self.encoder_cache_size is not None:
+            _positive("encoder_cache_size", self.encoder_cache_size, minimum=0)
+        if not self.scheduler_delay_factor >= 0:
+            raise ConfigError(f"scheduler_delay_factor must be 0 or more, got {self.scheduler_delay_factor!r}")
+        _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        _one_of("preemption_mode", self.preemption_mode, ("recompute", "swap"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiModalConfig:
+    """Items: how many, how they are processed, how much of that is remembered."""
+
+    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
+    """`{modality: most items per prompt}`; a modality not named has the model's own limit."""
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for the model's processor, for every request; a request's own are laid over them."""
+    mm_processor_cache_gb: float = 1.0
+    """GiB of processed items kept by content hash; 0 for none."""
+    max_image_pixels: int = 89_478_485
+    """Images that announce more pixels are refused before they are decoded."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.limit_mm_per_prompt, Mapping):
+            raise ConfigError(f'limit_mm_per_prompt must be like {{"image": 4}}, got {self.limit_mm_per_prompt!r}')
+        for modality, limit in self.limit_mm_per_prompt.items():
+            _positive(f"limit_mm_per_prompt[{modality!r}]", limit, minimum=0)
+        if not isinstance(self.mm_processor_kwargs, Mapping):
+            raise ConfigError(f"mm_processor_kwargs must be a dict, got {self.mm_processor_kwargs!r}")
+        if not self.mm_processor_cache_gb >= 0:
+            raise ConfigError(f"mm_processor_cache_gb must be 0 or more, got {self.mm_processor_cache_gb!r}")
+        _positive("max_image_pixels", self.max_image_pixels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The whole configuration of one engine."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Build a configuration from flat keyword arguments, each known to exactly one room.
+
+        Raises:
+            ConfigError: an unknown argument (with the nearest known one), or a value out of range.
+        """
+        rooms = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "multimodal": MultiModalConfig}
+        known = {f.name: room for room, config in rooms.items() for f in fields(config)}
+        chosen: dict[str, dict[str, Any]] = {room: {} for room in rooms}
+        for name, value in kwargs.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+                raise ConfigError(f"unknown engine argument {name!r}{hint}")
+            chosen[known[name]][name] = value
+        return cls(**{room: config(**chosen[room]) for room, config in rooms.items()})

@@ -1,0 +1,229 @@
+"""From what a caller sends to a request the engine can schedule: chat to prompt, text to tokens, items to tensors.
+
+Everything that can be refused is refused here, before the engine hears of the request. Safe to call from several
+threads; knows no scheduler and no worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from corellm.errors import InvalidParameterError, MultiModalError, PromptError
+from corellm.hookspecs import ChatPrompt
+from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.processor import MultiModalProcessor
+from corellm.sampling_params import SamplingParams
+
+PROMPT_KEYS = frozenset(
+    {
+        "prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids",
+        "cache_salt", "priority",
+    }
+)  # fmt: skip
+"""What a prompt given as a dictionary may hold."""
+
+
+@dataclass
+class ProcessedPrompt:
+    """A prompt the engine can schedule."""
+
+    text: str | None
+    token_ids: list[int]
+    """Placeholders expanded."""
+    features: list[MultiModalFeature] = field(default_factory=list)
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+class InputProcessor:
+    """Prepares prompts for one loaded model.
+
+    Args:
+        tokenizer: the model's.
+        hooks: the model's hook callers.
+        mm_processor: the model's multimodal processor.
+        vocab_size: token ids at or above this are refused.
+        max_model_len: of the engine; families that shorten conversations keep to it.
+    """
+
+    def __init__(
+        self, tokenizer: Any, hooks: Any, mm_processor: MultiModalProcessor, *, vocab_size: int, max_model_len: int
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.mm_processor = mm_processor
+        self._hooks = hooks
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+
+    # --- prompts ----------------------------------------------------------------------------------------------------
+
+    def process(self, prompt: Any) -> ProcessedPrompt:
+        """Prepare a prompt: text, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, with media beside it.
+
+        Raises:
+            PromptError: malformed, empty, or with token ids the model does not know.
+            MultiModalError: whatever is wrong with the items.
+        """
+        fields = self._fields(prompt)
+        mm_data = fields.get("multi_modal_data") or {}
+        if not isinstance(mm_data, Mapping):
+            raise PromptError(f'multi_modal_data must be like {{"image": image}}, got {mm_data!r:.100}')
+        for name in ("mm_processor_kwargs", "multi_modal_uuids"):
+            if not isinstance(fields.get(name) or {}, Mapping):
+                raise PromptError(f"{name} must be a dict, got {fields[name]!r:.100}")
+        text = fields.get("prompt")
+        token_ids = self._token_ids(fields)
+        if not mm_data and (text == "" or not token_ids):
+            raise PromptError("the prompt is empty; write at least one character, or give an item")
+        expanded, features = self.mm_processor.process(
+            token_ids, mm_data, fields.get("mm_processor_kwargs"), fields.get("multi_modal_uuids")
+        )
+        if not expanded:
+            raise PromptError("the prompt is empty; write at least one character, or give an item")
+        salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
+        if salt is not None and not (isinstance(salt, str) and salt):
+            raise PromptError(f"cache_salt must be a non-empty string, got {salt!r:.100}")
+        if not isinstance(priority, int):
+            raise PromptError(f"priority must be an integer, got {priority!r:.100}")
+        return ProcessedPrompt(text, expanded, features, salt, priority)
+
+    @staticmethod
+    def _fields(prompt: Any) -> Mapping[str, Any]:
+        if isinstance(prompt, str):
+            return {"prompt": prompt}
+        if not isinstance(prompt, Mapping):
+            raise PromptError(
+                f'a prompt is text, {{"prompt": text, ...}} or {{"prompt_token_ids": [...], ...}}; got {prompt!r:.100}'
+            )
+        unknown = sorted(map(str, set(prompt) - PROMPT_KEYS))
+        if unknown:
+            raise PromptError(f"unknown prompt key {unknown[0]!r}; known: {', '.join(sorted(PROMPT_KEYS))}")
+        return prompt
+
+    def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
+        given = fields.get("prompt_token_ids")
+        if given is None:
+            if not isinstance(fields.get("prompt"), str):
+                raise PromptError(f"prompt must be a string, got {fields.get('prompt')!r:.100}")
+            encoded: list[int] = self.tokenizer(fields["prompt"])["input_ids"]
+            return encoded
+        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+            raise PromptError(f"prompt_token_ids must be a list of integers, got {given!r:.100}")
+        for token in given:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self._vocab_size:
+                raise PromptError(f"prompt_token_ids: {token!r:.50} is no token id; they go from 0 to {self._vocab_size - 1}")
+        return list(given)
+
+    # --- conversations ----------------------------------------------------------------------------------------------
+
+    def process_chat(
+        self,
+        messages: Any,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> ProcessedPrompt:
+        """Prepare an OpenAI-style conversation. Special tokens that people typed stay text.
+
+        Raises:
+            PromptError: malformed messages, or no way to place their media.
+            MultiModalError: whatever is wrong with the items.
+        """
+        normalized = normalize_messages(messages, self._special_literals)
+        chat: ChatPrompt | None = self._hooks.make_context(
+            messages=normalized,
+            max_window_size=self._max_model_len,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+        )
+        if chat is None:
+            chat = join_chat(
+                normalized, lambda modality, index: self._hooks.get_placeholder_str(modality=modality, index=index)
+            )
+        if chat is None:
+            raise PromptError("this model has no chat template and names no placeholder; pass chat_template")
+        if isinstance(chat.prompt, str):
+            text, token_ids = chat.prompt.replace(GUARD, ""), self.tokenize_guarded(chat.prompt)
+        else:
+            text, token_ids = None, chat.prompt
+        processed = self.process(
+            {
+                "prompt_token_ids": token_ids,
+                "multi_modal_data": dict(chat.mm_data),
+                "mm_processor_kwargs": mm_processor_kwargs,
+                "cache_salt": cache_salt,
+                "priority": priority,
+            }
+        )
+        processed.text = text
+        return processed
+
+    def tokenize(self, text: str) -> list[int]:
+        """Text to token ids, nothing added."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def tokenize_guarded(self, prompt: str) -> list[int]:
+        """Tokenize a rendered conversation: in pieces between guards, with the tokenizer's own special tokens once."""
+        ids = [token for piece in prompt.split(GUARD) if piece for token in self.tokenize(piece)]
+        bos = self.tokenizer.bos_token
+        if bos is not None and prompt.startswith(bos):
+            return ids
+        prefix, suffix = self._added_tokens
+        return [*prefix, *ids, *suffix]
+
+    @cached_property
+    def _added_tokens(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and after every text."""
+        bare, full = self.tokenize("a"), list(self.tokenizer("a")["input_ids"])
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+        return [], []
+
+    @cached_property
+    def _special_literals(self) -> list[str]:
+        """Strings that tokenize to special or placeholder tokens, longest first."""
+        placeholders = self.tokenizer.convert_ids_to_tokens(list(self.mm_processor.profile.placeholder_token_ids))
+        literals = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens, *placeholders}
+        return sorted((literal for literal in literals if literal.strip()), key=lambda s: (-len(s), s))
+
+    # --- parameters against the model -------------------------------------------------------------------------------
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Check token ids in sampling parameters against the logits' width.
+
+        Raises:
+            InvalidParameterError: names the parameter and the id.
+        """
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(params, name) or ():
+                if token >= self._vocab_size:
+                    raise InvalidParameterError(
+                        f"{name}: {token} is no token id of this model; they go from 0 to {self._vocab_size - 1}",
+                        param=name,
+                    )
+
+    def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
+        """Token sequences of `bad_words`: each word at the start of a text and after a space."""
+        sequences: list[list[int]] = []
+        for word in params.bad_words:
+            for variant in (word, " " + word.lstrip()):
+                ids = self.tokenize(variant)
+                if ids and ids not in sequences:
+                    sequences.append(ids)
+        return sequences
+
+
+def with_request_id(error: Exception, request_id: str) -> Exception:
+    """Note in a multimodal error whose request it was."""
+    if isinstance(error, MultiModalError) and error.request_id is None:
+        error.request_id = request_id
+    return error

@@ -1,0 +1,172 @@
+"""The engine: requests in, one step at a time, outputs out. What the offline API and the server both drive.
+
+Not thread-safe: one thread adds, steps and aborts (`AsyncLLM` does that for asyncio). Preparing prompts
+(`input_processor`) may happen in any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import Any
+
+from corellm.config import EngineConfig
+from corellm.engine.input_processor import ProcessedPrompt, with_request_id
+from corellm.engine.output_processor import OutputProcessor
+from corellm.engine.request import Request, RequestStatus
+from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
+from corellm.outputs import RequestOutput
+from corellm.sampling_params import SamplingParams
+from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.worker.threads import set_up_threads
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 3
+"""After so many failed forward passes in a row the engine gives up: the fault is not a request's."""
+
+
+class LLMEngine:
+    """Serves one model.
+
+    Args:
+        config: see `EngineConfig.from_kwargs`.
+
+    Raises:
+        ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        set_up_threads()
+        from corellm.engine.loading import load  # torch comes in here, after the threads are set up
+
+        self.config = config
+        self._model = load(config)
+        self.context = self._model.context
+        self.input_processor = self._model.input_processor
+        self.scheduler = self._model.scheduler
+        self.max_model_len = self._model.max_model_len
+        self.executor = self._model.executor
+        self.runner: Any = self._model.runner
+        self.output_processor = OutputProcessor(self.context.tokenizer)
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self._ids = itertools.count()
+        self._failed_steps = 0
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
+        """Make an engine from flat keyword arguments, `model=` at least."""
+        return cls(EngineConfig.from_kwargs(**kwargs))
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = True,
+        arrival_time: float | None = None,
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: the caller's name for it; must not be running already.
+            prompt: what `InputProcessor.process` takes, or what it gave.
+            params: how to sample; None for the defaults.
+            stream: whether `step` gives an output for every new token, or only the final one.
+            arrival_time: of `time.monotonic()`; None for now.
+
+        Raises:
+            RequestError: the request is wrong; nothing was queued.
+            RequestFailedError: its items could not be processed; nothing was queued.
+        """
+        if request_id in self.output_processor:
+            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
+        params = params or SamplingParams()
+        self.input_processor.check_params(params)
+        try:
+            processed = prompt if isinstance(prompt, ProcessedPrompt) else self.input_processor.process(prompt)
+        except CorellmError as error:
+            raise with_request_id(error, request_id) from error.__cause__
+        arrival = time.monotonic() if arrival_time is None else arrival_time
+        requests = [
+            Request(
+                request_id=str(next(self._ids)),
+                prompt_token_ids=processed.token_ids,
+                sampling_params=params if params.n == 1 else params.child(index),
+                features=processed.features,
+                eos_token_ids=self._model.eos_token_ids,
+                priority=processed.priority,
+                cache_salt=processed.cache_salt,
+                arrival_time=arrival,
+                bad_words_ids=self.input_processor.bad_words_ids(params),
+            )
+            for index in range(params.n)
+        ]
+        self.output_processor.add(request_id, processed.text, requests, stream=stream)
+        for request in requests:
+            self.scheduler.add_request(request)
+        self.output_processor.finish_outside_step(r for r in requests if r.status.is_finished)
+        self.num_prompt_tokens += len(processed.token_ids)
+
+    def abort_request(self, request_id: str) -> bool:
+        """End a request now, in whatever state it is; its last output comes with the next `step`.
+
+        Returns:
+            Whether it was running.
+        """
+        engine_ids = self.output_processor.engine_request_ids(request_id)
+        finished = self.scheduler.finish_requests(engine_ids, RequestStatus.FINISHED_ABORTED)
+        self.output_processor.finish_outside_step(finished)
+        return bool(finished)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do or to hand out."""
+        return self.output_processor.has_pending or self.scheduler.has_unfinished_requests()
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Run everything the scheduler picks through the model once.
+
+        Returns:
+            Outputs of the requests that got a token or ended.
+
+        Raises:
+            EngineDeadError: forward passes keep failing; the engine serves nobody any more.
+        """
+        batch = self.scheduler.schedule()
+        result = self._execute(batch)
+        changed = self.scheduler.update(batch, result)
+        self.num_generated_tokens += len(result.sampled)
+        outputs, stopped = self.output_processor.process(changed, batch, result)
+        self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
+        return outputs
+
+    def _execute(self, batch: ScheduledBatch) -> StepResult:
+        """Run the worker; a failed forward pass fails the requests in it, and only those."""
+        try:
+            result: StepResult = self.runner.execute(batch)
+        except Exception as error:
+            self._failed_steps += 1
+            logger.exception("a step of %d requests failed", len(batch.chunks))
+            if self._failed_steps >= MAX_FAILED_STEPS:
+                raise EngineDeadError(
+                    f"{self._failed_steps} steps in a row failed, the last with {type(error).__name__}: {error}"
+                ) from error
+            failure = RequestFailedError(f"the step this request ran in failed with {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return StepResult(failed={chunk.request_id: failure for chunk in batch.chunks})
+        if batch.chunks:
+            self._failed_steps = 0
+        return result
+
+    def shutdown(self) -> None:
+        """Free the model and the caches. The engine cannot be used after."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.runner = None
+        del self._model

@@ -1,0 +1,207 @@
+"""Puts one model together: checkpoint, adapter, tokenizer, processing, model, caches, scheduler.
+
+The order is that of the cheapest refusal first: a missing plugin is named before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from corellm.attention.paged import ATTENTION_NAME, register_attention
+from corellm.attention.registry import select_backend
+from corellm.config import EngineConfig
+from corellm.engine.block_manager import BlockManager
+from corellm.engine.encoder_cache import EncoderCache
+from corellm.engine.input_processor import InputProcessor
+from corellm.engine.scheduler import Scheduler
+from corellm.errors import ConfigError
+from corellm.hookspecs import LoadConfig, ModelContext
+from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.multimodal.processor import MultiModalProcessor
+from corellm.plugins import build_manager, find_adapter, load_extensions
+from corellm.worker import checkpoint as checkpoints
+from corellm.worker.defaults import ModelDefaults, freeze, model_width
+from corellm.worker.kv_cache import KVCache, block_bytes, choose_num_blocks, probe_layout
+from corellm.worker.model_runner import ModelRunner
+from corellm.worker.packed_linear import pack_linears, packing_helps
+from corellm.worker.threads import usable_cpus
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TOKEN_BUDGET = 2048
+
+
+@dataclass
+class LoadedModel:
+    """Everything the engine loop drives."""
+
+    context: ModelContext
+    input_processor: InputProcessor
+    scheduler: Scheduler
+    runner: ModelRunner
+    executor: ThreadPoolExecutor
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+
+def load(config: EngineConfig) -> LoadedModel:
+    """Load a model and build the engine's parts around it.
+
+    Raises:
+        CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
+    """
+    context, hooks, namespace = _open_model(config)
+    register_attention()
+    model = hooks.load_model(
+        load_config=LoadConfig(
+            model_path=context.model_path,
+            dtype=context.dtype,
+            device=context.device,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=context.trust_remote_code,
+        )
+    )
+    freeze(model)
+    language_model = hooks.get_language_model(model=model)
+    vocab_size = model_width(model)
+    width = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).shape[-1]
+    layout = probe_layout(language_model, width, context.dtype, context.device)
+    if packing_helps(context.dtype, context.device):
+        pack_linears(model)
+
+    bytes_per_block = block_bytes(layout, config.cache.block_size, context.dtype)
+    wanted_len = config.model.max_model_len or checkpoints.default_max_model_len(context.hf_config)
+    num_blocks = choose_num_blocks(config.cache, bytes_per_block, config.scheduler.max_num_seqs * wanted_len)
+    max_model_len = _max_model_len(config, context.hf_config, (num_blocks - 1) * config.cache.block_size)
+    budget = _token_budget(config, max_model_len)
+
+    executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
+    mm_processor = MultiModalProcessor(
+        hooks,
+        config.multimodal,
+        tokenize=lambda text: context.tokenizer(text, add_special_tokens=False)["input_ids"],
+        namespace=namespace,
+        seq_len=max_model_len,
+        executor=executor,
+    )
+    swap_blocks = _swap_blocks(config, bytes_per_block, num_blocks)
+    largest_item = max(mm_processor.profile.max_embeds.values(), default=0)
+    encoder_capacity = max(config.scheduler.encoder_cache_size or budget, largest_item)
+    scheduler = Scheduler(
+        config.scheduler,
+        BlockManager(
+            num_blocks,
+            config.cache.block_size,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            num_host_blocks=swap_blocks,
+        ),
+        EncoderCache(encoder_capacity),
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+    )
+    runner = ModelRunner(
+        hooks,
+        model,
+        language_model,
+        KVCache(layout, num_blocks, config.cache.block_size, context.dtype, context.device, swap_blocks),
+        select_backend(context.device, context.dtype, config.model.attention_backend),
+        block_size=config.cache.block_size,
+        vocab_size=vocab_size,
+        dtype=context.dtype,
+        device=context.device,
+        seed=config.model.seed,
+    )
+    logger.info(
+        "%s: %d KV blocks of %d tokens (%.2f GiB), sequences of up to %d tokens, %d tokens per step",
+        config.model.model, num_blocks - 1, config.cache.block_size, num_blocks * bytes_per_block / 2**30,
+        max_model_len, budget,
+    )  # fmt: skip
+    return LoadedModel(
+        context=context,
+        input_processor=InputProcessor(
+            context.tokenizer, hooks, mm_processor, vocab_size=vocab_size, max_model_len=max_model_len
+        ),
+        scheduler=scheduler,
+        runner=runner,
+        executor=executor,
+        eos_token_ids=_eos_token_ids(model, context),
+        max_model_len=max_model_len,
+    )
+
+
+def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...]]:
+    """Find checkpoint and adapter; gives the context, the hook callers, and the namespace of item hashes."""
+    checkpoint = checkpoints.open_checkpoint(config.model)
+    entry = find_adapter(checkpoint.architectures, adapter=config.model.adapter)
+    adapter = entry.load()
+    context = ModelContext(
+        model_path=checkpoint.path,
+        hf_config=checkpoint.hf_config,
+        tokenizer=checkpoints.load_tokenizer(checkpoint, trust_remote_code=config.model.trust_remote_code),
+        dtype=checkpoints.resolve_dtype(config.model.dtype, checkpoint.hf_config),
+        device=torch.device("cpu"),
+        mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    manager = build_manager(
+        adapter,
+        context,
+        distribution=entry.distribution,
+        defaults=[ProcessingDefaults(context, config.multimodal.max_image_pixels), ModelDefaults(context)],
+        extensions=load_extensions(),
+    )
+    context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
+    namespace = (str(checkpoint.path), config.model.revision or "", entry.distribution, entry.version)
+    return context, manager.hook, namespace
+
+
+def _max_model_len(config: EngineConfig, hf_config: Any, capacity: int) -> int:
+    """The longest sequence: what was asked for, if model and cache can hold it, else what they can."""
+    trained = checkpoints.default_max_model_len(hf_config)
+    wanted = config.model.max_model_len
+    if wanted is None:
+        if trained > capacity:
+            logger.warning("max_model_len lowered from %d to %d, what the KV cache holds", trained, capacity)
+        return min(trained, capacity)
+    if wanted > trained:
+        raise ConfigError(f"max_model_len={wanted} exceeds the {trained} positions the model has; lower it")
+    if wanted > capacity:
+        raise ConfigError(
+            f"max_model_len={wanted} exceeds the {capacity} tokens the KV cache holds; lower it, or raise "
+            f"num_kv_blocks or kv_cache_memory"
+        )
+    return wanted
+
+
+def _token_budget(config: EngineConfig, max_model_len: int) -> int:
+    budget = config.scheduler.max_num_batched_tokens
+    if config.scheduler.enable_chunked_prefill:
+        return budget or DEFAULT_TOKEN_BUDGET
+    if budget is not None and budget < max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len}: without chunked prefill a "
+            f"whole prompt must fit one step; raise it, lower max_model_len, or leave enable_chunked_prefill on"
+        )
+    return budget or max(DEFAULT_TOKEN_BUDGET, max_model_len)
+
+
+def _swap_blocks(config: EngineConfig, bytes_per_block: int, num_blocks: int) -> int:
+    """Host blocks for swapping: what the space holds, and no more than could ever be used."""
+    if config.scheduler.preemption_mode != "swap":
+        return 0
+    return min(int(config.cache.swap_space * 2**30) // bytes_per_block, config.scheduler.max_num_seqs * num_blocks)
+
+
+def _eos_token_ids(model: Any, context: ModelContext) -> frozenset[int]:
+    """End-of-sequence tokens: the generation configuration's, else the tokenizer's."""
+    stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if stated is None:
+        stated = context.tokenizer.eos_token_id
+    if stated is None:
+        return frozenset()
+    return frozenset([stated] if isinstance(stated, int) else stated)

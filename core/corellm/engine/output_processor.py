@@ -1,0 +1,245 @@
+"""From sampled tokens to what callers get: text, stop strings, log-probabilities, one output per request.
+
+A caller's request with `n > 1` runs as `n` engine requests; this file joins them again. Knows tokenizers and text;
+knows no scheduler: it says which requests a stop string ended, the engine loop acts on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from corellm.engine.detokenizer import IncrementalDetokenizer, StopStringMatcher
+from corellm.engine.request import Request, RequestStatus
+from corellm.errors import CorellmError
+from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
+
+
+@dataclass
+class _Group:
+    """A caller's request and its completions."""
+
+    request_id: str
+    prompt: str | None
+    stream: bool
+    requests: list[Request]
+    metrics: RequestMetrics
+    completions: list[_Completion] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    error: CorellmError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(completion.output.finished for completion in self.completions)
+
+
+@dataclass
+class _Completion:
+    """One of a request's completions while it grows."""
+
+    group: _Group
+    request: Request
+    output: CompletionOutput
+    detokenizer: IncrementalDetokenizer | None
+    stop: StopStringMatcher | None
+
+
+class OutputProcessor:
+    """Turns step results into `RequestOutput`s."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._groups: dict[str, _Group] = {}
+        self._completions: dict[str, _Completion] = {}
+        self._pending: dict[str, _Group] = {}
+        self._decode = lru_cache(maxsize=65536)(lambda token: tokenizer.decode([token]))
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._groups
+
+    @property
+    def num_requests(self) -> int:
+        """Callers' requests that have not finished."""
+        return len(self._groups)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something to hand out that no step is needed for."""
+        return bool(self._pending)
+
+    def add(self, request_id: str, prompt: str | None, requests: list[Request], *, stream: bool) -> None:
+        """Take over a caller's request, run as one engine request per completion."""
+        metrics = RequestMetrics(arrival_time=requests[0].arrival_time)
+        group = _Group(request_id, prompt, stream, requests, metrics)
+        for index, request in enumerate(requests):
+            params = request.sampling_params
+            completion = _Completion(
+                group,
+                request,
+                CompletionOutput(
+                    index=index,
+                    logprobs=None if params.logprobs is None else [],
+                    cumulative_logprob=None if params.logprobs is None else 0.0,
+                ),
+                IncrementalDetokenizer(
+                    self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+                )
+                if params.detokenize
+                else None,
+                StopStringMatcher(params.stop, include=params.include_stop_str_in_output) if params.stop else None,
+            )
+            group.completions.append(completion)
+            self._completions[request.request_id] = completion
+        self._groups[request_id] = group
+
+    def engine_request_ids(self, request_id: str) -> list[str]:
+        """The engine requests of a caller's request; none if it is not running."""
+        group = self._groups.get(request_id)
+        return [] if group is None else [request.request_id for request in group.requests]
+
+    # --- after a step -----------------------------------------------------------------------------------------------
+
+    def process(
+        self, changed: Iterable[Request], batch: ScheduledBatch, result: StepResult
+    ) -> tuple[list[RequestOutput], list[str]]:
+        """Take in a step's results.
+
+        Args:
+            changed: requests that got a token or finished.
+            batch, result: of the step.
+
+        Returns:
+            The outputs to hand out (every step for streaming requests, at the end for others), and the engine
+            requests that a stop string ended.
+        """
+        now = time.monotonic()
+        self._take_prompt_logprobs(batch, result)
+        stopped: list[str] = []
+        for request in changed:
+            completion = self._completions.get(request.request_id)
+            if completion is None:
+                continue
+            token = result.sampled.get(request.request_id)
+            if token is not None:
+                self._take_token(completion, token, result.logprobs.get(request.request_id), now)
+            if request.status.is_finished:
+                self._finish(completion, now)
+            elif completion.output.stop_reason is not None:  # a stop string
+                stopped.append(request.request_id)
+                completion.output.finish_reason = "stop"
+                self._finish(completion, now)
+            self._pending[completion.group.request_id] = completion.group
+        return self.take_pending(), stopped
+
+    def take_pending(self) -> list[RequestOutput]:
+        """Hand out what is due."""
+        due = [group for group in self._pending.values() if group.stream or group.finished]
+        self._pending.clear()
+        outputs = [_snapshot(group) for group in due]
+        for group in due:
+            if group.finished:
+                self._groups.pop(group.request_id, None)
+        return outputs
+
+    def _take_token(
+        self, completion: _Completion, token: int, logprobs: TokenLogprobs | None, now: float
+    ) -> None:
+        output, request = completion.output, completion.request
+        params = request.sampling_params
+        completion.group.metrics.first_token_time = completion.group.metrics.first_token_time or now
+        output.token_ids.append(token)
+        if logprobs is not None and output.logprobs is not None:
+            output.logprobs.append(self._position(logprobs))
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
+        ended_by_token = request.status is RequestStatus.FINISHED_STOPPED
+        if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
+            return
+        new_text = completion.detokenizer.append(token)
+        if completion.stop is None:
+            output.text += new_text
+        elif len(output.token_ids) < params.min_tokens:
+            output.text += completion.stop.skip(new_text)
+        else:
+            output.text += completion.stop.append(new_text)
+            output.stop_reason = completion.stop.matched
+
+    def _finish(self, completion: _Completion, now: float) -> None:
+        output, request = completion.output, completion.request
+        self._completions.pop(request.request_id, None)
+        if completion.detokenizer is not None and output.stop_reason is None:
+            tail = completion.detokenizer.finish()
+            if completion.stop is None:
+                output.text += tail
+            else:
+                output.text += completion.stop.append(tail) + completion.stop.flush()
+                output.stop_reason = completion.stop.matched
+        if output.finish_reason is None:
+            output.finish_reason = "stop" if output.stop_reason is not None else request.finish_reason
+        if output.stop_reason is None:
+            output.stop_reason = request.stop_reason
+        group = completion.group
+        group.error = group.error or request.error
+        group.metrics.num_preemptions += request.num_preemptions
+        if group.finished:
+            group.metrics.finished_time = now
+        self._pending[group.request_id] = group
+
+    def finish_outside_step(self, requests: Iterable[Request]) -> None:
+        """Close requests that ended without a step: refused at admission, or aborted."""
+        now = time.monotonic()
+        for request in requests:
+            completion = self._completions.get(request.request_id)
+            if completion is not None:
+                self._finish(completion, now)
+
+    # --- log-probabilities --------------------------------------------------------------------------------------------
+
+    def _position(self, logprobs: TokenLogprobs) -> PositionLogprobs:
+        return {
+            token: Logprob(logprob, rank, self._decode(token))
+            for token, logprob, rank in zip(logprobs.token_ids, logprobs.logprobs, logprobs.ranks, strict=True)
+        }
+
+    def _take_prompt_logprobs(self, batch: ScheduledBatch, result: StepResult) -> None:
+        if not result.prompt_logprobs:
+            return
+        for chunk in batch.chunks:
+            completion = self._completions.get(chunk.request_id)
+            positions = result.prompt_logprobs.get(chunk.request_id)
+            if positions is None or completion is None or completion.output.index:
+                continue  # every completion has the same prompt: the first one's are enough
+            known = completion.group.prompt_logprobs or [None]
+            del known[chunk.start + 1 :]  # computed again after a preemption
+            completion.group.prompt_logprobs = [*known, *(self._position(p) for p in positions)]
+
+
+def _snapshot(group: _Group) -> RequestOutput:
+    """A copy: what was handed out does not change any more."""
+    first = group.requests[0]
+    group.metrics.first_scheduled_time = first.first_scheduled_time
+    return RequestOutput(
+        request_id=group.request_id,
+        prompt=group.prompt,
+        prompt_token_ids=list(first.prompt_token_ids),
+        outputs=[
+            CompletionOutput(
+                index=out.index,
+                text=out.text,
+                token_ids=list(out.token_ids),
+                cumulative_logprob=out.cumulative_logprob,
+                logprobs=None if out.logprobs is None else list(out.logprobs),
+                finish_reason=out.finish_reason,
+                stop_reason=out.stop_reason,
+            )
+            for out in (completion.output for completion in group.completions)
+        ],
+        finished=group.finished,
+        prompt_logprobs=group.prompt_logprobs,
+        metrics=group.metrics,
+        num_cached_tokens=first.num_cached_tokens,
+        error=group.error,
+    )

@@ -1,0 +1,63 @@
+"""The line in which requests wait: always in order of rank, at a cost that does not grow with the line.
+
+Both policies are one queue, because the rank holds the policy: first come first served ranks by arrival alone. A
+preempted request therefore returns to its old place, before everyone who came after it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+
+from corellm.engine.request import Request
+
+_COMPACT_ABOVE = 64
+
+
+class RequestQueue:
+    """Requests by rank, smallest first: push and pop O(log n), peek and remove O(1) amortised.
+
+    A heap with lazy deletion: a removed request stays in the heap as a husk until it surfaces, or until husks are the
+    majority and the heap is rebuilt.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, int], Request]] = []
+        self._live: OrderedDict[str, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def push(self, request: Request) -> None:
+        """Put a request in its place. Ranks are unique, so requests themselves are never compared."""
+        self._live[request.request_id] = request
+        heapq.heappush(self._heap, (request.rank, request))
+
+    def peek(self) -> Request:
+        """The request that goes first. The queue must not be empty."""
+        while not self._is_live(self._heap[0][1]):
+            heapq.heappop(self._heap)
+        return self._heap[0][1]
+
+    def pop(self) -> Request:
+        """Take out the request that goes first. The queue must not be empty."""
+        request = self.peek()
+        heapq.heappop(self._heap)
+        del self._live[request.request_id]
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take out a request wherever it stands; it never comes back."""
+        del self._live[request.request_id]
+        if len(self._heap) > _COMPACT_ABOVE + 2 * len(self._live):
+            self._heap = [entry for entry in self._heap if self._is_live(entry[1])]
+            heapq.heapify(self._heap)
+
+    @property
+    def earliest_arrival(self) -> float:
+        """Arrival time of whoever waits longest: it goes first, or has stood here longest behind more urgent ones."""
+        return min(self.peek().arrival_time, next(iter(self._live.values())).arrival_time)
+
+    def _is_live(self, request: Request) -> bool:
+        # An id may be used again once its request is gone: the husk is another object.
+        return self._live.get(request.request_id) is request

@@ -1,0 +1,193 @@
+"""Every error a user can meet, in one tree.
+
+    CorellmError                        status
+    ├── ConfigError                     400    an engine argument is wrong
+    ├── MissingExtraError               501    an optional dependency is not installed
+    ├── CheckpointError                 500    the checkpoint is absent, incomplete or broken
+    ├── PluginError                     500    something is wrong with an installed plugin
+    │   ├── PluginNotFoundError                no installed plugin serves this architecture
+    │   ├── PluginConflictError                two distributions claim the same architecture
+    │   ├── BrokenPluginError                  the plugin cannot be imported or built
+    │   └── ContractError                      the adapter breaks the contract (version, hook names, types)
+    ├── RequestError                    400    this request is wrong; others are not disturbed
+    │   ├── InvalidParameterError              a sampling parameter or argument (`param` names it)
+    │   ├── PromptError                        empty, unknown token ids, malformed
+    │   │   └── PromptTooLongError             can never fit
+    │   └── MultiModalError                    has `request_id`, `modality`, `item`, `expected`, `got`
+    │       ├── UnsupportedModalityError       the model does not take this modality
+    │       ├── ItemLimitError                 more items than allowed
+    │       ├── MediaError                     broken, empty or foreign media
+    │       │   └── MediaTooLargeError         refused before decoding
+    │       ├── EmbeddingInputError            precomputed embeddings of a wrong rank, size or dtype
+    │       ├── ProcessorKwargsError           `mm_processor_kwargs` the processor does not know
+    │       └── PlaceholderError               the prompt and the items do not match
+    │           ├── MissingPlaceholderError    more items than placeholders
+    │           ├── SurplusPlaceholderError    more placeholders than items
+    │           └── AlreadyExpandedError       the prompt holds expanded placeholders already
+    ├── RequestFailedError              500    this request failed while it ran; others went on
+    │   ├── ProcessingError                    the adapter or its processor raised
+    │   ├── EncoderError                       the encoder raised
+    │   └── EmbeddingCountError                embeddings returned differ from the placeholder's mask
+    └── EngineDeadError                 503    the engine itself stopped; every waiting client gets this
+
+`status` is the HTTP status a server answers with. Messages name the thing, the value and the way out.
+This file imports nothing, so any room may use it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CorellmError(Exception):
+    """Base of every error corellm raises on purpose."""
+
+    status = 500
+
+
+class ConfigError(CorellmError, ValueError):
+    """An engine argument is wrong."""
+
+    status = 400
+
+
+class MissingExtraError(CorellmError, ImportError):
+    """An optional dependency is needed; the message has the command that installs it."""
+
+    status = 501
+
+
+class CheckpointError(CorellmError):
+    """The checkpoint is absent, incomplete or broken."""
+
+
+class PluginError(CorellmError):
+    """Something is wrong with an installed plugin."""
+
+
+class PluginNotFoundError(PluginError):
+    """No installed plugin serves this architecture."""
+
+
+class PluginConflictError(PluginError):
+    """Two installed distributions claim the same architecture."""
+
+
+class BrokenPluginError(PluginError):
+    """The plugin's adapter cannot be imported or built."""
+
+
+class ContractError(PluginError):
+    """The adapter breaks the contract: version, a hook's name or arguments, or what a hook returned."""
+
+
+class RequestError(CorellmError, ValueError):
+    """The request is wrong. Nothing was queued and nobody else was disturbed."""
+
+    status = 400
+
+
+class InvalidParameterError(RequestError):
+    """A sampling parameter or argument is out of range or of the wrong type."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptError(RequestError):
+    """The prompt is empty, malformed, or has token ids the model does not know."""
+
+
+class PromptTooLongError(PromptError):
+    """The prompt can never fit the model's context or the KV cache."""
+
+
+class MultiModalError(RequestError):
+    """A multimodal item is wrong.
+
+    Attributes:
+        request_id: the request, once it has an id.
+        modality: `"image"`, `"video"` or `"audio"`.
+        item: index of the item within its modality.
+        expected, got: what was wanted and what came, where that says something.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        request_id: str | None = None,
+        modality: str | None = None,
+        item: int | None = None,
+        expected: Any = None,
+        got: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.modality = modality
+        self.item = item
+        self.expected = expected
+        self.got = got
+
+
+class UnsupportedModalityError(MultiModalError):
+    """The model does not take this modality."""
+
+
+class ItemLimitError(MultiModalError):
+    """More items than the model or the operator allows."""
+
+
+class MediaError(MultiModalError):
+    """Media that is broken, truncated, empty, or of a format that is not accepted."""
+
+
+class MediaTooLargeError(MediaError):
+    """Media whose header announces more pixels, frames or bytes than allowed; it was not decoded."""
+
+
+class EmbeddingInputError(MultiModalError):
+    """Precomputed embeddings of a wrong rank, hidden size or dtype, or with values that are not finite."""
+
+
+class ProcessorKwargsError(MultiModalError):
+    """`mm_processor_kwargs` that the model's processor does not know or cannot take."""
+
+
+class PlaceholderError(MultiModalError):
+    """The prompt's placeholders and the request's items do not match."""
+
+
+class MissingPlaceholderError(PlaceholderError):
+    """An item has no placeholder in the prompt."""
+
+
+class SurplusPlaceholderError(PlaceholderError):
+    """A placeholder in the prompt has no item."""
+
+
+class AlreadyExpandedError(PlaceholderError):
+    """The prompt holds placeholders that were expanded already, e.g. by a Hugging Face processor."""
+
+
+class RequestFailedError(CorellmError):
+    """The request failed while it ran. Other requests went on undisturbed."""
+
+
+class ProcessingError(RequestFailedError):
+    """The adapter, or the Hugging Face processor behind it, raised while an item was processed."""
+
+
+class EncoderError(RequestFailedError):
+    """The encoder raised while it embedded this request's items."""
+
+
+class EmbeddingCountError(RequestFailedError):
+    """The embeddings an adapter returned differ in number from the placeholder's mask."""
+
+
+class EngineDeadError(CorellmError):
+    """The engine stopped; no request can be served until it is started again."""
+
+    status = 503

@@ -1,0 +1,47 @@
+"""The hooks of extension plugins: things that are not a model family.
+
+An extension is an object (module, class instance) named by an entry point in the group `corellm.extensions`:
+
+    [project.entry-points."corellm.extensions"]
+    my-tracing = "my_package:Tracing"
+
+Its `@hookimpl` methods answer the hooks below; all answers of all extensions count. The core's own attention backends
+come in by this same door. Like adapters, an extension's module must import neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from corellm.hookspecs import PROJECT_NAME
+
+if TYPE_CHECKING:
+    import argparse
+
+    from corellm.hookspecs import ModelContext
+
+_hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+
+
+@_hookspec
+def register_attention_backends() -> dict[str, str] | None:
+    """Offer attention backends: `{name: "module:Class"}`, the class a `corellm.attention.AttentionBackend`.
+
+    Named by string, so that a backend's module (and what it imports) is loaded only when it is chosen.
+    """
+
+
+@_hookspec
+def wrap_adapter(context: ModelContext) -> Any:
+    """Give an object whose `hookimpl(wrapper=True)` methods surround any of the adapter's hooks, or None.
+
+    Called once per loaded model. A wrapper is a generator: it runs, yields, receives the adapter's answer and returns
+    it or another (see pluggy's documentation). Use it for logging, tracing, token pruning.
+    """
+
+
+@_hookspec
+def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add commands to `corellm`: `subparsers.add_parser(...)` with `set_defaults(run=function of the arguments)`."""

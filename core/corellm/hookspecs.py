@@ -1,0 +1,395 @@
+"""The contract between corellm and a model family's adapter: the one page an adapter author reads.
+
+An *adapter* is a class whose methods answer the hooks below. It ships in a distribution of its own and is found by an
+entry point in the group `corellm.models`, whose name is the architecture in the checkpoint's `config.json`:
+
+    [project.entry-points."corellm.models"]
+    LlavaForConditionalGeneration = "corellm_llava:Llava"
+
+    class Llava:
+        contract = 1                              # the contract version it was written for, or range(1, 3)
+
+        def __init__(self, context: ModelContext) -> None:
+            self.context = context                # made once per loaded model
+
+        @hookimpl
+        def get_supported_mm_limits(self):
+            return {"image": None}
+
+Importing the adapter's module must import neither torch nor transformers: keep those imports inside the hooks.
+
+A hook may take any subset of its arguments, by name. Answering `None` passes the question on to the core's default.
+Hooks marked *required* have no default. Hooks run per item, per encoder batch or per load, never per decoded token.
+Whatever a hook raises fails the one request it was called for, or, at load, the load.
+
+Lifecycle: at load `load_model`, `get_language_model`, `get_supported_mm_limits`, `get_dummy_*`; per request, in the
+front end, `make_context`, `apply_hf_processor_tokens_only`, `call_hf_processor`, `get_mm_fields_config`,
+`get_prompt_updates`; per step, in the worker, `get_multimodal_embeddings`, `get_input_embeddings`,
+`merge_multimodal_embeddings`, `get_rope_positions`, `compute_logits`.
+
+This file knows signatures only. At run time it imports pluggy and the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import pluggy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
+    from corellm.multimodal.inputs import MultiModalFeature
+    from corellm.multimodal.items import MultiModalItems
+    from corellm.multimodal.parsing import DataParser
+    from corellm.multimodal.prompt_updates import PromptUpdate
+
+CONTRACT_VERSION = 1
+"""Raised when a hook or an argument is renamed or removed. New optional hooks and arguments do not raise it."""
+
+OLDEST_CONTRACT_VERSION = 1
+"""Adapters written for this version or a later one still load."""
+
+PROJECT_NAME = "corellm"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+hookimpl = cast("Callable[..., Any]", pluggy.HookimplMarker(PROJECT_NAME))
+"""Marks a method as the answer to the hook of the same name. `hookimpl(wrapper=True)` for extensions' wrappers."""
+
+_hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+
+
+def _first_result(function: _F) -> _F:
+    return cast(_F, _hookspec(firstresult=True)(function))
+
+
+@dataclass
+class ModelContext:
+    """What an adapter may know about the model it is made for."""
+
+    model_path: Path
+    """Local directory of the checkpoint."""
+    hf_config: Any
+    """The checkpoint's transformers configuration."""
+    tokenizer: Any
+    """The checkpoint's tokenizer."""
+    dtype: torch.dtype
+    """Type of the weights and activations."""
+    device: torch.device
+    """Where the model runs."""
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Processor arguments given at start, valid for every request."""
+    trust_remote_code: bool = False
+    """Whether Python code from the checkpoint may run."""
+    make_processor: Callable[[], Any] | None = None
+    """How to make `hf_processor`; set by the core from `register_processor`."""
+
+    @cached_property
+    def hf_processor(self) -> Any:
+        """The Hugging Face processor, made on first use."""
+        assert self.make_processor is not None, "the core binds this before the adapter can ask"
+        return self.make_processor()
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """How `load_model` shall load."""
+
+    model_path: Path
+    dtype: torch.dtype
+    device: torch.device
+    attn_implementation: str
+    """Attention of the text decoder: the name under which the core registered its paged attention."""
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """What a conversation becomes: text (or token ids) and the media its placeholders stand for."""
+
+    prompt: str | list[int]
+    mm_data: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """`{modality: media in the order of their placeholders}`."""
+
+
+# --- what the model takes -------------------------------------------------------------------------------------------
+
+
+@_first_result
+def get_supported_mm_limits() -> Mapping[str, int | None] | None:
+    """Say which modalities the model takes, and how many items of each per prompt. Required.
+
+    Returns:
+        `{modality: most items per prompt, None for any number}`. A modality that is not named is refused.
+
+    Example:
+        `return {"image": None}`
+    """
+
+
+@_first_result
+def get_mm_max_tokens_per_item(seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
+    """Say how many placeholder tokens one item can become at worst.
+
+    Args:
+        seq_len: the longest sequence the engine serves.
+        mm_counts: `{modality: items per prompt}` the operator allows.
+
+    Returns:
+        `{modality: tokens}`: an upper bound over every possible item, and what the dummy item reaches.
+        Default: process the dummy inputs and count.
+    """
+
+
+@_first_result
+def get_dummy_text(mm_counts: Mapping[str, int]) -> str | None:
+    """Give prompt text with a placeholder for each of `mm_counts` items. Required.
+
+    It is what the Hugging Face processor sees beside an item, and what warm-up runs on.
+
+    Example:
+        `return "<image>" * mm_counts.get("image", 0)`
+    """
+
+
+@_first_result
+def get_dummy_mm_data(
+    seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Give media that become the most placeholder tokens possible, for memory profiling and warm-up. Required.
+
+    Args:
+        seq_len: the longest sequence the engine serves.
+        mm_counts: how many items of each modality to give.
+        mm_options: the operator's bounds per modality, e.g. `{"image": {"width": 1024, "height": 1024}}`; may be empty.
+
+    Returns:
+        What a user would pass as `multi_modal_data`. See `corellm.multimodal.dummy_images`.
+    """
+
+
+# --- raw media and text to tensors and token ids -------------------------------------------------------------------
+
+
+@_first_result
+def register_processor() -> Callable[..., Any] | None:
+    """Give the processor class or factory, where the hub has none or the hub's does not work.
+
+    Returns:
+        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is called like a
+        Hugging Face processor: `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`.
+        Default: `transformers.AutoProcessor`.
+    """
+
+
+@_first_result
+def get_data_parser() -> DataParser | None:
+    """Say how raw media become items: sample rates, frame sampling, pixel bounds.
+
+    Returns:
+        A `corellm.multimodal.DataParser` or a subclass of it. Default: the core's.
+    """
+
+
+@_first_result
+def call_hf_processor(prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Turn ONE item into tensors. Items do not know of each other: that they are processed alone is the contract.
+
+    Args:
+        prompt: `get_dummy_text` for this one item.
+        mm_data: `{modality: [item]}` with a single parsed item (a `PIL.Image` in RGB for images).
+        mm_kwargs: processor arguments, the request's laid over the operator's.
+
+    Returns:
+        The processor's `BatchFeature` with torch tensors. Text keys such as `input_ids` are ignored.
+        Default: calls `context.hf_processor`, after refusing arguments it does not know.
+    """
+
+
+@_first_result
+def get_mm_fields_config(
+    hf_inputs: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
+) -> Mapping[str, MultiModalFieldConfig] | None:
+    """Say how each tensor of `call_hf_processor` divides into items. Required.
+
+    Returns:
+        `{tensor name: MultiModalFieldConfig.batched(modality) / flat / flat_from_sizes / shared}`. A tensor that is
+        not named is an error, not dropped.
+
+    Example:
+        `return {"pixel_values": MultiModalFieldConfig.batched("image")}`
+    """
+
+
+@_first_result
+def get_prompt_updates(
+    mm_items: MultiModalItems,
+    mm_kwargs: Mapping[str, Any],
+    out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]],
+) -> Sequence[PromptUpdate] | None:
+    """Say how each item's placeholder gets into the prompt. Required.
+
+    Args:
+        mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the row count of a precomputed embedding
+            and None for a picture.
+        mm_kwargs: processor arguments.
+        out_mm_kwargs: `{modality: [the item's tensors]}`, e.g. `out_mm_kwargs["image"][i]["pixel_values"].data`.
+
+    Returns:
+        `PromptReplacement` / `PromptInsertion`, whose replacement may be a function of the item index.
+    """
+
+
+@_first_result
+def apply_hf_processor_tokens_only(token_ids: list[int]) -> list[int] | None:
+    """Do to a prompt's tokens what the Hugging Face processor does regardless of items (Chameleon appends a token).
+
+    Default: unchanged.
+    """
+
+
+@_first_result
+def get_placeholder_str(modality: str, index: int) -> str | None:
+    """Say what a chat message's media part becomes in the prompt text, where the checkpoint has no chat template.
+
+    Args:
+        modality: of the part.
+        index: of the item within its modality, from 0.
+
+    Example:
+        `return "<image>\\n"`
+    """
+
+
+@_first_result
+def make_context(
+    messages: Sequence[Mapping[str, Any]],
+    max_window_size: int,
+    add_generation_prompt: bool,
+    chat_template: str | None,
+) -> ChatPrompt | None:
+    """Turn an OpenAI-style conversation into a prompt and its media: the family's own input builder.
+
+    Args:
+        messages: `{"role": ..., "content": text or parts}`; media parts are `{"type": modality, modality: media}`.
+        max_window_size: most tokens the prompt may take; older turns may be left out to keep to it.
+        add_generation_prompt: whether to end with the start of the assistant's turn.
+        chat_template: a template given by the operator, or None.
+
+    Default: the chat template of the operator, the processor or the tokenizer; else `get_placeholder_str`.
+    """
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+@_first_result
+def load_model(load_config: LoadConfig) -> nn.Module | None:
+    """Give the model with its weights loaded, in evaluation mode.
+
+    Default: the transformers class the checkpoint's `architectures` names, with the text decoder on
+    `load_config.attn_implementation`; every weight of the checkpoint must find its place.
+    """
+
+
+@_first_result
+def get_language_model(model: nn.Module) -> nn.Module | None:
+    """Give the text decoder inside the model: called with `inputs_embeds` and `position_ids`, gives hidden states.
+
+    Default: `model.get_decoder()`.
+    """
+
+
+@_first_result
+def get_multimodal_embeddings(
+    model: nn.Module, modality: str, mm_kwargs: Mapping[str, Any]
+) -> Tensor | Sequence[Tensor] | None:
+    """Embed items: run the vision tower and projector, the audio encoder, ... Required.
+
+    Args:
+        model: what `load_model` gave.
+        modality: of all these items.
+        mm_kwargs: the items' tensors, joined again as `get_mm_fields_config` says, on the model's device and (floating
+            ones) in its dtype.
+
+    Returns:
+        A tensor `[items, tokens, hidden_size]`, or one `[tokens, hidden_size]` per item. Each item's rows must equal
+        its placeholder's `num_embeds`.
+    """
+
+
+@_first_result
+def get_input_embeddings(model: nn.Module, input_ids: Tensor) -> Tensor | None:
+    """Embed text tokens.
+
+    Args:
+        model: what `load_model` gave.
+        input_ids: `[num_tokens]`.
+
+    Returns:
+        `[num_tokens, hidden_size]`. Default: `model.get_input_embeddings()(input_ids)`.
+    """
+
+
+@_first_result
+def merge_multimodal_embeddings(
+    inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
+) -> Tensor | tuple[Tensor, Mapping[str, Any]] | None:
+    """Put item embeddings into the text embeddings of one step's flat batch.
+
+    Args:
+        inputs_embeds: `[num_tokens, hidden_size]`, owned by this call: it may be written to.
+        multimodal_embeddings: `[num_multimodal, hidden_size]`, in the order of their positions.
+        is_multimodal: `[num_tokens]`, bool, with exactly `num_multimodal` ones.
+
+    Returns:
+        The merged embeddings, or `(merged, keyword arguments for this step's forward pass)`.
+        Default: a masked write that refuses any other number of rows.
+    """
+
+
+@_first_result
+def compute_logits(model: nn.Module, hidden_states: Tensor) -> Tensor | None:
+    """Give the logits of the sampled positions.
+
+    Args:
+        model: what `load_model` gave.
+        hidden_states: `[num_sampled, hidden_size]`.
+
+    Returns:
+        `[num_sampled, vocab_size]`. Default: `model.get_output_embeddings()(hidden_states)`.
+    """
+
+
+@_first_result
+def get_rope_positions(
+    token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+) -> tuple[Tensor, int] | None:
+    """Give the position of every prompt token, and what to add after the prompt.
+
+    Args:
+        token_ids: the prompt, placeholders expanded.
+        mm_features: its items, by placeholder offset.
+
+    Returns:
+        `(positions, offset)`: positions `[num_tokens]`, or `[3, num_tokens]` for M-RoPE; the token generated at index
+        `i` of the sequence has position `i + offset`. Default: `arange`, 0.
+    """
+
+
+REQUIRED_HOOKS = (
+    "get_supported_mm_limits",
+    "get_dummy_text",
+    "get_dummy_mm_data",
+    "get_mm_fields_config",
+    "get_prompt_updates",
+    "get_multimodal_embeddings",
+)
+"""Hooks without a default: an adapter that lacks one is refused at load."""

@@ -1,0 +1,32 @@
+"""Multimodal processing: what an adapter's author imports. None of it imports torch."""
+
+from corellm.multimodal.dummy import dummy_images
+from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
+from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
+from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems
+from corellm.multimodal.parsing import DataParser
+from corellm.multimodal.prompt_updates import (
+    PromptIndexTargets,
+    PromptInsertion,
+    PromptReplacement,
+    PromptUpdate,
+    PromptUpdateDetails,
+)
+
+__all__ = [
+    "DataParser",
+    "EmbeddingItems",
+    "MediaItems",
+    "ModalityItems",
+    "MultiModalFeature",
+    "MultiModalFieldConfig",
+    "MultiModalItems",
+    "MultiModalKwargsItem",
+    "PlaceholderRange",
+    "PromptIndexTargets",
+    "PromptInsertion",
+    "PromptReplacement",
+    "PromptUpdate",
+    "PromptUpdateDetails",
+    "dummy_images",
+]

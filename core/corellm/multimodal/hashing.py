@@ -1,0 +1,185 @@
+"""The identity of an item: sha256 over its content and over everything else that its embeddings depend on.
+
+Every field is framed as tag, length, content, so that no two different values write the same bytes. Knows the kinds of
+value that media and processor arguments are made of; an unknown kind is an error: `repr`, `id` and pickle would make
+keys that differ between processes or, worse, agree where contents differ. Imports neither torch, numpy nor PIL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from corellm.errors import InvalidParameterError, MediaError, MultiModalError, ProcessorKwargsError
+from corellm.multimodal.items import is_array, is_picture, is_tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from hashlib import _Hash
+    from PIL import Image
+
+    _Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_SCHEME = "corellm item 1"
+"""First field of every hash; to be changed with the framing."""
+_MAX_DEPTH = 64
+
+
+class _UnhashableError(TypeError):
+    """A value of a kind that has no stable content."""
+
+
+def hash_item(media: Any, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str]) -> str:
+    """The content hash of one item.
+
+    Args:
+        media: `PIL.Image` (mode, size, palette, transparency, EXIF and pixels count), `numpy.ndarray` and
+            `torch.Tensor` (dtype, shape and values), bytes, str, numbers, None, enum members, and lists, tuples and
+            dicts of these. Types count: `1`, `True`, `1.0` and `"1"` differ, as do a list and a tuple of the same.
+        modality: `"image"`, `"video"` or `"audio"`.
+        kwargs: the resolved processor arguments; their order does not count.
+        namespace: what else the result depends on, e.g. model id and adapter version.
+
+    Returns:
+        64 hexadecimal digits, the same in every process on every machine of the same byte order.
+
+    Raises:
+        MediaError: media of an unknown kind, or a picture that cannot be read.
+        ProcessorKwargsError: an argument of an unknown kind.
+    """
+    digest = _start("content", modality, kwargs, namespace)
+    _add_or_raise(digest, media, MediaError, f"{modality} media")
+    return digest.hexdigest()
+
+
+def hash_uuid(uuid: str, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str]) -> str:
+    """The hash of an item that the user gave a name; arguments as for `hash_item`, never equal to any of its results.
+
+    Raises:
+        InvalidParameterError: `uuid` is not a string, or empty.
+        ProcessorKwargsError: an argument of an unknown kind.
+    """
+    if not isinstance(uuid, str) or not uuid:
+        raise InvalidParameterError(f"a {modality}'s uuid must be a string, not empty", param="multi_modal_uuids")
+    digest = _start("uuid", modality, kwargs, namespace)
+    _add(digest, uuid)
+    return digest.hexdigest()
+
+
+def _start(kind: str, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str]) -> _Hash:
+    digest = hashlib.sha256()
+    for field in (_SCHEME, kind, modality, tuple(namespace)):
+        _add(digest, field)
+    _add_or_raise(digest, kwargs, ProcessorKwargsError, "mm_processor_kwargs")
+    return digest
+
+
+def _add_or_raise(digest: _Hash, value: Any, error: type[MultiModalError], what: str) -> None:
+    try:
+        _add(digest, value)
+    except _UnhashableError as reason:
+        raise error(f"{what} cannot be hashed: {reason}") from reason
+
+
+def _frame(digest: _Hash, tag: bytes, content: _Buffer) -> None:
+    assert len(tag) == 1
+    digest.update(tag + struct.pack("<Q", len(content)))
+    digest.update(content)
+
+
+def _add(digest: _Hash, value: Any, depth: int = 0) -> None:
+    """Write one value. Kinds are exact types, so that a bool is no int and a numpy float no float."""
+    if depth > _MAX_DEPTH:
+        raise _UnhashableError(f"nested more than {_MAX_DEPTH} deep")
+    kind = type(value)
+    if value is None:
+        _frame(digest, b"0", b"")
+    elif kind is bool:
+        _frame(digest, b"b", b"\1" if value else b"\0")
+    elif kind is int:
+        _frame(digest, b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    elif kind is float:
+        _frame(digest, b"f", struct.pack("<d", value))
+    elif kind is str:
+        _frame(digest, b"s", value.encode("utf-8", "surrogatepass"))
+    elif kind in (bytes, bytearray):
+        _frame(digest, b"y", value)
+    elif isinstance(value, Enum):
+        _frame(digest, b"e", f"{kind.__module__}.{kind.__qualname__}.{value.name}".encode())
+    elif isinstance(value, Mapping):
+        _add_mapping(digest, value, depth)
+    elif kind in (list, tuple):
+        digest.update((b"l" if kind is list else b"t") + struct.pack("<Q", len(value)))
+        for element in value:
+            _add(digest, element, depth + 1)
+    else:
+        _add_media(digest, value)
+
+
+def _add_mapping(digest: _Hash, value: Mapping[Any, Any], depth: int) -> None:
+    """Entries in the order of their keys' own hashes: keys of different types have no other."""
+    entries = []
+    for key, element in value.items():
+        key_digest = hashlib.sha256()
+        _add(key_digest, key, depth + 1)
+        entries.append((key_digest.digest(), element))
+    digest.update(b"d" + struct.pack("<Q", len(entries)))
+    for key_hash, element in sorted(entries, key=lambda entry: entry[0]):
+        digest.update(key_hash)
+        _add(digest, element, depth + 1)
+
+
+def _add_media(digest: _Hash, value: Any) -> None:
+    if is_picture(value):
+        _add_picture(digest, value)
+    elif is_tensor(value):
+        _add_tensor(digest, value)
+    elif is_array(value):
+        _add_array(digest, value)
+    elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
+        _add_array(digest, numpy.asarray(value))
+    else:
+        raise _UnhashableError(f"a {type(value).__module__}.{type(value).__qualname__} has no stable content")
+
+
+def _add_picture(digest: _Hash, picture: Image.Image) -> None:
+    try:
+        pixels = picture.tobytes()  # also loads a picture that was opened but not read, with it its palette
+    except (OSError, SyntaxError, ValueError) as error:
+        raise _UnhashableError("the picture cannot be read") from error
+    palette = picture.getpalette("RGBA") if picture.mode in ("P", "PA") else None
+    fields = (picture.mode, *picture.size, bytes(palette or ()))
+    _frame(digest, b"P", b"")
+    _add(digest, (*fields, picture.info.get("transparency"), picture.info.get("exif")))
+    _frame(digest, b"y", pixels)
+
+
+def _add_array(digest: _Hash, array: np.ndarray[Any, Any]) -> None:
+    if array.dtype.kind in "OV":  # Python objects, and records whose `dtype.str` does not name their fields
+        raise _UnhashableError(f"an array of dtype {array.dtype} has no stable content")
+    _frame(digest, b"A", b"")
+    _add(digest, (array.dtype.str, array.shape))
+    _frame(digest, b"y", _bytes_of(array))
+
+
+def _add_tensor(digest: _Hash, tensor: torch.Tensor) -> None:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise _UnhashableError("only dense tensors that hold values can be hashed")
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1)
+    _frame(digest, b"T", b"")
+    _add(digest, (str(tensor.dtype), tuple(tensor.shape)))
+    _frame(digest, b"y", _bytes_of(flat.contiguous().view(torch.uint8).numpy()))  # as bytes: numpy has no bfloat16
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """The values in C order; a copy only of what is not contiguous."""
+    import numpy as np
+
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

@@ -1,0 +1,64 @@
+"""What the engine knows of a request's items: where each one's placeholder is, and its processed tensors.
+
+No torch here at run time: the scheduler reads placeholders, only the worker looks at the tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corellm.multimodal.fields import MultiModalKwargsItem
+
+
+@dataclass(frozen=True)
+class PlaceholderRange:
+    """The span of prompt tokens that stands for one item.
+
+    Example: in `<s> USER : <img> x x \\n x x \\n </img> What`, with `x` the tokens that take embeddings,
+    `PlaceholderRange(offset=3, length=8, is_embed=(False, True, True, False, True, True, False, False))`.
+    """
+
+    offset: int
+    length: int
+    is_embed: tuple[bool, ...] | None = None
+    """Which of the `length` tokens take an embedding; None for all of them."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.offset + self.length
+
+    @cached_property
+    def num_embeds(self) -> int:
+        """How many embeddings the placeholder takes."""
+        return self.length if self.is_embed is None else sum(self.is_embed)
+
+    @cached_property
+    def _embeds_before(self) -> tuple[int, ...]:
+        assert self.is_embed is not None
+        return (0, *accumulate(self.is_embed))
+
+    def embeds_before(self, position: int) -> int:
+        """How many embeddings lie before the prompt position `position` (clamped to the placeholder)."""
+        within = min(max(position - self.offset, 0), self.length)
+        return within if self.is_embed is None else self._embeds_before[within]
+
+
+@dataclass(slots=True)
+class MultiModalFeature:
+    """One processed item of a request."""
+
+    modality: str
+    item: int
+    """Index of the item within its modality."""
+    identifier: str
+    """Content hash: equal identifiers mean equal embeddings. Key of every cache."""
+    placeholder: PlaceholderRange
+    data: MultiModalKwargsItem
+    """The item's tensors by name."""
+    precomputed: bool = False
+    """Whether `data` holds the embeddings themselves, so that no encoder runs."""

@@ -1,0 +1,92 @@
+"""The parsed media of one request, by modality.
+
+Knows containers and the kinds of value that media come in, without importing the libraries that define them; it knows
+neither how media are read (`parsing`, `image`) nor what becomes of them (`processor`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from PIL import Image
+
+
+class ModalityItems:
+    """The items of one modality, in the order they were given.
+
+    Attributes:
+        modality: `"image"`, `"video"` or `"audio"`.
+    """
+
+    def __init__(self, modality: str, items: Sequence[Any]) -> None:
+        self.modality = modality
+        self._items = tuple(items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.modality!r}, {self.count} items)"
+
+    @property
+    def count(self) -> int:
+        """How many items there are."""
+        return len(self)
+
+    def get(self, index: int) -> Any:
+        """Item `index`. Shared, not copied: read it, never write to it."""
+        return self._items[index]
+
+    def num_embeddings(self, index: int) -> int | None:
+        """How many embeddings item `index` brings along; None if its encoder has yet to make them."""
+        raise NotImplementedError
+
+
+class MediaItems(ModalityItems):
+    """Decoded media. An image is a `PIL.Image.Image` in mode RGB, upright, without metadata."""
+
+    def num_embeddings(self, index: int) -> None:
+        """None: the encoder makes them."""
+        return
+
+
+class EmbeddingItems(ModalityItems):
+    """Embeddings made outside, one floating-point tensor `[tokens, hidden]` per item; they skip the encoder."""
+
+    def num_embeddings(self, index: int) -> int:
+        """The tokens of item `index`."""
+        return int(self._items[index].shape[0])
+
+
+class MultiModalItems(dict[str, ModalityItems]):
+    """`{modality: its items}` of one request. A modality that was given as an empty list is there, with no items."""
+
+    def get_counts(self) -> dict[str, int]:
+        """`{modality: number of items}`."""
+        return {modality: len(items) for modality, items in self.items()}
+
+
+def _is_loaded_instance(value: object, module: str, name: str) -> bool:
+    """`isinstance` that imports nothing: there is no value of a class whose module nobody has imported."""
+    cls = getattr(sys.modules.get(module), name, None)
+    return cls is not None and isinstance(value, cls)
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether `value` is a `torch.Tensor`."""
+    return _is_loaded_instance(value, "torch", "Tensor")
+
+
+def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Whether `value` is a `numpy.ndarray`."""
+    return _is_loaded_instance(value, "numpy", "ndarray")
+
+
+def is_picture(value: object) -> TypeGuard[Image.Image]:
+    """Whether `value` is a `PIL.Image.Image`."""
+    return _is_loaded_instance(value, "PIL.Image", "Image")

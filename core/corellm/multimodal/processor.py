@@ -1,0 +1,282 @@
+"""From a prompt's token ids and raw media to what the engine schedules: expanded tokens and processed items.
+
+Runs the adapter's processing hooks in the contract's order, one item at a time, behind the processor cache. Knows no
+family and no engine; everything that can be refused about items is refused here, before the engine hears of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from corellm.config import MultiModalConfig
+from corellm.errors import (
+    ContractError,
+    CorellmError,
+    InvalidParameterError,
+    ItemLimitError,
+    MultiModalError,
+    ProcessingError,
+    UnsupportedModalityError,
+)
+from corellm.multimodal.cache import ProcessorCache
+from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem, split_items
+from corellm.multimodal.hashing import hash_item, hash_uuid
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems
+from corellm.multimodal.prompt_updates import apply_prompt_updates
+
+
+@dataclass(frozen=True)
+class DummyProfile:
+    """What the worst-case item of each modality becomes, measured on the adapter's dummy inputs."""
+
+    max_tokens: Mapping[str, int]
+    """`{modality: placeholder tokens}`."""
+    max_embeds: Mapping[str, int]
+    """`{modality: embeddings}`, never more than the tokens."""
+    placeholder_token_ids: Mapping[int, str]
+    """Tokens that take embeddings, and their modality: a prompt must not hold any outside a placeholder."""
+
+
+class MultiModalProcessor:
+    """Processes the items of requests for one loaded model. Safe to call from several threads.
+
+    Args:
+        hooks: the model's hook callers.
+        config: limits, default processor arguments, cache size.
+        tokenize: text to token ids, without special tokens added.
+        namespace: what, beside its content, an item's hash depends on: model and adapter version.
+        seq_len: the longest sequence the engine serves.
+        executor: where several missing items of one request are processed side by side.
+    """
+
+    def __init__(
+        self,
+        hooks: Any,
+        config: MultiModalConfig,
+        *,
+        tokenize: Callable[[str], list[int]],
+        namespace: Sequence[str],
+        seq_len: int,
+        executor: Executor | None = None,
+    ) -> None:
+        self.hooks = hooks
+        self.config = config
+        self.cache = ProcessorCache(int(config.mm_processor_cache_gb * 2**30))
+        self._tokenize = tokenize
+        self._namespace = tuple(namespace)
+        self._seq_len = seq_len
+        self._executor = executor
+        self.limits = self._resolve_limits()
+
+    def _resolve_limits(self) -> dict[str, int | None]:
+        """The model's limits, lowered by the operator's."""
+        limits: dict[str, int | None] = dict(self.hooks.get_supported_mm_limits())
+        for modality, wanted in self.config.limit_mm_per_prompt.items():
+            if modality not in limits:
+                if wanted:
+                    raise UnsupportedModalityError(
+                        f"limit_mm_per_prompt: this model takes no {modality}; it takes {', '.join(limits)}",
+                        modality=modality,
+                    )
+                continue
+            model_limit = limits[modality]
+            if model_limit is not None and wanted > model_limit:
+                raise ItemLimitError(
+                    f"limit_mm_per_prompt: {wanted} {modality}s, but the model takes at most {model_limit} per prompt",
+                    modality=modality, expected=model_limit, got=wanted,
+                )  # fmt: skip
+            limits[modality] = wanted
+        return limits
+
+    @cached_property
+    def _parser(self) -> Any:
+        return self.hooks.get_data_parser()
+
+    # --- one request ------------------------------------------------------------------------------------------------
+
+    def process(
+        self,
+        token_ids: Sequence[int],
+        mm_data: Mapping[str, Any],
+        mm_kwargs: Mapping[str, Any] | None = None,
+        uuids: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], list[MultiModalFeature]]:
+        """Process a request's items and expand its prompt.
+
+        Args:
+            token_ids: the prompt with unexpanded placeholders.
+            mm_data: `{modality: item or list of items}`; may be empty.
+            mm_kwargs: processor arguments, laid over the operator's.
+            uuids: `{modality: id or list of ids}` to use instead of content hashes.
+
+        Returns:
+            The expanded prompt, and the items ordered by placeholder.
+
+        Raises:
+            MultiModalError: whatever is wrong with the items or with their placeholders.
+            ProcessingError: the adapter or the processor raised.
+            ContractError: the adapter returned something the contract does not allow.
+        """
+        return self._expand(token_ids, mm_data, mm_kwargs, uuids, self.profile.placeholder_token_ids)
+
+    def _expand(
+        self,
+        token_ids: Sequence[int],
+        mm_data: Mapping[str, Any],
+        mm_kwargs: Mapping[str, Any] | None,
+        uuids: Mapping[str, Any] | None,
+        placeholder_token_ids: Mapping[int, str],
+    ) -> tuple[list[int], list[MultiModalFeature]]:
+        self.check_counts(mm_data)
+        items: MultiModalItems = self._parser.parse(mm_data)
+        counts = {modality: count for modality, count in items.get_counts().items() if count}
+        kwargs = {**self.config.mm_processor_kwargs, **(mm_kwargs or {})}
+        identifiers = {
+            modality: self._identify(modality, items[modality], kwargs, uuids or {}) for modality in counts
+        }
+        processed = {
+            modality: self._process_items(items[modality], identifiers[modality], kwargs) for modality in counts
+        }
+        tokens = self.hooks.apply_hf_processor_tokens_only(token_ids=list(token_ids))
+        updates = (
+            self.hooks.get_prompt_updates(mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed) if counts else []
+        )
+        expanded, placeholders = apply_prompt_updates(
+            tokens, updates, counts, self._tokenize, placeholder_token_ids=placeholder_token_ids
+        )
+        features = [
+            MultiModalFeature(
+                modality=modality,
+                item=i,
+                identifier=identifiers[modality][i],
+                placeholder=placeholders[modality][i],
+                data=processed[modality][i],
+                precomputed=isinstance(items[modality], EmbeddingItems),
+            )
+            for modality, count in counts.items()
+            for i in range(count)
+        ]
+        features.sort(key=lambda feature: feature.placeholder.offset)
+        return expanded, features
+
+    def check_counts(self, mm_data: Mapping[str, Any]) -> None:
+        """Check the numbers of items, before anything is opened.
+
+        Raises:
+            UnsupportedModalityError, ItemLimitError: with the limit and the count.
+        """
+        for modality, count in self._parser.count(mm_data).items():
+            if modality not in self.limits:
+                raise UnsupportedModalityError(
+                    f"this model takes no {modality}; it takes {', '.join(self.limits)}", modality=modality
+                )
+            limit = self.limits[modality]
+            if limit is not None and count > limit:
+                raise ItemLimitError(
+                    f"{count} {modality}s in the request, at most {limit} allowed per prompt; send fewer"
+                    + (", or raise limit_mm_per_prompt" if modality in self.config.limit_mm_per_prompt else ""),
+                    modality=modality, expected=limit, got=count,
+                )  # fmt: skip
+
+    # --- identity ---------------------------------------------------------------------------------------------------
+
+    def _identify(
+        self, modality: str, items: ModalityItems, kwargs: Mapping[str, Any], uuids: Mapping[str, Any]
+    ) -> list[str]:
+        given = uuids.get(modality)
+        given = [given] if isinstance(given, str) else list(given or [None] * len(items))
+        if len(given) != len(items):
+            raise InvalidParameterError(
+                f"multi_modal_uuids[{modality!r}] has {len(given)} ids for {len(items)} items", param="multi_modal_uuids"
+            )
+        keys: dict[str, Any] = {"modality": modality, "kwargs": kwargs, "namespace": self._namespace}
+        return [
+            hash_item(items.get(i), **keys) if uuid is None else hash_uuid(uuid, **keys) for i, uuid in enumerate(given)
+        ]
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+
+    def _process_items(
+        self, items: ModalityItems, identifiers: Sequence[str], kwargs: Mapping[str, Any]
+    ) -> list[MultiModalKwargsItem]:
+        if isinstance(items, EmbeddingItems):
+            return [_embedding_item(items, i) for i in range(len(items))]
+
+        def process(i: int) -> MultiModalKwargsItem:
+            return self.cache.get_or_compute(identifiers[i], lambda: self._process_one(items, i, kwargs))
+
+        if self._executor is None or len(items) == 1:
+            return [process(i) for i in range(len(items))]
+        return list(self._executor.map(process, range(len(items))))
+
+    def _process_one(
+        self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]
+    ) -> tuple[MultiModalKwargsItem, int]:
+        modality = items.modality
+        try:
+            hf_inputs = self.hooks.call_hf_processor(
+                prompt=self.hooks.get_dummy_text(mm_counts={modality: 1}),
+                mm_data={modality: [items.get(i)]},
+                mm_kwargs=kwargs,
+            )
+            fields = self.hooks.get_mm_fields_config(hf_inputs=hf_inputs, mm_kwargs=kwargs)
+        except CorellmError as error:
+            if isinstance(error, MultiModalError):
+                error.modality, error.item = modality, i
+            raise
+        except Exception as error:
+            raise ProcessingError(
+                f"{modality} {i}: the processor failed with {type(error).__name__}: {error}"
+            ) from error
+        split = split_items(hf_inputs, fields).get(modality, [])
+        if len(split) != 1:
+            raise ContractError(
+                f"call_hf_processor got one {modality}, but get_mm_fields_config divides its tensors into {len(split)}"
+            )
+        return split[0], split[0].nbytes
+
+    # --- the worst case ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def profile(self) -> DummyProfile:
+        """What the adapter's dummy inputs become. Measured once, on first use."""
+        max_tokens: dict[str, int] = {}
+        max_embeds: dict[str, int] = {}
+        token_modality: dict[int, str] = {}
+        for modality, limit in self.limits.items():
+            if limit == 0:
+                continue
+            counts = {modality: 1}
+            text = self.hooks.get_dummy_text(mm_counts=counts)
+            data = self.hooks.get_dummy_mm_data(seq_len=self._seq_len, mm_counts=counts, mm_options={})
+            tokens, (feature,) = self._expand(self._tokenize(text), data, None, None, {})
+            place = feature.placeholder
+            mask = place.is_embed or (True,) * place.length
+            max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
+            span = tokens[place.offset : place.end]
+            token_modality.update({token: modality for token, embeds in zip(span, mask, strict=True) if embeds})
+        stated = self.hooks.get_mm_max_tokens_per_item(
+            seq_len=self._seq_len, mm_counts={modality: limit or 1 for modality, limit in self.limits.items()}
+        )
+        for modality, tokens_stated in (stated or {}).items():
+            if tokens_stated < max_tokens.get(modality, 0):
+                raise ContractError(
+                    f"get_mm_max_tokens_per_item says {tokens_stated} {modality} tokens, but the dummy {modality} "
+                    f"becomes {max_tokens[modality]}"
+                )
+            if modality in max_tokens:
+                max_embeds[modality] = max(max_embeds[modality], tokens_stated)
+                max_tokens[modality] = tokens_stated
+        return DummyProfile(max_tokens, max_embeds, token_modality)
+
+
+def _embedding_item(items: EmbeddingItems, i: int) -> MultiModalKwargsItem:
+    """A precomputed embedding travels like any item's tensors, under `<modality>_embeds`."""
+    name = f"{items.modality}_embeds"
+    field = MultiModalFieldConfig.batched(items.modality)
+    return split_items({name: items.get(i)[None]}, {name: field})[items.modality][0]

@@ -1,0 +1,304 @@
+"""Discovery: which installed distribution serves which architecture, and the plugin manager of one loaded model.
+
+Knows entry points, pluggy and the contract's rules about adapters; knows nothing of what the hooks do. Imports no
+torch: `corellm plugins` answers from here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from corellm import extensions as extension_specs
+from corellm import hookspecs
+from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
+from corellm.hookspecs import CONTRACT_VERSION, OLDEST_CONTRACT_VERSION, PROJECT_NAME, REQUIRED_HOOKS, ModelContext
+
+MODELS_GROUP = "corellm.models"
+EXTENSIONS_GROUP = "corellm.extensions"
+CHECKPOINTS_GROUP = "corellm.checkpoints"
+
+KNOWN_FAMILIES = {
+    "LlavaForConditionalGeneration": "corellm-llava",
+    "FuyuForCausalLM": "corellm-fuyu",
+    "Blip2ForConditionalGeneration": "corellm-blip2",
+    "QWenLMHeadModel": "corellm-qwen-vl",
+    "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
+    "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",
+    "Qwen3VLForConditionalGeneration": "corellm-qwen-vl",
+    "Qwen2AudioForConditionalGeneration": "corellm-qwen-audio",
+}
+"""Where families live that this project publishes: only for the advice in an error message."""
+
+HOOK_NAMES = frozenset(
+    name for name, member in vars(hookspecs).items() if hasattr(member, f"{PROJECT_NAME}_spec")
+)
+
+
+@dataclass(frozen=True)
+class AdapterEntry:
+    """One claim of an installed distribution to serve an architecture."""
+
+    architecture: str
+    distribution: str
+    version: str
+    entry_point: EntryPoint
+
+    def load(self) -> type[Any]:
+        """Import the adapter class and check what can be checked without a model.
+
+        Raises:
+            BrokenPluginError: its module cannot be imported.
+            ContractError: it is no class, or written for another contract, or a hook lacks `@hookimpl` or is missing.
+        """
+        try:
+            adapter = self.entry_point.load()
+        except Exception as error:
+            raise BrokenPluginError(
+                f"the adapter for {self.architecture} in {self.distribution} {self.version} cannot be imported: "
+                f"{type(error).__name__}: {error}\n{_own_traceback(error)}"
+                f"Reinstall or remove it: pip uninstall {self.distribution}"
+            ) from error
+        if not inspect.isclass(adapter):
+            raise ContractError(
+                f"{self.distribution}: the entry point {self.entry_point.value!r} must name the adapter class, "
+                f"not {type(adapter).__name__} {adapter!r}"
+            )
+        check_adapter_class(adapter, self.distribution)
+        return adapter
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+
+def _distribution(entry_point: EntryPoint) -> tuple[str, str]:
+    dist = entry_point.dist
+    return (dist.name, dist.version) if dist is not None else (entry_point.value, "?")
+
+
+def installed_adapters() -> list[AdapterEntry]:
+    """Every claim of every installed distribution, by distribution and architecture; nothing is imported."""
+    found = {
+        (*_distribution(entry), entry.name, entry.value): entry for entry in entry_points(group=MODELS_GROUP)
+    }  # a distribution seen twice on sys.path is still one claim
+    return [
+        AdapterEntry(architecture, distribution, version, entry)
+        for (distribution, version, architecture, _), entry in sorted(found.items(), key=lambda item: item[0])
+    ]
+
+
+def find_adapter(
+    architectures: Sequence[str], *, adapter: str | None = None, installed: Iterable[AdapterEntry] | None = None
+) -> AdapterEntry:
+    """Choose the adapter for a checkpoint.
+
+    Args:
+        architectures: of the checkpoint's `config.json`.
+        adapter: distribution to take, where several claim the architecture.
+        installed: claims to choose from; None for those installed.
+
+    Raises:
+        PluginNotFoundError: nobody serves it; names the distribution to install where it is known.
+        PluginConflictError: several do and `adapter` does not choose.
+    """
+    entries = installed_adapters() if installed is None else list(installed)
+    claims = [entry for entry in entries if entry.architecture in architectures]
+    wanted = ", ".join(architectures) or "(the config names no architecture)"
+    if adapter is not None:
+        chosen = [entry for entry in claims if _same_name(entry.distribution, adapter)]
+        if not chosen:
+            offered = ", ".join(sorted({entry.distribution for entry in claims})) or "none"
+            raise PluginNotFoundError(f"adapter {adapter!r} does not serve {wanted}; installed plugins that do: {offered}")
+        claims = chosen
+    if not claims:
+        raise PluginNotFoundError(_not_found_message(wanted, architectures, entries))
+    distributions = sorted({f"{entry.distribution} {entry.version}" for entry in claims})
+    if len(distributions) > 1:
+        first = claims[0].distribution
+        raise PluginConflictError(
+            f"{' and '.join(distributions)} both claim {wanted}; choose one with adapter={first!r} "
+            f"(--adapter {first}), or uninstall the other"
+        )
+    return claims[0]
+
+
+def _same_name(one: str, other: str) -> bool:
+    """Distribution names compare without case and with `-`, `_` and `.` alike (PEP 503)."""
+    return one.lower().replace("_", "-").replace(".", "-") == other.lower().replace("_", "-").replace(".", "-")
+
+
+def _not_found_message(wanted: str, architectures: Sequence[str], entries: Sequence[AdapterEntry]) -> str:
+    served = ", ".join(f"{e.architecture} ({e.distribution})" for e in entries) or "none"
+    homes = {KNOWN_FAMILIES[name] for name in architectures if name in KNOWN_FAMILIES}
+    advice = (
+        f"install it: pip install {' '.join(sorted(homes))}"
+        if homes
+        else "install a plugin for it, or write one (see CONTRIBUTING.md)"
+    )
+    return f"no installed plugin serves {wanted}; {advice}. Installed: {served}"
+
+
+def shipped_checkpoints() -> dict[str, Path]:
+    """Checkpoints that installed distributions ship: `{name: directory}`, e.g. `demo`. The packages are not imported
+    beyond what finding their directory takes."""
+    found: dict[str, Path] = {}
+    for entry in entry_points(group=CHECKPOINTS_GROUP):
+        spec = importlib.util.find_spec(entry.value)
+        for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+            found.setdefault(entry.name, Path(location))
+    return found
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def contract_versions(adapter: Any) -> range:
+    """The contract versions an adapter declares, as a range.
+
+    Raises:
+        ContractError: it declares none, or something that is neither an integer nor a range of step 1.
+    """
+    declared = getattr(adapter, "contract", None)
+    if isinstance(declared, int) and not isinstance(declared, bool):
+        return range(declared, declared + 1)
+    if isinstance(declared, range) and declared.step == 1 and len(declared):
+        return declared
+    raise ContractError(
+        f"{adapter.__module__}.{adapter.__qualname__} must declare the contract version it was written for, "
+        f"`contract = {CONTRACT_VERSION}` or a range; got {declared!r}"
+    )
+
+
+def check_adapter_class(adapter: type[Any], distribution: str) -> None:
+    """Check an adapter class against the contract, as far as that goes without a model.
+
+    Raises:
+        ContractError: unsupported contract version, a hook without `@hookimpl`, or a required hook missing.
+    """
+    versions = contract_versions(adapter)
+    supported = range(OLDEST_CONTRACT_VERSION, CONTRACT_VERSION + 1)
+    if not set(versions) & set(supported):
+        newer = versions[0] > CONTRACT_VERSION
+        raise ContractError(
+            f"{distribution} speaks contract {_spoken(versions)}, this corellm speaks {_spoken(supported)}; "
+            + ("upgrade corellm" if newer else f"upgrade the plugin: pip install -U {distribution}")
+        )
+    members = dict(inspect.getmembers(adapter, inspect.isroutine))
+    unmarked = sorted(n for n in HOOK_NAMES & members.keys() if not hasattr(members[n], f"{PROJECT_NAME}_impl"))
+    if unmarked:
+        raise ContractError(
+            f"{distribution}: {adapter.__qualname__}.{unmarked[0]} has a hook's name but lacks @hookimpl, so it would "
+            f"never be called; add the decorator (from corellm.hookspecs import hookimpl) or rename the method"
+        )
+    missing = [name for name in REQUIRED_HOOKS if name not in members]
+    if missing:
+        raise ContractError(f"{distribution}: {adapter.__qualname__} lacks the required hook(s) {', '.join(missing)}")
+
+
+def _spoken(versions: range) -> str:
+    return str(versions[0]) if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback below our own frames and the import machinery's: what the plugin's author needs."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    return "".join(traceback.format_list(frames))
+
+
+# --- one manager per loaded model -------------------------------------------------------------------------------------
+
+
+def build_manager(
+    adapter: type[Any],
+    context: ModelContext,
+    *,
+    distribution: str,
+    defaults: Iterable[object] = (),
+    extensions: pluggy.PluginManager | None = None,
+) -> pluggy.PluginManager:
+    """Make the plugin manager of one loaded model: the core's defaults, the adapter, extensions' wrappers.
+
+    Args:
+        adapter: a class `AdapterEntry.load` gave.
+        context: what the adapter is made with.
+        distribution: the adapter's, for messages.
+        defaults: objects with `hookimpl(trylast=True)` methods.
+        extensions: the manager of `load_extensions`; None for no extension.
+
+    Raises:
+        BrokenPluginError: the adapter's constructor raised.
+        ContractError: a hook or an argument that the contract does not know, by name.
+    """
+    manager = pluggy.PluginManager(PROJECT_NAME)
+    manager.add_hookspecs(hookspecs)
+    for default in defaults:
+        manager.register(default)
+    try:
+        instance = adapter(context)
+    except Exception as error:
+        raise BrokenPluginError(
+            f"{distribution}: making the adapter {adapter.__qualname__} failed: {type(error).__name__}: {error}\n"
+            f"{_own_traceback(error)}"
+        ) from error
+    _register_checked(manager, instance, distribution)
+    for wrapper in extensions.hook.wrap_adapter(context=context) if extensions is not None else ():
+        _register_checked(manager, wrapper, f"extension {type(wrapper).__qualname__}")
+    return manager
+
+
+def _register_checked(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
+    try:
+        manager.register(plugin, name=name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        unknown = [hook for hook in _marked_names(plugin) if hook not in HOOK_NAMES]
+        near = difflib.get_close_matches(unknown[0], HOOK_NAMES, n=1) if unknown else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ContractError(f"{name} breaks the contract: {' '.join(str(error).split())}{hint}") from error
+
+
+def _marked_names(plugin: object) -> list[str]:
+    return [name for name, member in inspect.getmembers(plugin) if hasattr(member, f"{PROJECT_NAME}_impl")]
+
+
+@cache
+def load_extensions() -> pluggy.PluginManager:
+    """The manager of every installed extension, loaded once per process.
+
+    Raises:
+        BrokenPluginError: an extension cannot be imported; the message says how to remove it.
+        ContractError: it implements a hook that does not exist.
+    """
+    manager = pluggy.PluginManager(PROJECT_NAME)
+    manager.add_hookspecs(extension_specs)
+    for entry in entry_points(group=EXTENSIONS_GROUP):
+        distribution, version = _distribution(entry)
+        if manager.has_plugin(entry.name):
+            continue
+        try:
+            extension = entry.load()
+        except Exception as error:
+            raise BrokenPluginError(
+                f"the extension {entry.name!r} of {distribution} {version} cannot be imported: "
+                f"{type(error).__name__}: {error}\n{_own_traceback(error)}Remove it: pip uninstall {distribution}"
+            ) from error
+        try:
+            manager.register(extension() if inspect.isclass(extension) else extension, name=entry.name)
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise ContractError(f"the extension {entry.name!r} of {distribution}: {' '.join(str(error).split())}") from error
+    return manager

@@ -1,0 +1,184 @@
+"""What a caller may ask of sampling, validated once when it is made.
+
+This room knows parameters and their ranges; it knows neither tokenizers nor tensors. Checks that need the model
+(token ids against the logits' width, bad words to token ids) happen when the request meets the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from corellm.errors import InvalidParameterError
+
+MAX_N = 128
+MAX_LOGPROBS = 100
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+_GREEDY_EPS = 1e-5
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidParameterError(f"{name} must be a finite number, got {value!r}", param=name)
+    if value < low or value > high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise InvalidParameterError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
+    return float(value)
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameterError(f"{name} must be an integer, got {value!r}", param=name)
+    if value < low or (high is not None and value > high):
+        wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise InvalidParameterError(f"{name} must be {wanted}, got {value}", param=name)
+    return value
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
+        raise InvalidParameterError(f"{name} must be a list of token ids, got {value!r}", param=name)
+    return tuple(_integer(name, token, 0) for token in value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
+        raise InvalidParameterError(f"{name} must be a string or a list of strings, got {value!r}", param=name)
+    if any(not s for s in strings):
+        raise InvalidParameterError(f"{name} must not hold an empty string", param=name)
+    if len(strings) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in strings):
+        raise InvalidParameterError(
+            f"{name} takes at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters", param=name
+        )
+    return tuple(strings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens, when to stop, and what to report.
+
+    Order of operations on the logits of one position, as in `transformers` generation: allowed tokens, bad words,
+    `min_tokens`, `logit_bias`, repetition / frequency / presence penalties, then (unless greedy) temperature, top-k,
+    top-p, min-p.
+
+    Raises:
+        InvalidParameterError: a value out of range or of the wrong type; `param` names the field.
+    """
+
+    n: int = 1
+    """How many completions to generate for the prompt."""
+    temperature: float = 1.0
+    """0 is greedy; higher is more random. In [0, 2]."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities sum to at least this. In (0, 1]."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one. In [0, 1]."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token generated so far. In [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a generated token's logit once per time it was generated. In [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive (multiplies negative) logits of tokens in prompt or output. In (0, 10]."""
+    logit_bias: Mapping[int, float] | None = None
+    """`{token id: value added to its logit}`, values in [-100, 100]."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Only these tokens may be generated."""
+    bad_words: Sequence[str] = ()
+    """Strings that must not be generated, with or without a space before them."""
+    seed: int | None = None
+    """Makes this request's sampling repeat exactly, whatever else is in the batch."""
+    logprobs: int | None = None
+    """Report log-probabilities of the sampled token and of this many most likely ones, per generated token."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    max_tokens: int | None = 16
+    """Stop after this many generated tokens; None for as many as fit."""
+    min_tokens: int = 0
+    """Generate at least this many tokens before an end-of-sequence or stop token may come."""
+    stop: Sequence[str] | str = ()
+    """Stop as soon as the text holds one of these."""
+    stop_token_ids: Sequence[int] = ()
+    """Stop as soon as one of these tokens is generated."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence token."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string (or stop token's text) at the end of the output."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    detokenize: bool = True
+    """Turn tokens into text; without it `text` stays empty and `stop` is refused."""
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
+    """Free-form values for extension plugins."""
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  frozen: normalise in place
+        put("n", _integer("n", self.n, 1, MAX_N))
+        put("temperature", _number("temperature", self.temperature, 0.0, 2.0))
+        if self.temperature < _GREEDY_EPS:
+            put("temperature", 0.0)
+        put("top_k", max(0, _integer("top_k", self.top_k, -1)))
+        put("top_p", _number("top_p", self.top_p, 0.0, 1.0, open_low=True))
+        put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        put("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        put("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True))
+        if self.logit_bias is not None:
+            put("logit_bias", self._checked_bias(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            put("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidParameterError("allowed_token_ids must not be empty", param="allowed_token_ids")
+        put("bad_words", _strings("bad_words", self.bad_words))
+        if self.seed is not None:
+            put("seed", _integer("seed", self.seed, -(2**63), 2**63 - 1))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                put(name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
+        if self.max_tokens is not None:
+            put("max_tokens", _integer("max_tokens", self.max_tokens, 1))
+        put("min_tokens", _integer("min_tokens", self.min_tokens, 0))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        put("stop", _strings("stop", self.stop))
+        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameterError(f"{name} must be True or False, got {getattr(self, name)!r}", param=name)
+        if self.stop and not self.detokenize:
+            raise InvalidParameterError("stop needs detokenize=True; use stop_token_ids instead", param="stop")
+
+    @staticmethod
+    def _checked_bias(bias: Any) -> dict[int, float]:
+        if not isinstance(bias, Mapping):
+            raise InvalidParameterError(f"logit_bias must map token ids to numbers, got {bias!r}", param="logit_bias")
+        return {
+            _integer("logit_bias", _as_int(token), 0): _number("logit_bias", value, -100.0, 100.0)
+            for token, value in bias.items()
+        }
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    def child(self, index: int) -> SamplingParams:
+        """The parameters of completion `index` out of `n`: one completion, its own seed."""
+        seed = None if self.seed is None else _wrapped(self.seed + index)
+        return replace(self, n=1, seed=seed)
+
+
+def _as_int(token: Any) -> Any:
+    """JSON objects have string keys: `{"50256": -100}` is accepted."""
+    return int(token) if isinstance(token, str) and token.isdecimal() else token
+
+
+def _wrapped(seed: int) -> int:
+    return (seed + 2**63) % 2**64 - 2**63

@@ -1,0 +1,1 @@
+"""What plugin authors test with: tiny checkpoints and the parts to make them."""

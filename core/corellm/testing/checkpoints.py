@@ -1,0 +1,78 @@
+"""Parts of tiny random checkpoints: a tokenizer trained in place, weights random enough that wrong output shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_CORPUS = (
+    "What shape is in the picture? A red circle, a blue square, a green triangle.",
+    "How many objects are there? one two three four five six seven eight nine ten",
+    "USER: Describe the image. ASSISTANT: The quick brown fox jumps over the lazy dog 0123456789",
+    "system user assistant You are a helpful assistant. Question: Answer: yes no left right above below",
+)
+
+
+def train_tokenizer(
+    special_tokens: Sequence[str],
+    *,
+    vocab_size: int = 400,
+    bos: str | None = None,
+    eos: str = "</s>",
+    pad: str | None = None,
+    unk: str | None = None,
+    add_bos: bool = False,
+) -> Any:
+    """Train a byte-level BPE tokenizer on a few sentences.
+
+    Args:
+        special_tokens: the family's own, e.g. `<image>`.
+        vocab_size: tokens in all.
+        bos, eos, pad, unk: the usual special tokens, where wanted.
+        add_bos: begin every text with `bos`.
+
+    Returns:
+        A `PreTrainedTokenizerFast`.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token=unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    named = {"bos_token": bos, "eos_token": eos, "pad_token": pad, "unk_token": unk}
+    named = {name: token for name, token in named.items() if token is not None}
+    specials = list(dict.fromkeys([*named.values(), *special_tokens]))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS * 50, trainer)
+    if add_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    extra = [token for token in specials if token not in named.values()]
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=extra, **named)
+    fast.model_input_names = ["input_ids", "attention_mask"]
+    return fast
+
+
+def randomize_weights(model: Any, seed: int) -> None:
+    """Spread a model's matrices: a default initialisation makes greedy output constant, which would prove nothing."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            if "embed_tokens" in name:
+                spread = 0.05 if tied else 0.5
+            else:
+                spread = 1.4 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+    model.eval()

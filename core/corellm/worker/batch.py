@@ -1,0 +1,93 @@
+"""The messages between the engine and the worker: what one step runs, and what came of it.
+
+Plain data without tensors, so that the scheduler can build it and a process boundary could carry it. Lists that grow
+while a request runs (block table, output tokens) are passed by reference: the engine owns and changes them between
+steps, the worker only reads them during one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from corellm.errors import CorellmError
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class NewSequence:
+    """A sequence the worker does not hold yet: just admitted, or back after its state was dropped."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    """By reference; grows by one per generated token."""
+    sampling_params: SamplingParams
+    features: Sequence[MultiModalFeature]
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that `min_tokens` holds back: end of sequence (unless ignored) and the request's stop tokens."""
+    bad_words_ids: Sequence[Sequence[int]] = ()
+
+
+@dataclass(slots=True)
+class SequenceChunk:
+    """The tokens `[start, start + num_tokens)` of one sequence, to be computed in this step."""
+
+    request_id: str
+    start: int
+    num_tokens: int
+    token_ids: Sequence[int]
+    """The `num_tokens` token ids of this chunk."""
+    block_table: Sequence[int]
+    """By reference: block ids covering at least `start + num_tokens` tokens."""
+    samples: bool
+    """Whether this chunk ends at the sequence's last token, so that the next one is sampled."""
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """Everything one step does, in the order the worker does it."""
+
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """`(device block, host block)` pairs to copy to the host before anything is overwritten."""
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """`(host block, device block)` pairs to copy back, after `swap_out`."""
+    gone: list[str] = field(default_factory=list)
+    """Requests that finished or were preempted since the last step: the worker drops what it holds of them."""
+    freed_items: list[str] = field(default_factory=list)
+    """Identifiers of encoder outputs to drop."""
+    new: list[NewSequence] = field(default_factory=list)
+    encode: list[tuple[str, int]] = field(default_factory=list)
+    """`(request id, index into its features)` of the items whose encoder runs in this step, no identifier twice."""
+    chunks: list[SequenceChunk] = field(default_factory=list)
+    """Single-token decodes first, then prefill chunks."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the token itself first, then the most likely ones in order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+    """Rank of each token in the vocabulary, 1 for the most likely."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came of a step."""
+
+    sampled: dict[str, int] = field(default_factory=dict)
+    """Request id to the next token, for every chunk with `samples`."""
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    """For the sampled token, where the request asked for it."""
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """For the prompt tokens `start + 1 ... start + num_tokens` of this step's chunk, as far as the prompt goes."""
+    failed: dict[str, CorellmError] = field(default_factory=dict)
+    """Requests that failed in this step and had no part in it."""

@@ -1,0 +1,149 @@
+"""A checkpoint on disk: where it is, its configuration, tokenizer and dtype. No weights here.
+
+Every hub call gets the one `revision`; nothing is unpickled; code from the checkpoint runs only when the operator
+said so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corellm.config import ModelConfig
+from corellm.errors import CheckpointError
+from corellm.plugins import shipped_checkpoints
+
+if TYPE_CHECKING:
+    import torch
+
+    from corellm.hookspecs import ModelContext
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's directory and what its small files say."""
+
+    path: Path
+    hf_config: Any
+    architectures: tuple[str, ...]
+
+
+def resolve_checkpoint(config: ModelConfig) -> Path:
+    """Find the directory: a local one, one that a plugin ships (`demo`), or a snapshot of a hub model.
+
+    Raises:
+        CheckpointError: there is none; says what was tried.
+    """
+    local = Path(config.model).expanduser()
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise CheckpointError(f"{config.model}: this directory has no config.json, so it is no model checkpoint")
+        return local.resolve()
+    if local.exists():
+        raise CheckpointError(f"{config.model} is a file; give the checkpoint's directory")
+    shipped = shipped_checkpoints()
+    if config.model in shipped:
+        return shipped[config.model]
+    if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
+        known = ", ".join(sorted(shipped)) or "none"
+        raise CheckpointError(
+            f"no model {config.model!r}: no such directory, not shipped by an installed plugin (those: {known}), "
+            f"and not a hub name (owner/name)"
+        )
+    return _download(config)
+
+
+def _download(config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"no model {config.model!r}: no such directory here, and the hub did not give it "
+            f"({type(error).__name__}); check the name, the network and your access token"
+        ) from error
+
+
+def open_checkpoint(config: ModelConfig) -> Checkpoint:
+    """Read a checkpoint's configuration.
+
+    Raises:
+        CheckpointError: `config.json` is missing or broken, or it wants to run code that was not allowed.
+    """
+    path = resolve_checkpoint(config)
+    try:
+        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        architectures = tuple(raw.get("architectures") or ())
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path / 'config.json'}: not a readable JSON object ({error})") from error
+    from transformers import AutoConfig
+
+    try:
+        hf_config = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    except Exception as error:
+        raise CheckpointError(f"{path / 'config.json'}: {_first_line(error)}") from error
+    return Checkpoint(path, hf_config, architectures)
+
+
+def load_tokenizer(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
+    """Load the checkpoint's tokenizer.
+
+    Raises:
+        CheckpointError: there is none, or it is broken.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise CheckpointError(f"{checkpoint.path}: the tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+def load_processor(context: ModelContext, factory: Callable[..., Any] | None) -> Any:
+    """Make the checkpoint's processor: by the adapter's class or function, else `AutoProcessor`.
+
+    Raises:
+        CheckpointError: it cannot be made.
+    """
+    if factory is None:
+        from transformers import AutoProcessor as factory
+    make = getattr(factory, "from_pretrained", factory)
+    try:
+        return make(context.model_path)
+    except Exception as error:
+        raise CheckpointError(f"{context.model_path}: the processor cannot be made: {_first_line(error)}") from error
+
+
+def resolve_dtype(name: str, hf_config: Any) -> torch.dtype:
+    """Turn `dtype="auto"` and friends into a torch dtype; auto is the checkpoint's, float32 if it does not say."""
+    import torch
+
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    for config in (hf_config, hf_config.get_text_config()):
+        stated = getattr(config, "dtype", None)
+        if isinstance(stated, torch.dtype) and stated.is_floating_point:
+            return stated
+    return torch.float32
+
+
+def default_max_model_len(hf_config: Any) -> int:
+    """How many positions the text model was trained for; 2048 where the configuration does not say."""
+    text_config = hf_config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(text_config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 2048
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,134 @@
+"""The core's answers to the model hooks, on transformers' own modelling code.
+
+Registered last in every model's plugin manager, so an adapter's own answer goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corellm.errors import CheckpointError, ContractError, EmbeddingCountError
+from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
+
+
+class ModelDefaults:
+    """Defaults of the hooks that run in the worker."""
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    @hookimpl(trylast=True)
+    def load_model(self, load_config: LoadConfig) -> nn.Module:
+        """Load the transformers class that the checkpoint's `architectures` names."""
+        import transformers
+
+        names = self.context.hf_config.architectures or ()
+        classes = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+        if not classes:
+            raise ContractError(
+                f"transformers {transformers.__version__} has no class {' or '.join(names)}; "
+                f"the adapter must implement load_model"
+            )
+        return load_transformers_model(classes[0], load_config)
+
+    @hookimpl(trylast=True)
+    def get_language_model(self, model: nn.Module) -> nn.Module:
+        """What `get_decoder` finds."""
+        if not hasattr(model, "get_decoder"):
+            raise ContractError(f"{type(model).__name__} has no get_decoder; the adapter must implement get_language_model")
+        decoder = model.get_decoder()
+        assert isinstance(decoder, nn.Module)
+        return decoder
+
+    @hookimpl(trylast=True)
+    def get_input_embeddings(self, model: nn.Module, input_ids: Tensor) -> Tensor:
+        """The model's token embedding."""
+        embeds: Tensor = model.get_input_embeddings()(input_ids)  # type: ignore[operator]
+        return embeds
+
+    @hookimpl(trylast=True)
+    def merge_multimodal_embeddings(
+        self, inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
+    ) -> Tensor:
+        """A masked write that neither broadcasts one row nor clips surplus ones."""
+        wanted = int(is_multimodal.sum())
+        if multimodal_embeddings.shape != (wanted, inputs_embeds.shape[-1]):
+            raise EmbeddingCountError(
+                f"{wanted} placeholder tokens of width {inputs_embeds.shape[-1]} wait for embeddings, "
+                f"got {tuple(multimodal_embeddings.shape)}"
+            )
+        inputs_embeds[is_multimodal] = multimodal_embeddings.to(inputs_embeds.dtype)
+        return inputs_embeds
+
+    @hookimpl(trylast=True)
+    def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:
+        """The model's output embedding."""
+        logits: Tensor = model.get_output_embeddings()(hidden_states)  # type: ignore[operator]
+        return logits
+
+
+def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
+    """Load a transformers model with its text decoder on paged attention and everything else on SDPA.
+
+    Args:
+        cls: a `PreTrainedModel` class.
+        load_config: where from, and how.
+
+    Raises:
+        CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in the model.
+    """
+    try:
+        model, report = cls.from_pretrained(
+            load_config.model_path,
+            dtype=load_config.dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=load_config.trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error
+    _check_report(load_config, report)
+    decoder_config = model.get_decoder().config
+    decoder_config._attn_implementation = load_config.attn_implementation
+    loaded: nn.Module = model.to(load_config.device).eval()
+    return loaded
+
+
+def _check_report(load_config: LoadConfig, report: Mapping[str, Any]) -> None:
+    for kind, meaning in (
+        ("missing_keys", "the checkpoint lacks weights the model needs"),
+        ("mismatched_keys", "weights have another shape than the model's"),
+        ("unexpected_keys", "the checkpoint has weights the model has no place for"),
+        ("error_msgs", "weights could not be read"),
+    ):
+        keys = sorted(map(str, report.get(kind) or ()))
+        if keys:
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise CheckpointError(f"{load_config.model_path}: {meaning}: {', '.join(keys[:3])}{more}")
+
+
+def model_width(model: nn.Module) -> int:
+    """Number of token ids the model can embed."""
+    return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator, union-attr, arg-type]
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Inference only: no gradients."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def floating_to(data: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """Move tensors (in lists too) to the device, floating ones in the model's dtype."""
+    if isinstance(data, Tensor):
+        return data.to(device=device, dtype=dtype) if data.is_floating_point() else data.to(device)
+    if isinstance(data, list):
+        return [floating_to(x, dtype, device) for x in data]
+    return data

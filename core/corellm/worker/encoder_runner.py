@@ -1,0 +1,106 @@
+"""Runs encoders over the items a step needs and keeps their outputs until the engine says they may go.
+
+Which items, when, and how long they stay is the engine's decision; this file runs the adapter's encoder in batches
+and checks what comes back. An item that fails, fails alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corellm.errors import CorellmError, EmbeddingCountError, EncoderError
+from corellm.multimodal.fields import group_joinable, join_items
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.worker.defaults import floating_to
+
+logger = logging.getLogger(__name__)
+
+
+class EncoderRunner:
+    """Encoder outputs by item identifier: `[num_embeds, hidden_size]` each."""
+
+    def __init__(self, hooks: Any, model: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self._hooks, self._model, self._dtype, self._device = hooks, model, dtype, device
+        self._outputs: dict[str, Tensor] = {}
+        self._failures: dict[str, CorellmError] = {}
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def drop(self, identifiers: Iterable[str]) -> None:
+        """Forget outputs."""
+        for identifier in identifiers:
+            self._outputs.pop(identifier, None)
+
+    def output(self, feature: MultiModalFeature) -> Tensor:
+        """The embeddings of an item that was run.
+
+        Raises:
+            CorellmError: why there are none.
+        """
+        output = self._outputs.get(feature.identifier)
+        if output is None:
+            raise self._failures.get(feature.identifier) or EncoderError(
+                f"{feature.modality} {feature.item}: its encoder output is gone"
+            )
+        return output
+
+    def run(self, features: Sequence[MultiModalFeature]) -> None:
+        """Embed items, joined into as few encoder batches as their shapes allow. Failures are kept for `output`."""
+        self._failures.clear()
+        kinds: dict[tuple[str, bool], list[MultiModalFeature]] = {}
+        for feature in features:
+            kinds.setdefault((feature.modality, feature.precomputed), []).append(feature)
+        for group in kinds.values():
+            for members in group_joinable([feature.data for feature in group]):
+                self._run_batch([group[i] for i in members])
+
+    def _run_batch(self, features: list[MultiModalFeature]) -> None:
+        """Run one batch; if it fails, its items run alone, so that only the guilty one's requests fail."""
+        try:
+            self._store(features, self._embed(features))
+        except Exception as error:
+            if len(features) > 1:
+                for feature in features:
+                    self._run_batch([feature])
+                return
+            feature = features[0]
+            if not isinstance(error, CorellmError):
+                logger.exception("%s %d: the encoder failed", feature.modality, feature.item)
+                reason = f"{feature.modality} {feature.item}: the encoder failed with {type(error).__name__}: {error}"
+                failure: CorellmError = EncoderError(reason)
+                failure.__cause__ = error
+            else:
+                failure = error
+            self._failures[feature.identifier] = failure
+
+    def _embed(self, features: list[MultiModalFeature]) -> Sequence[Tensor]:
+        if features[0].precomputed:
+            return [next(iter(feature.data.get_data().values())) for feature in features]
+        joined = join_items([feature.data for feature in features])
+        outputs = self._hooks.get_multimodal_embeddings(
+            model=self._model,
+            modality=features[0].modality,
+            mm_kwargs={name: floating_to(data, self._dtype, self._device) for name, data in joined.items()},
+        )
+        if len(outputs) != len(features):
+            raise EmbeddingCountError(
+                f"get_multimodal_embeddings gave {len(outputs)} embeddings for {len(features)} {features[0].modality}s"
+            )
+        return list(outputs)
+
+    def _store(self, features: Sequence[MultiModalFeature], outputs: Sequence[Tensor]) -> None:
+        for feature, output in zip(features, outputs, strict=True):
+            wanted = feature.placeholder.num_embeds
+            if output.ndim != 2 or output.shape[0] != wanted:
+                raise EmbeddingCountError(
+                    f"{feature.modality} {feature.item}: its placeholder takes {wanted} embeddings, "
+                    f"get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
+                )
+        for feature, output in zip(features, outputs, strict=True):
+            self._outputs[feature.identifier] = output.to(device=self._device, dtype=self._dtype)

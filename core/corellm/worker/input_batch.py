@@ -1,0 +1,119 @@
+"""From a scheduled batch to the tensors of one forward pass: flat token ids, positions, slots, block tables.
+
+Knows block tables and positions; knows neither models nor embeddings. Arithmetic is numpy on the host, one array a
+kind, one copy to the device each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from corellm.attention.backend import AttentionMetadata
+from corellm.worker.batch import NewSequence, SequenceChunk
+from corellm.worker.sampler import SamplingState
+
+
+@dataclass
+class SequenceState:
+    """What the worker keeps of a sequence while it runs."""
+
+    sequence: NewSequence
+    sampling: SamplingState
+    prompt_positions: NDArray[np.int64] | None = None
+    """`[3, prompt_len]` (or `[prompt_len]`) where the adapter gives positions; None for 0, 1, 2, ..."""
+    position_offset: int = 0
+    """Added to a position after the prompt."""
+    blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(8, dtype=np.int64))
+    """The block table so far, with room to grow."""
+    num_blocks: int = 0
+
+    def sync_blocks(self, table: Sequence[int], needed: int) -> NDArray[np.int64]:
+        """Take over the entries that the engine's table has gained; gives the first `needed` entries."""
+        if needed > self.num_blocks:
+            if needed > len(self.blocks):
+                self.blocks = np.resize(self.blocks, max(needed, 2 * len(self.blocks)))
+            self.blocks[self.num_blocks : needed] = table[self.num_blocks : needed]
+            self.num_blocks = needed
+        return self.blocks[:needed]
+
+    def positions(self, start: int, count: int) -> NDArray[np.int64]:
+        """Positions of the tokens `[start, start + count)`: `[count]`, or `[3, count]` for M-RoPE."""
+        if self.prompt_positions is None:
+            return np.arange(start, start + count, dtype=np.int64) + self.position_offset
+        prompt_len = self.prompt_positions.shape[-1]
+        inside = self.prompt_positions[..., start : start + count]
+        beyond = np.arange(max(start, prompt_len), start + count, dtype=np.int64) + self.position_offset
+        beyond = np.broadcast_to(beyond, (*self.prompt_positions.shape[:-1], len(beyond)))
+        return np.concatenate([inside, beyond], axis=-1)
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """The tensors of one forward pass."""
+
+    input_ids: Tensor
+    """`[num_tokens]`."""
+    positions: Tensor
+    """`[1, num_tokens]`, or `[3, 1, num_tokens]` for M-RoPE."""
+    metadata: AttentionMetadata
+
+
+def build_flat_batch(
+    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int, device: torch.device
+) -> FlatBatch:
+    """Lay the chunks of a step one after another.
+
+    Args:
+        chunks: single-token ones first.
+        states: of the same sequences, in the same order.
+        block_size: slots per block.
+        device: of the model.
+    """
+    query_lens = [chunk.num_tokens for chunk in chunks]
+    seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
+    tables = np.zeros((len(chunks), -(-max(seq_lens) // block_size)), dtype=np.int64)
+    for row, chunk, state, seq_len in zip(tables, chunks, states, seq_lens, strict=True):
+        needed = -(-seq_len // block_size)
+        row[:needed] = state.sync_blocks(chunk.block_table, needed)
+
+    query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
+    np.cumsum(query_lens, out=query_start[1:])
+    rows = np.repeat(np.arange(len(chunks)), query_lens)
+    # token t of the batch is token `index[t]` of its sequence
+    starts = np.fromiter((chunk.start for chunk in chunks), dtype=np.int64, count=len(chunks))
+    index = np.arange(query_start[-1]) - query_start[rows] + starts[rows]
+    slots = tables[rows, index // block_size] * block_size + index % block_size
+
+    def tensor(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    metadata = AttentionMetadata(
+        num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        query_start_loc=tensor(query_start),
+        seq_lens_tensor=tensor(np.array(seq_lens, dtype=np.int32)),
+        block_tables=tensor(tables),
+        slot_mapping=tensor(slots),
+    )
+    token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
+    return FlatBatch(tensor(token_ids), tensor(_positions(chunks, states, index)), metadata)
+
+
+def _positions(
+    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], index: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Positions of the flat batch; three rows as soon as one sequence has three."""
+    if all(state.prompt_positions is None and not state.position_offset for state in states):
+        return index[None]
+    parts = [state.positions(chunk.start, chunk.num_tokens) for chunk, state in zip(chunks, states, strict=True)]
+    if all(part.ndim == 1 for part in parts):
+        return np.concatenate(parts)[None]
+    return np.concatenate([np.broadcast_to(part, (3, part.shape[-1])) for part in parts], axis=-1)[:, None]

@@ -1,0 +1,148 @@
+"""The KV cache's tensors: how large a layer's block is, how many blocks fit, and moving blocks to the host and back.
+
+Which block belongs to whom is the block manager's business; this file sees block numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corellm.attention.backend import LayerCache
+from corellm.config import CacheConfig
+from corellm.errors import ConfigError, ContractError
+
+_FREE_SHARE = 0.4
+"""Share of the free memory that KV blocks may take when the operator does not say."""
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """Shape of one layer's keys and values per token."""
+
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+
+
+class _LayoutProbe:
+    """Stands in for a step's attention and notes what every layer wants to store."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerLayout] = {}
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
+    ) -> Tensor:
+        self.layers[layer] = LayerLayout(key.shape[1], key.shape[2], value.shape[2])
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+
+@torch.inference_mode()
+def probe_layout(language_model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device) -> dict[int, LayerLayout]:
+    """Learn every layer's layout by running one token through the decoder, rather than by guessing at configurations.
+
+    Raises:
+        ContractError: the decoder never came to paged attention.
+    """
+    probe = _LayoutProbe()
+    language_model(
+        inputs_embeds=torch.zeros(1, 1, hidden_size, dtype=dtype, device=device),
+        position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+        use_cache=False,
+        paged=probe,
+    )
+    if not probe.layers:
+        raise ContractError(
+            f"{type(language_model).__name__} never called paged attention; load_model must set "
+            f"load_config.attn_implementation on the text decoder's config"
+        )
+    return probe.layers
+
+
+def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    per_token = sum(layer.num_kv_heads * (layer.key_size + layer.value_size) for layer in layout.values())
+    return per_token * block_size * dtype.itemsize
+
+
+def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: int) -> int:
+    """How many blocks to make, the null block included.
+
+    Args:
+        config: the operator's wishes.
+        bytes_per_block: over all layers.
+        useful_tokens: more tokens than this can never be in the cache at once.
+
+    Raises:
+        ConfigError: the memory given does not hold a single block.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks + 1
+    useful = -(-useful_tokens // config.block_size)
+    memory = config.kv_cache_memory if config.kv_cache_memory is not None else int(_FREE_SHARE * free_memory())
+    blocks = min(memory // bytes_per_block, useful)
+    if blocks < 1:
+        raise ConfigError(
+            f"kv_cache_memory of {memory:,} bytes does not hold one block of {bytes_per_block:,} bytes; "
+            f"raise it, or lower block_size (now {config.block_size})"
+        )
+    return int(blocks) + 1
+
+
+def free_memory() -> int:
+    """Bytes of host memory that can be had without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise ConfigError("cannot tell how much memory is free on this system; give kv_cache_memory")
+
+
+class KVCache:
+    """All layers' caches on the device, and the host blocks that preempted sequences are swapped to."""
+
+    def __init__(
+        self,
+        layout: dict[int, LayerLayout],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_host_blocks: int = 0,
+    ) -> None:
+        def make(blocks: int, where: torch.device) -> dict[int, LayerCache]:
+            # zeros, not empty: masked slots are multiplied by a weight of 0, which garbage NaN would survive
+            return {
+                i: LayerCache(
+                    torch.zeros(blocks, block_size, layer.num_kv_heads, layer.key_size, dtype=dtype, device=where),
+                    torch.zeros(blocks, block_size, layer.num_kv_heads, layer.value_size, dtype=dtype, device=where),
+                )
+                for i, layer in layout.items()
+            }
+
+        self.layers = make(num_blocks, device)
+        self._host = make(num_host_blocks, torch.device("cpu")) if num_host_blocks else {}
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks to the host: `(device block, host block)` pairs."""
+        _copy_blocks(self.layers, self._host, pairs)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks back: `(host block, device block)` pairs."""
+        _copy_blocks(self._host, self.layers, pairs)
+
+
+def _copy_blocks(source: dict[int, Any], target: dict[int, Any], pairs: Sequence[tuple[int, int]]) -> None:
+    if not pairs:
+        return
+    from_blocks, to_blocks = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    for layer, cache in source.items():
+        for kind in ("key", "value"):
+            tensor, other = getattr(cache, kind), getattr(target[layer], kind)
+            blocks = tensor.index_select(0, from_blocks.to(tensor.device))
+            other.index_copy_(0, to_blocks.to(other.device), blocks.to(other.device))

@@ -1,0 +1,259 @@
+"""Runs one scheduled batch: encoders, embeddings, the decoder on the paged cache, logits, samples.
+
+Knows tensors and the adapter's hooks; knows nothing of queues, blocks' owners or text. `execute` reads top to bottom
+like a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corellm.attention.backend import AttentionBackend
+from corellm.attention.paged import PagedAttention
+from corellm.errors import ContractError, CorellmError, RequestFailedError
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
+from corellm.worker.encoder_runner import EncoderRunner
+from corellm.worker.input_batch import SequenceState, build_flat_batch
+from corellm.worker.kv_cache import KVCache
+from corellm.worker.sampler import Sampler, SamplingState, gather_logprobs
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Owns the model, the KV cache, encoder outputs and every running sequence's state.
+
+    Args:
+        hooks: the model's hook callers.
+        model: what `load_model` gave.
+        language_model: the text decoder inside it.
+        kv_cache: its layers' caches.
+        backend: the attention backend.
+        block_size: slots per block.
+        vocab_size: width of the logits.
+        dtype, device: of the model.
+        seed: of requests that bring none.
+    """
+
+    def __init__(
+        self,
+        hooks: Any,
+        model: nn.Module,
+        language_model: nn.Module,
+        kv_cache: KVCache,
+        backend: AttentionBackend,
+        *,
+        block_size: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int = 0,
+    ) -> None:
+        self._hooks, self._model, self._language_model = hooks, model, language_model
+        self._kv_cache, self._backend = kv_cache, backend
+        self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
+        self._encoders = EncoderRunner(hooks, model, dtype, device)
+        self._sampler = Sampler()
+        self._states: dict[str, SequenceState] = {}
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences whose state is held here."""
+        return len(self._states)
+
+    @property
+    def num_encoder_outputs(self) -> int:
+        """Items whose encoder output is held here."""
+        return len(self._encoders)
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Run one step.
+
+        Raises:
+            Exception: whatever the forward pass raises; nothing of the batch was computed then.
+        """
+        self._kv_cache.swap_out(batch.swap_out)
+        self._kv_cache.swap_in(batch.swap_in)
+        for request_id in batch.gone:
+            self._states.pop(request_id, None)
+        self._encoders.drop(batch.freed_items)
+
+        result = StepResult()
+        for sequence in batch.new:
+            self._admit(sequence, result)
+        self._encoders.run([self._feature(*item) for item in batch.encode if item[0] not in result.failed])
+        embeddings = self._gather_embeddings(batch.chunks, result)
+        chunks = [chunk for chunk in batch.chunks if chunk.request_id not in result.failed]
+        if chunks:
+            states = [self._states[chunk.request_id] for chunk in chunks]
+            hidden = self._forward(chunks, states, embeddings)
+            self._sample(chunks, states, hidden, result)
+        for request_id in result.failed:
+            self._states.pop(request_id, None)
+        return result
+
+    # --- sequences --------------------------------------------------------------------------------------------------
+
+    def _admit(self, sequence: NewSequence, result: StepResult) -> None:
+        state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self._device, self._seed))
+        self._states[sequence.request_id] = state
+        if not sequence.features:
+            return
+        try:
+            answer = self._hooks.get_rope_positions(
+                token_ids=sequence.prompt_token_ids, mm_features=sequence.features
+            )
+            if answer is not None:
+                positions, state.position_offset = answer
+                state.prompt_positions = _checked_positions(positions, len(sequence.prompt_token_ids))
+        except Exception as error:
+            result.failed[sequence.request_id] = _failure("get_rope_positions", error)
+
+    def _feature(self, request_id: str, index: int) -> MultiModalFeature:
+        return self._states[request_id].sequence.features[index]
+
+    # --- embeddings -------------------------------------------------------------------------------------------------
+
+    def _gather_embeddings(
+        self, chunks: Sequence[SequenceChunk], result: StepResult
+    ) -> dict[str, list[tuple[MultiModalFeature, Tensor]]]:
+        """The item embeddings each chunk touches: `{request id: [(item, all its rows)]}`."""
+        gathered: dict[str, list[tuple[MultiModalFeature, Tensor]]] = {}
+        for chunk in chunks:
+            if chunk.request_id in result.failed:
+                continue
+            end = chunk.start + chunk.num_tokens
+            try:
+                found = [
+                    (feature, self._encoders.output(feature))
+                    for feature in self._states[chunk.request_id].sequence.features
+                    if feature.placeholder.embeds_before(chunk.start) < feature.placeholder.embeds_before(end)
+                ]
+            except CorellmError as error:
+                result.failed[chunk.request_id] = error
+                continue
+            if found:
+                gathered[chunk.request_id] = found
+        return gathered
+
+    def _embed(
+        self,
+        input_ids: Tensor,
+        chunks: Sequence[SequenceChunk],
+        embeddings: Mapping[str, list[tuple[MultiModalFeature, Tensor]]],
+    ) -> tuple[Tensor, Mapping[str, Any]]:
+        """Text embeddings with the items' written in: `[num_tokens, hidden_size]`, and what the forward pass needs."""
+        if not any(chunk.request_id in embeddings for chunk in chunks):
+            return self._hooks.get_input_embeddings(model=self._model, input_ids=input_ids), {}
+        mask = np.zeros(len(input_ids), dtype=bool)
+        rows: list[Tensor] = []
+        row = 0
+        for chunk in chunks:
+            for feature, output in embeddings.get(chunk.request_id, ()):
+                place, end = feature.placeholder, chunk.start + chunk.num_tokens
+                first, last = max(place.offset, chunk.start), min(place.end, end)
+                embeds = True if place.is_embed is None else place.is_embed[first - place.offset : last - place.offset]
+                mask[row + first - chunk.start : row + last - chunk.start] = embeds
+                rows.append(output[place.embeds_before(first) : place.embeds_before(last)])
+            row += chunk.num_tokens
+        is_multimodal = torch.from_numpy(mask).to(self._device)
+        # placeholder ids may lie outside the embedding table: their rows are overwritten anyway
+        text_ids = input_ids.masked_fill(is_multimodal, 0)
+        merged = self._hooks.merge_multimodal_embeddings(
+            inputs_embeds=self._hooks.get_input_embeddings(model=self._model, input_ids=text_ids),
+            multimodal_embeddings=torch.cat(rows),
+            is_multimodal=is_multimodal,
+        )
+        return merged if isinstance(merged, tuple) else (merged, {})
+
+    # --- the decoder ------------------------------------------------------------------------------------------------
+
+    def _forward(
+        self,
+        chunks: Sequence[SequenceChunk],
+        states: Sequence[SequenceState],
+        embeddings: Mapping[str, list[tuple[MultiModalFeature, Tensor]]],
+    ) -> Tensor:
+        """Hidden states of the flat batch, `[num_tokens, hidden_size]`."""
+        flat = build_flat_batch(chunks, states, self._block_size, self._device)
+        inputs_embeds, extra = self._embed(flat.input_ids, chunks, embeddings)
+        hidden: Tensor = self._language_model(
+            inputs_embeds=inputs_embeds[None],
+            position_ids=flat.positions,
+            use_cache=False,
+            paged=PagedAttention(self._backend, self._kv_cache.layers, flat.metadata),
+            **extra,
+        )[0][0]
+        return hidden
+
+    def _sample(
+        self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], hidden: Tensor, result: StepResult
+    ) -> None:
+        """Sample every chunk that ends its sequence, from logits of those positions only."""
+        ends = np.cumsum([chunk.num_tokens for chunk in chunks]) - 1
+        self._prompt_logprobs(chunks, states, hidden, ends, result)
+        sampled = [i for i, chunk in enumerate(chunks) if chunk.samples]
+        if not sampled:
+            return
+        logits = self._logits(hidden[torch.from_numpy(ends[sampled]).to(self._device)])
+        output = self._sampler(logits, [states[i].sampling for i in sampled])
+        for row, i in enumerate(sampled):
+            request_id = chunks[i].request_id
+            if row in output.failed:
+                result.failed[request_id] = output.failed[row]
+                continue
+            result.sampled[request_id] = output.token_ids[row]
+            logprobs = output.logprobs[row]
+            if logprobs is not None:
+                result.logprobs[request_id] = logprobs
+
+    def _prompt_logprobs(
+        self,
+        chunks: Sequence[SequenceChunk],
+        states: Sequence[SequenceState],
+        hidden: Tensor,
+        ends: np.ndarray[Any, np.dtype[np.int64]],
+        result: StepResult,
+    ) -> None:
+        """Log-probabilities of prompt tokens, for requests that asked and are still in their prompt."""
+        for chunk, state, last in zip(chunks, states, ends, strict=True):
+            num_top = state.sequence.sampling_params.prompt_logprobs
+            prompt = state.sequence.prompt_token_ids
+            targets = prompt[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
+            if num_top is None or not targets or state.sequence.output_token_ids:
+                continue
+            first = int(last) - chunk.num_tokens + 1
+            logits = self._logits(hidden[first : first + len(targets)])
+            result.prompt_logprobs[chunk.request_id] = gather_logprobs(
+                logits, torch.tensor(targets, device=self._device), num_top
+            )
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._hooks.compute_logits(model=self._model, hidden_states=hidden)
+        return logits
+
+
+def _checked_positions(positions: Tensor, prompt_len: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if positions.shape not in ((prompt_len,), (3, prompt_len)):
+        raise ContractError(
+            f"get_rope_positions must give [{prompt_len}] or [3, {prompt_len}] positions, got {tuple(positions.shape)}"
+        )
+    return positions.to("cpu", torch.int64).numpy()
+
+
+def _failure(stage: str, error: Exception) -> CorellmError:
+    """A request's failure in one of its own stages: typed errors as they are, others with their cause."""
+    if isinstance(error, CorellmError):
+        return error
+    logger.error("%s failed", stage, exc_info=error)
+    failure = RequestFailedError(f"{stage} failed with {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

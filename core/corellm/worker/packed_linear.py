@@ -1,0 +1,46 @@
+"""Linear layers with weights prepacked for oneDNN: on the CPU in bfloat16, about half the time of `F.linear` per token.
+
+Swapped in at load, family-agnostic. A packed weight exists once: the plain one is dropped, unless it is shared with
+an embedding (tied output layers), which needs rows of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` in inference, on a packed weight."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., in_features]` to `[..., out_features]`."""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return output
+
+
+def packing_helps(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether prepacked weights are both possible and faster here: measured for bfloat16 on CPUs that compute it."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace every plain `nn.Linear` inside `model` by a packed one; returns how many."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear(child))
+                count += 1
+    return count

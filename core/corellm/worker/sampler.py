@@ -1,0 +1,186 @@
+"""Chooses the next token of every sequence of a batch, and reports log-probabilities.
+
+Knows how to choose: the best token, or one drawn from its weights. How parameters change the logits is in
+`logits.py`, what a sequence brings along in `sampling_state.py`. A row that cannot be sampled fails alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
+from corellm.worker.batch import TokenLogprobs
+from corellm.worker.logits import edit_logits, token_weights
+from corellm.worker.sampling_state import SamplingState
+
+FAILED = -1
+"""In place of the token of a row that failed."""
+_DRAW_BLOCK = 256
+"""Tokens per block of the two-level cumulative sum."""
+
+
+@dataclass(slots=True)
+class SamplerOutput:
+    """What was chosen, row by row."""
+
+    token_ids: list[int]
+    """The next token of each row; `FAILED` where the row is in `failed`."""
+    logprobs: list[TokenLogprobs | None]
+    """For the rows that asked for them and did not fail."""
+    failed: dict[int, CorellmError] = field(default_factory=dict)
+    """Row to the reason why no token could be chosen for it."""
+
+
+class Sampler:
+    """Chooses one token per row; holds nothing between calls.
+
+    Rows that only want their best token share one maximum over the batch; the others are copied to float32 and pay
+    for what they ask. A row's token does not depend on the rows beside it.
+    """
+
+    def __call__(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
+        """Choose the next token of every row.
+
+        Args:
+            logits: `[num_seqs, vocab]`, any float dtype; not changed. Minus infinity excludes a token.
+            states: one per row; their `output_token_ids` hold everything before the token to be chosen.
+
+        Returns:
+            Tokens of probability above zero; a row whose logits are not finite, or whose parameters leave no token,
+            is in `failed` instead, with a `RequestFailedError` or an `InvalidParameterError`.
+        """
+        if not states:
+            return SamplerOutput([], [])
+        peaks, tokens = logits.max(dim=-1)  # both [num_seqs]; a NaN anywhere in a row is its maximum
+        usable = peaks.isfinite()
+        drawn = [row for row, state in enumerate(states) if not state.greedy]
+        edited = [row for row, state in enumerate(states) if state.greedy and state.edits_logits]
+        if drawn or edited:
+            rows = torch.tensor(drawn + edited, device=logits.device)
+            work = logits[rows].float()  # indexing copies, so this may be overwritten
+            chosen, possible = _choose(work, [states[row] for row in drawn + edited], len(drawn))
+            tokens[rows] = chosen
+            usable[rows] &= possible
+        token_ids: list[int] = tokens.where(usable, FAILED).tolist()  # the one wait for the device
+        failed = {
+            row: _failure(states[row], peaks[row].item()) for row, token in enumerate(token_ids) if token == FAILED
+        }
+        return SamplerOutput(token_ids, _logprobs(logits, states, token_ids), failed)
+
+
+def _choose(logits: torch.Tensor, states: Sequence[SamplingState], num_drawn: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens `[num_rows]` of rows with parameters, the first `num_drawn` of them drawn, and which are possible."""
+    edit_logits(logits, states)
+    peaks, tokens = logits.max(dim=-1)
+    possible = peaks.isfinite()
+    if num_drawn:
+        weights = token_weights(logits[:num_drawn], states[:num_drawn])
+        uniforms = [state.uniform() for state in states[:num_drawn]]
+        tokens[:num_drawn] = draw(weights, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    return tokens, possible
+
+
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token per row by inverting the cumulative distribution, in the order of the vocabulary.
+
+    One random number per row, where drawing noise for every token would cost more than the rest of sampling; and sums
+    in two levels (blocks, then tokens of one block), which is fast and keeps rounding errors small.
+
+    Args:
+        weights: `[num_rows, vocab]`, unnormalised probabilities.
+        uniforms: `[num_rows]`, float64 in [0, 1).
+
+    Returns:
+        Token ids `[num_rows]`, int64; never one of weight zero, unless a row has no other (or holds NaN).
+    """
+    vocab_size = weights.shape[1]
+    whole = vocab_size // _DRAW_BLOCK
+    body = weights[:, : whole * _DRAW_BLOCK].reshape(len(weights), whole, _DRAW_BLOCK).sum(dim=-1)
+    tail = weights[:, whole * _DRAW_BLOCK :].sum(dim=-1, keepdim=True)
+    masses = torch.cat([body, tail], dim=1)  # [num_rows, whole + 1]
+    ends = masses.cumsum(dim=-1, dtype=torch.float64)
+    target = uniforms[:, None] * ends[:, -1:]
+    block = _first_beyond(masses, ends, target)  # [num_rows, 1]
+    rest = target - (ends.gather(1, block) - masses.gather(1, block))
+
+    tokens = block * _DRAW_BLOCK + torch.arange(_DRAW_BLOCK, device=weights.device)  # [num_rows, _DRAW_BLOCK]
+    inside = weights.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill(tokens >= vocab_size, 0.0)
+    place = _first_beyond(inside, inside.cumsum(dim=-1, dtype=torch.float64), rest)
+    return tokens.gather(1, place)[:, 0]
+
+
+def _first_beyond(masses: torch.Tensor, ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Index `[num_rows, 1]` of the first positive mass that ends beyond the target; if rounding left none, the last."""
+    width = masses.shape[1]
+    index = torch.arange(width, device=masses.device)
+    positive = masses > 0
+    last = index.where(positive, 0).amax(dim=-1, keepdim=True)
+    first = index.where(positive & (ends > target), width).amin(dim=-1, keepdim=True)
+    return first.minimum(last)
+
+
+def _failure(state: SamplingState, peak: float) -> CorellmError:
+    where = f"request {state.request_id}, generated token {state.num_generated}"
+    if peak == float("-inf"):
+        return RequestFailedError(f"{where}: the model gave every token probability zero")
+    if peak != peak or peak == float("inf"):
+        return RequestFailedError(
+            f"{where}: the model's logits hold {peak}; another dtype (bfloat16 or float32) may help, "
+            "or the checkpoint is broken"
+        )
+    candidates = ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias")
+    asked = [name for name in candidates if getattr(state.params, name)]
+    return InvalidParameterError(
+        f"{where}: {', '.join(asked) or 'the sampling parameters'} leave no token that may be generated; loosen them",
+        param=asked[0] if asked else None,
+    )
+
+
+def _logprobs(
+    logits: torch.Tensor, states: Sequence[SamplingState], token_ids: Sequence[int]
+) -> list[TokenLogprobs | None]:
+    result: list[TokenLogprobs | None] = [None] * len(states)
+    wanted = [
+        (row, state.params.logprobs)
+        for row, state in enumerate(states)
+        if state.params.logprobs is not None and token_ids[row] != FAILED
+    ]
+    if wanted:
+        rows = [row for row, _ in wanted]
+        found = gather_logprobs(logits[rows], [token_ids[row] for row in rows], max(top for _, top in wanted))
+        for (row, top), entry in zip(wanted, found, strict=True):
+            result[row] = TokenLogprobs(entry.token_ids[: top + 1], entry.logprobs[: top + 1], entry.ranks[: top + 1])
+    return result
+
+
+def gather_logprobs(logits: torch.Tensor, token_ids: Sequence[int] | torch.Tensor, num_top: int) -> list[TokenLogprobs]:
+    """Log-probabilities under the model itself: log-softmax of the raw logits, before any sampling parameter.
+
+    Args:
+        logits: `[n, vocab]`, any float dtype, as the model gave them.
+        token_ids: `[n]`, the token at each position. A prompt's placeholder id beyond the logits' width has
+            log-probability minus infinity and the rank after everything else.
+        num_top: how many of the most likely tokens to report; 0 for none.
+
+    Returns:
+        Per row the token itself, then the `num_top` most likely in descending order (the token may be among them).
+        Equal logits share a rank: one more than the number of tokens that are more likely.
+    """
+    values = logits.float()
+    vocab_size = values.shape[1]
+    tokens = torch.as_tensor(token_ids, dtype=torch.int64, device=values.device)[:, None]
+    own = values.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill(tokens >= vocab_size, -torch.inf)
+    own_rank = (values > own).sum(dim=-1, keepdim=True) + 1 + (tokens >= vocab_size)
+    top, top_ids = values.topk(min(num_top, vocab_size), dim=-1)
+    place = torch.arange(1, top.shape[1] + 1, device=values.device).expand(top.shape)
+    lower_than_left = torch.cat([torch.ones_like(top[:, :1], dtype=torch.bool), top[:, 1:] < top[:, :-1]], dim=1)
+    top_rank = place.where(lower_than_left, 0).cummax(dim=-1).values if top.shape[1] else place
+
+    total = values.logsumexp(dim=-1, keepdim=True)
+    ids = torch.cat([tokens, top_ids], dim=1).tolist()
+    logprobs = (torch.cat([own, top], dim=1) - total).tolist()
+    ranks = torch.cat([own_rank, top_rank], dim=1).tolist()
+    return [TokenLogprobs(*row) for row in zip(ids, logprobs, ranks, strict=True)]

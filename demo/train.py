@@ -1,0 +1,212 @@
+"""Trains the demo model from scratch on the CPU, from pictures it draws itself, and saves a Hugging Face checkpoint.
+
+    python -m demo.train OUT --steps 9000
+
+The same arguments give the same pictures, questions and first weights; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import math
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
+
+from demo import handwriting, shapes
+from demo.lessons import IGNORE, NUM_RANKS, Batch, Packer, draw_lessons
+from demo.model import IMAGE, SIDE, build_model, build_processor, build_tokenizer, save
+from demo.muon import Muon
+from demo.questions import NO_PICTURE, ask_anything
+
+MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]) * 255
+STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]) * 255
+
+
+@dataclass(frozen=True)
+class Recipe:
+    steps: int = 9000
+    batch: int = 64
+    pictures: int = 120_000  # drawn for one term; a new term begins when each was seen `views` times
+    views: int = 4
+    muon_rate: float = 0.02
+    adam_rate: float = 2e-3
+    weight_decay: float = 0.05
+    patch_loss: float = 1.0  # weight of the auxiliary losses, at the start; it sinks to a quarter
+    average: float = 0.998  # decay of the moving average of the weights, which is what is saved
+    seed: int = 0
+    threads: int = 2
+    compiled: bool = True
+
+
+class Pupil(nn.Module):
+    """The model with the heads that exist in training only: what every patch shows."""
+
+    def __init__(self, model: LlavaForConditionalGeneration) -> None:
+        super().__init__()
+        self.llava = model
+        width = model.config.vision_config.hidden_size
+        self.shape_head = nn.Linear(width, 1 + len(shapes.SHAPES))
+        self.digit_head = nn.Linear(width, 11)
+        self.rank_head = nn.Linear(width, 1 + NUM_RANKS)
+        self.noise: torch.Tensor
+        self.register_buffer("noise", torch.randn(256, 3, SIDE, SIDE))
+        # Flash attention's backward pass is slow on a CPU with short rows and a mask.
+        model.set_attn_implementation("eager")
+
+    def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of the answers, and the auxiliary loss of the patches."""
+        inner = self.llava.model
+        pixels = ((batch.pixel_bytes.float() - MEAN) / STD).permute(0, 3, 1, 2)  # [batch, 3, SIDE, SIDE]
+        noise = self.noise[torch.randint(len(self.noise), (len(pixels),))]
+        pixels = pixels + noise * 0.06 * torch.rand(len(pixels), 1, 1, 1)
+        seen = inner.vision_tower(pixels).last_hidden_state[:, 1:]  # [batch, NUM_IMAGE_TOKENS, vision_size]
+        embeds = inner.language_model.embed_tokens(batch.input_ids)
+        features = inner.multi_modal_projector(seen).to(embeds.dtype)
+        embeds = embeds.masked_scatter((batch.input_ids == IMAGE)[..., None], features)
+        blocked = torch.zeros(batch.mask.shape).masked_fill_(~batch.mask, -1e4)  # what eager attention adds
+        hidden = inner.language_model(
+            inputs_embeds=embeds, attention_mask=blocked, position_ids=batch.positions, use_cache=False
+        ).last_hidden_state
+        targets = batch.labels[:, 1:]
+        chosen = targets != IGNORE
+        logits = self.llava.lm_head(hidden[:, :-1][chosen]).float()  # [num_targets, vocab_size]
+        answers = functional.cross_entropy(logits, targets[chosen], label_smoothing=0.02)
+        patches = sum(
+            (
+                functional.cross_entropy(
+                    head(seen).float().flatten(0, 1),
+                    labels.flatten(),
+                    weight=torch.tensor([1.0] + [3.0] * (head.out_features - 1)),
+                )
+                for head, labels in (
+                    (self.shape_head, batch.shape_labels),
+                    (self.digit_head, batch.digit_labels),
+                    (self.rank_head, batch.rank_labels),
+                )
+            ),
+            torch.zeros(()),
+        )
+        return answers, patches
+
+
+def learn_words(seed: int) -> PreTrainedTokenizerFast:
+    rng = random.Random(seed)
+    texts = []
+    for k in range(8000):
+        scene = handwriting.sample_scene(rng) if k % 2 else shapes.sample_scene(rng, "train")
+        question, answer = ask_anything(rng, scene)
+        texts.append(f"USER: \n{question} ASSISTANT: {answer}")
+    return build_tokenizer(texts + [f"USER: ASSISTANT: {NO_PICTURE}"] * 50)
+
+
+def build_optimizers(pupil: Pupil, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers; AdamW for everything else."""
+    inside = [p for name, p in pupil.named_parameters() if p.dim() == 2 and ".layers." in name]
+    taken = {id(p) for p in inside}
+    outside = [p for p in pupil.parameters() if id(p) not in taken]
+    matrices, vectors = [p for p in outside if p.dim() > 1], [p for p in outside if p.dim() <= 1]
+    return [
+        Muon(inside, lr=recipe.muon_rate, weight_decay=recipe.weight_decay),
+        torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            lr=recipe.adam_rate,
+            betas=(0.9, 0.98),
+        ),
+    ]
+
+
+def rate(step: int, steps: int) -> float:
+    """Share of the full learning rate: warm up, then a cosine down to nearly nothing."""
+    return min(1.0, (step + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def train(out: Path, recipe: Recipe, save_every: int) -> None:
+    torch.set_num_threads(recipe.threads)
+    torch.manual_seed(recipe.seed)
+    tokenizer = learn_words(recipe.seed)
+    processor = build_processor(tokenizer)
+    pupil = Pupil(build_model(len(tokenizer)))
+    average = copy.deepcopy(pupil.llava)
+    if recipe.compiled:
+        for part in (pupil.llava.model.vision_tower, pupil.llava.model.language_model):
+            part.forward = torch.compile(part.forward, dynamic=False)  # shapes never change: a third less time
+    packer = Packer(tokenizer, recipe.seed)
+    order = np.random.default_rng(recipe.seed)
+    optimizers = build_optimizers(pupil, recipe)
+    bases = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    began = time.time()
+    print(f"{sum(p.numel() for p in pupil.llava.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
+
+    step = 0
+    running: list[float] = []
+    for term in itertools.count(1):
+        lessons = draw_lessons(recipe.seed * 100 + term, recipe.pictures, recipe.threads)
+        print(f"term {term}: {recipe.pictures} pictures drawn after {time.time() - began:.0f} s", flush=True)
+        rounds = np.concatenate([order.permutation(recipe.pictures) for _ in range(recipe.views)])
+        for start in range(0, len(rounds) - recipe.batch + 1, recipe.batch):
+            share = rate(step, recipe.steps)
+            for optimizer, base in zip(optimizers, bases, strict=True):
+                for group, full in zip(optimizer.param_groups, base, strict=True):
+                    group["lr"] = full * share
+            batch = packer.pack(lessons, rounds[start : start + recipe.batch])
+            with torch.autocast("cpu", torch.bfloat16):
+                answers, patches = pupil.losses(batch)
+            weight = recipe.patch_loss * (1 - 0.75 * step / recipe.steps)
+            (answers + weight * patches).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            decay = min(recipe.average, (step + 1) / (step + 20))
+            with torch.no_grad():
+                ours, theirs = list(average.parameters()), list(pupil.llava.parameters())
+                torch._foreach_lerp_(ours, theirs, 1 - decay)
+            step += 1
+            running.append(answers.item())
+            if step % 100 == 0:
+                mean, spent = sum(running[-100:]) / 100, time.time() - began
+                print(f"step {step} answers {mean:.4f} patches {patches.item():.4f} {spent:.0f} s", flush=True)
+            if step % save_every == 0 or step == recipe.steps:
+                save(average, processor, str(out))
+            if step == recipe.steps:
+                print(f"{step} steps of {recipe.batch} pictures in {(time.time() - began) / 60:.1f} minutes", flush=True)
+                return
+
+
+def main() -> None:
+    default = Recipe()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=default.steps)
+    parser.add_argument("--pictures", type=int, default=default.pictures)
+    parser.add_argument("--muon-rate", type=float, default=default.muon_rate)
+    parser.add_argument("--adam-rate", type=float, default=default.adam_rate)
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--threads", type=int, default=default.threads)
+    parser.add_argument("--no-compile", action="store_true", help="where there is no C++ compiler")
+    parser.add_argument("--save-every", type=int, default=1000)
+    given = parser.parse_args()
+    recipe = Recipe(
+        steps=given.steps,
+        pictures=given.pictures,
+        muon_rate=given.muon_rate,
+        adam_rate=given.adam_rate,
+        seed=given.seed,
+        threads=given.threads,
+        compiled=not given.no_compile,
+    )
+    train(given.out, recipe, given.save_every)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""LLaVA for corellm: `LlavaForConditionalGeneration` with any vision tower and text model transformers composes it from.
+
+A picture's `<image>` token becomes as many image tokens as the tower has patches; the vision tower and the projector
+give an embedding for each. Nothing else is special, so this is also the adapter to start a new one from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from corellm.hookspecs import ModelContext, hookimpl
+from corellm.multimodal import MultiModalFieldConfig, MultiModalKwargsItem, PromptReplacement, dummy_images
+
+if TYPE_CHECKING:
+    from corellm.multimodal import MultiModalItems
+    from torch import Tensor, nn
+
+__all__ = ["Llava"]
+
+
+class Llava:
+    """The adapter."""
+
+    contract = 1
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number of pictures."""
+        return {"image": None}
+
+    @hookimpl
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        """One image token per picture."""
+        image_token: str = self.context.hf_processor.image_token
+        return image_token * mm_counts.get("image", 0)
+
+    @hookimpl
+    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """Every picture is resized to the tower's size, so all are equally large."""
+        size = self.context.hf_config.vision_config.image_size
+        return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str) -> str | None:
+        """LLaVA was trained with the picture on a line of its own."""
+        return f"{self.context.hf_processor.image_token}\n" if modality == "image" else None
+
+    @hookimpl
+    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
+        """`pixel_values` is `[images, channels, height, width]`."""
+        return {"pixel_values": MultiModalFieldConfig.batched("image")}
+
+    @hookimpl
+    def get_prompt_updates(
+        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[PromptReplacement]:
+        """An image token becomes one per patch."""
+        token = self.context.hf_config.image_token_id
+
+        def replacement(index: int) -> list[int]:
+            count = mm_items["image"].num_embeddings(index)
+            if count is None:
+                count = self._num_patches(out_mm_kwargs["image"][index]["pixel_values"].data)
+            return [token] * count
+
+        return [PromptReplacement("image", target=[token], replacement=replacement)]
+
+    def _num_patches(self, pixel_values: Tensor) -> int:
+        """Embeddings of one picture `[channels, height, width]`: its patches, and a class token if it is kept."""
+        processor = self.context.hf_processor
+        height, width = pixel_values.shape[-2:]
+        patches: int = (height // processor.patch_size) * (width // processor.patch_size)
+        patches += processor.num_additional_image_tokens
+        return patches - (processor.vision_feature_select_strategy == "default")
+
+    @hookimpl
+    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
+        """Tower, feature layers, projector: `[patches, hidden_size]` per picture."""
+        features: Sequence[Tensor] = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output  # type: ignore[operator]
+        return features

@@ -1,0 +1,101 @@
+"""A tiny random LLaVA checkpoint, written from nothing: for contract tests and anybody's experiments.
+
+Weights are spread wider than a default initialisation, so that wrong output shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() }}: "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>\n{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %} "
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    vision: Literal["clip", "siglip"] = "clip",
+    text: Literal["llama", "mistral", "qwen2"] = "llama",
+    vision_feature_layer: int | list[int] = -2,
+    vision_feature_select_strategy: Literal["default", "full"] | None = None,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        vision, text: which models it is composed of.
+        vision_feature_layer: as in `LlavaConfig`.
+        vision_feature_select_strategy: None for what suits the tower (SigLIP has no class token to leave out).
+        hidden_size, num_layers: of the text model.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    tokenizer = train_tokenizer(["<image>"], bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
+    strategy = vision_feature_select_strategy or ("default" if vision == "clip" else "full")
+    tower: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "image_size": 56, "patch_size": 14,
+    }  # fmt: skip
+    vision_config = (
+        transformers.CLIPVisionConfig(**tower, projection_dim=32)
+        if vision == "clip"
+        else transformers.SiglipVisionConfig(**tower, vision_use_head=False)
+    )
+    text_class = {
+        "llama": transformers.LlamaConfig,
+        "mistral": transformers.MistralConfig,
+        "qwen2": transformers.Qwen2Config,
+    }[text]
+    text_config = text_class(
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=1024,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config = transformers.LlavaConfig(
+        vision_config=vision_config,
+        text_config=text_config,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=vision_feature_layer,
+        vision_feature_select_strategy=strategy,
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    randomize_weights(model, seed)
+    if vision == "clip":
+        image_processor = transformers.CLIPImageProcessorPil(
+            size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+        )
+    else:
+        image_processor = transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56})
+    processor = transformers.LlavaProcessor(
+        image_processor,
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy=strategy,
+        num_additional_image_tokens=1 if vision == "clip" else 0,
+        chat_template=CHAT_TEMPLATE,
+    )
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
