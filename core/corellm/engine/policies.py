@@ -1,4 +1,4 @@
-"""How eager the scheduler is to start prompts: how much room to leave for those that run, and how long to wait for more.
+"""How eager the scheduler is to start prompts: how much room to leave for those that run, how long to wait for more.
 
 Numbers in, decisions out; no request or queue is changed here.
 """
@@ -47,20 +47,22 @@ class PromptDelay:
     def __init__(self, factor: float, clock: Callable[[], float]) -> None:
         self._factor = factor
         self._clock = clock
+        self._now = 0.0
         self._prompt_step_began: float | None = None
         self._last_duration = 0.0
 
-    def allows(self, waiting: RequestQueue) -> bool:
-        """Whether a prompt step may be scheduled now. Call it once per step; `waiting` must not be empty."""
-        if self._factor == 0:
-            return True
-        now = self._clock()
-        if self._prompt_step_began is not None:
-            self._last_duration = now - self._prompt_step_began
-            self._prompt_step_began = None
-        return now - waiting.earliest_arrival > self._factor * self._last_duration
-
-    def prompt_step_scheduled(self) -> None:
-        """Note that the step scheduled now computes prompts."""
+    def begin_step(self) -> None:
+        """Note that a step is being scheduled, which ends the one before."""
         if self._factor:
-            self._prompt_step_began = self._clock()
+            self._now = self._clock()
+            if self._prompt_step_began is not None:
+                self._last_duration = self._now - self._prompt_step_began
+                self._prompt_step_began = None
+
+    def allows(self, waiting: RequestQueue) -> bool:
+        """Whether prompts may start in this step; `waiting` must not be empty."""
+        return not self._factor or self._now - waiting.earliest_arrival > self._factor * self._last_duration
+
+    def prompts_started(self) -> None:
+        """Note that the step being scheduled computes prompts."""
+        self._prompt_step_began = self._now

@@ -18,9 +18,10 @@ from corellm.errors import InvalidParameterError, MediaError, MultiModalError, P
 from corellm.multimodal.items import is_array, is_picture, is_tensor
 
 if TYPE_CHECKING:
+    from hashlib import _Hash
+
     import numpy as np
     import torch
-    from hashlib import _Hash
     from PIL import Image
 
     _Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -182,4 +183,4 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
     """The values in C order; a copy only of what is not contiguous."""
     import numpy as np
 
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -47,19 +47,16 @@ def token_weights(logits: torch.Tensor, states: Sequence[SamplingState]) -> torc
     temperature = _column([s.params.temperature for s in states], logits)
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperature).exp_()
 
-    vocab_size = weights.shape[1]
-    lower = weights.new_zeros(len(states), 1)
-    rows = [row for row, s in enumerate(states) if 0 < s.params.top_k < vocab_size]
+    rows = [row for row, s in enumerate(states) if 0 < s.params.top_k < weights.shape[1]]
     if rows:
-        lower[rows] = _kth_largest(_take(weights, rows), [states[row].params.top_k for row in rows])
+        _cut(weights, rows, _kth_largest(_take(weights, rows), [states[row].params.top_k for row in rows]))
     rows = [row for row, s in enumerate(states) if s.params.top_p < 1.0]
     if rows:
-        lower[rows] = _nucleus_floor(_take(weights, rows), lower[rows], [states[row].params.top_p for row in rows])
-    if any(s.params.min_p > 0.0 for s in states):
-        lower = lower.maximum(_column([s.params.min_p for s in states], logits))
-    elif not lower.any():
-        return weights
-    return weights.masked_fill_(weights < lower, 0.0)
+        _cut(weights, rows, _nucleus_floor(_take(weights, rows), [states[row].params.top_p for row in rows]))
+    rows = [row for row, s in enumerate(states) if s.params.min_p > 0.0]
+    if rows:
+        _cut(weights, rows, _column([states[row].params.min_p for row in rows], weights))
+    return weights
 
 
 def _keep_allowed(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
@@ -102,40 +99,47 @@ def _kth_largest(weights: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
     return top.gather(1, torch.tensor(top_k, device=weights.device)[:, None] - 1)
 
 
-def _nucleus_floor(weights: torch.Tensor, lower: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
-    """The least weight in the nucleus (Holtzman et al. 2020, arXiv:1904.09751) of the tokens not below `lower`.
+def _nucleus_floor(weights: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
+    """The least weight in the nucleus (Holtzman et al. 2020, arXiv:1904.09751), `[num_rows, 1]`.
 
     Args:
-        weights: `[num_rows, vocab]`.
-        lower: `[num_rows, 1]`, what top-k cuts off below.
+        weights: `[num_rows, vocab]`, 0 for what was cut off before.
         top_p: one per row.
-
-    Returns:
-        `[num_rows, 1]`, at least `lower`.
     """
     vocab_size = weights.shape[1]
-    total = weights.masked_fill(weights < lower, 0.0).sum(dim=-1, keepdim=True, dtype=torch.float64)
-    target = total * torch.tensor(top_p, dtype=torch.float64, device=weights.device)[:, None]
-    floor = lower.clone()
-    pending = torch.arange(len(top_p), device=weights.device)
+    share = torch.tensor(top_p, dtype=torch.float64, device=weights.device)[:, None]
+    target = share * weights.sum(dim=-1, keepdim=True)
+    floor = torch.zeros_like(weights[:, :1])
+    pending = torch.arange(len(weights), device=weights.device)
     # A GPU sorts faster than it waits for the host to learn which rows are still pending.
     narrow = [] if weights.is_cuda else [width for width in _NUCLEUS_WIDTHS if width < vocab_size]
-    for width in (*narrow, vocab_size):
-        rows = weights[pending]
-        top = rows.topk(width).values if width < vocab_size else rows.sort(dim=-1, descending=True).values
-        mass = top.masked_fill(top < lower[pending], 0.0).cumsum(dim=-1, dtype=torch.float64)
-        # The nucleus ends with the first token at which the mass reaches the target.
-        last = (mass < target[pending]).sum(dim=-1, keepdim=True)
-        reached = top.gather(1, last.clamp(max=width - 1)).maximum(lower[pending])
-        if width == vocab_size:
-            floor[pending] = reached
-            break
-        done = last[:, 0] < width
-        floor[pending[done]] = reached[done]
-        pending = pending[~done]
+    for width in narrow:
+        top = weights[pending].topk(width, dim=-1).values
+        bound, reached = _weight_at_mass(top, target[pending])
+        floor[pending[reached]] = bound[reached]
+        pending = pending[~reached]
         if not len(pending):
-            break
+            return floor
+    everything = weights[pending].sort(dim=-1, descending=True).values
+    floor[pending], _ = _weight_at_mass(everything, target[pending])
     return floor
+
+
+def _weight_at_mass(descending: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first weight `[num_rows, 1]` with which the running sum reaches the target, and whether it does `[num_rows]`.
+
+    Where it does not, for rounding or because more weights follow, the last one.
+    """
+    width = descending.shape[1]
+    short = (descending.cumsum(dim=-1, dtype=torch.float64) < target).sum(dim=-1, keepdim=True)
+    return descending.gather(1, short.clamp(max=width - 1)), short[:, 0] < width
+
+
+def _cut(weights: torch.Tensor, rows: list[int], lower: torch.Tensor) -> None:
+    """Set the weights of these rows that are below `lower`, `[len(rows), 1]`, to 0."""
+    bound = torch.zeros_like(weights[:, :1])
+    bound[rows] = lower
+    weights.masked_fill_(weights < bound, 0.0)
 
 
 def _take(weights: torch.Tensor, rows: list[int]) -> torch.Tensor:

@@ -74,13 +74,14 @@ class Sampler:
 def _choose(logits: torch.Tensor, states: Sequence[SamplingState], num_drawn: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens `[num_rows]` of rows with parameters, the first `num_drawn` of them drawn, and which are possible."""
     edit_logits(logits, states)
-    peaks, tokens = logits.max(dim=-1)
-    possible = peaks.isfinite()
-    if num_drawn:
-        weights = token_weights(logits[:num_drawn], states[:num_drawn])
-        uniforms = [state.uniform() for state in states[:num_drawn]]
-        tokens[:num_drawn] = draw(weights, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
-    return tokens, possible
+    possible = logits.amax(dim=-1).isfinite()
+    best = logits[num_drawn:].argmax(dim=-1)
+    if not num_drawn:
+        return best, possible
+    weights = token_weights(logits[:num_drawn], states[:num_drawn])
+    uniforms = [state.uniform() for state in states[:num_drawn]]
+    drawn = draw(weights, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    return torch.cat([drawn, best]), possible
 
 
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -172,8 +173,9 @@ def gather_logprobs(logits: torch.Tensor, token_ids: Sequence[int] | torch.Tenso
     values = logits.float()
     vocab_size = values.shape[1]
     tokens = torch.as_tensor(token_ids, dtype=torch.int64, device=values.device)[:, None]
-    own = values.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill(tokens >= vocab_size, -torch.inf)
-    own_rank = (values > own).sum(dim=-1, keepdim=True) + 1 + (tokens >= vocab_size)
+    beyond = tokens >= vocab_size
+    own = values.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill(beyond, -torch.inf)
+    own_rank = ((values > own).sum(dim=-1, keepdim=True) + 1).masked_fill(beyond, vocab_size + 1)
     top, top_ids = values.topk(min(num_top, vocab_size), dim=-1)
     place = torch.arange(1, top.shape[1] + 1, device=values.device).expand(top.shape)
     lower_than_left = torch.cat([torch.ones_like(top[:, :1], dtype=torch.bool), top[:, 1:] < top[:, :-1]], dim=1)

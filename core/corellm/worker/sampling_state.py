@@ -70,10 +70,10 @@ class SamplingState:
     ) -> tuple[tuple[Ids, Values], dict[int, list[tuple[list[int], int]]]]:
         """What is added to the logits at every step, and the longer bad words by their last token but one."""
         bias = {t: b for t, b in (sequence.sampling_params.logit_bias or {}).items() if 0 <= t < self._vocab_size}
-        words = [list(w) for w in sequence.bad_words_ids if w and 0 <= w[-1] < self._vocab_size]
-        single, _ = _forbidden(np.array([w[0] for w in words if len(w) == 1], dtype=np.int64))
-        ids = np.concatenate([single, np.array(list(bias), dtype=np.int64)])
-        values = np.concatenate([_forbidden(single)[1], np.array(list(bias.values()), dtype=np.float32)])
+        words = [list(word) for word in sequence.bad_words_ids if word and 0 <= word[-1] < self._vocab_size]
+        single = [word[0] for word in words if len(word) == 1]
+        ids = np.array([*single, *bias], dtype=np.int64)
+        values = np.array([-np.inf] * len(single) + list(bias.values()), dtype=np.float32)
         endings: defaultdict[int, list[tuple[list[int], int]]] = defaultdict(list)
         for word in words:
             if len(word) > 1:
@@ -158,7 +158,8 @@ class TokenTally:
 
     def add(self, token: int) -> None:
         """Count one token."""
-        self._counts[self._find(token)] += 1.0
+        place = self._find(token)  # may replace the arrays
+        self._counts[place] += 1.0
 
     def _find(self, token: int) -> int:
         place = self._place.setdefault(token, len(self._place))

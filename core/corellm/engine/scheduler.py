@@ -1,0 +1,390 @@
+"""What runs in the next step, and what follows from the last one.
+
+The scheduler owns every request's state and moves requests between waiting, running, swapped and finished. How room is
+found is asked of the block manager and the encoder planner; how results are computed is the worker's business.
+
+Three rules keep everybody moving. Rank (priority, then arrival) orders every queue, and only the last in rank is ever
+preempted, so the first always makes progress. A prompt is admitted with blocks for all of its tokens, so only decodes
+can run out of blocks. And a step that preempts admits nobody.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from corellm.config import SchedulerConfig
+from corellm.engine.admission import AdmissionLimits
+from corellm.engine.block_manager import BlockManager
+from corellm.engine.encoder_cache import EncoderCache
+from corellm.engine.encoder_plan import EncoderPlanner
+from corellm.engine.policies import Headroom, PromptDelay
+from corellm.engine.queues import RequestQueue
+from corellm.engine.request import Request, RequestStatus
+from corellm.engine.step_plan import StepPlan
+from corellm.errors import InvalidParameterError
+from corellm.worker.batch import ScheduledBatch, SequenceChunk, StepResult
+
+MAX_PASSED_OVER = 64
+"""How many waiting requests a step looks past because their prefix is being computed: bounds the work of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A snapshot for progress bars and metrics."""
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    num_preemptions: int
+    """Since the scheduler was made."""
+    kv_cache_usage: float
+    """Share of the KV blocks that sequences hold, 0 to 1."""
+
+
+class Scheduler:
+    """Picks each step's work within one token budget, and takes in the results.
+
+    One step at a time: `schedule`, run the batch, `update`; `add_request` and `finish_requests` at any moment.
+
+    Args:
+        scheduler_config: policy and limits.
+        block_manager: device and host blocks; used by this scheduler alone.
+        encoder_cache: bookkeeping of encoder outputs; used by this scheduler alone.
+        max_model_len: longest sequence, prompt and output together.
+        max_num_batched_tokens: token budget of a step.
+        clock: seconds, monotonic; of the same kind as `Request.arrival_time`.
+    """
+
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        block_manager: BlockManager,
+        encoder_cache: EncoderCache,
+        *,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = scheduler_config
+        self.blocks = block_manager
+        self.encoder_cache = encoder_cache
+        self.max_num_batched_tokens = max_num_batched_tokens
+        chunked = scheduler_config.enable_chunked_prefill
+        self.limits = AdmissionLimits(
+            max_model_len=max_model_len,
+            kv_capacity=block_manager.capacity * block_manager.block_size,
+            encoder_capacity=encoder_cache.capacity_embeds,
+            max_prompt_step=None if chunked else max_num_batched_tokens,
+        )
+        self.requests: dict[str, Request] = {}
+        """Every unfinished request, by id."""
+        self.running: list[Request] = []
+        """In order of rank."""
+        self.waiting = RequestQueue()
+        self.swapped = RequestQueue()
+        self._encoders = EncoderPlanner(encoder_cache)
+        self._headroom = Headroom(block_manager.capacity)
+        self._delay = PromptDelay(scheduler_config.scheduler_delay_factor, clock)
+        self._clock = clock
+        self._arrivals = itertools.count()
+        self._gone: list[str] = []
+        self._num_preemptions = 0
+        self._step = StepPlan(token_budget=0)
+
+    # Requests come and go -----------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> bool:
+        """Queue a request, or refuse one that can never run.
+
+        Returns:
+            False if it was refused: its status is then `FINISHED_IGNORED` and its `error` says why.
+
+        Raises:
+            InvalidParameterError: an unfinished request has the same id.
+        """
+        if request.request_id in self.requests:
+            raise InvalidParameterError(
+                f"request id {request.request_id!r} is in use; wait until it finishes or choose another",
+                param="request_id",
+            )
+        request.error = self.limits.refusal(request)
+        if request.error is not None:
+            request.status = RequestStatus.FINISHED_IGNORED
+            return False
+        request.limit_total_tokens(self.limits.max_total_tokens)
+        priority = request.priority if self.config.scheduling_policy == "priority" else 0
+        request.rank = (priority, next(self._arrivals))
+        self.requests[request.request_id] = request
+        self.waiting.push(request)
+        return True
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[Request]:
+        """End requests now, whatever their state; a step they are part of goes on without effect on them.
+
+        Args:
+            request_ids: ids that are unknown, or finished already, are passed over.
+            status: a final status.
+
+        Returns:
+            The requests that this ended.
+        """
+        assert status.is_finished, status
+        ended = [self.requests[name] for name in dict.fromkeys(request_ids) if name in self.requests]
+        for request in ended:
+            self._finish(request, status)
+        return ended
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether another step is needed."""
+        return bool(self.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not admitted yet, or preempted by recompute."""
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that the worker holds."""
+        return len(self.running)
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose KV is in host memory."""
+        return len(self.swapped)
+
+    def get_stats(self) -> SchedulerStats:
+        """Counts as of now."""
+        return SchedulerStats(
+            len(self.running), len(self.waiting), len(self.swapped), self._num_preemptions, self.blocks.usage
+        )
+
+    # A step ---------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledBatch:
+        """Decide what the next step computes. Its chunks are empty if nothing can run (or nothing is left to do)."""
+        step = self._step = StepPlan(self.max_num_batched_tokens)
+        self._encoders.begin_step()
+        if self.config.enable_chunked_prefill:
+            self._schedule_together(step)
+        else:
+            self._schedule_prompts_first(step)
+        batch = step.seal()
+        batch.gone, self._gone = self._gone, []
+        batch.freed_items = self.encoder_cache.take_freed()
+        return batch
+
+    def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
+        """Take in what came of the last scheduled batch.
+
+        Returns:
+            The requests that got a token or finished, in the order of the batch.
+        """
+        assert batch is self._step.batch, "update takes the batch that was scheduled last"
+        changed = []
+        for chunk, request in zip(batch.chunks, self._step.requests, strict=True):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # ended while the step ran
+            if request.request_id in result.failed:
+                request.error = result.failed[request.request_id]
+                self._finish(request, RequestStatus.FINISHED_ERROR)
+                changed.append(request)
+            elif self._advance(request, chunk, result):
+                changed.append(request)
+        if result.failed:
+            self._discard_failed_items(batch, result)
+        return changed
+
+    def _schedule_together(self, step: StepPlan) -> None:
+        """Chunked prefill: decodes first, then prefills as far as the budget goes, those that run before new ones."""
+        prefilling = self._schedule_decodes(step)
+        self._continue_prefills(step, prefilling)
+        self._resume_swapped(step)
+        self._admit_waiting(step)
+
+    def _schedule_prompts_first(self, step: StepPlan) -> None:
+        """Without chunked prefill: whole prompts as long as some wait, else decodes for all."""
+        self._delay.begin_step()
+        self._continue_prefills(step, [request for request in self.running if not request.is_decoding])
+        if self.waiting and (not self.running or self._delay.allows(self.waiting)):
+            self._admit_waiting(step)
+        if step.is_empty:
+            self._schedule_decodes(step)
+            self._resume_swapped(step)
+        else:
+            self._delay.prompts_started()
+
+    def _schedule_decodes(self, step: StepPlan) -> list[Request]:
+        """Schedule every decode that has, or is made, room for its token; returns the running prefills.
+
+        In order of rank, and room is made from the other end: whoever is scheduled already is never preempted.
+        """
+        running, prefilling, index = self.running, [], 0
+        while index < len(running) and step.token_budget:
+            request = running[index]
+            index += 1
+            if not request.is_decoding:
+                prefilling.append(request)
+            elif self._make_room(request, step):
+                step.add_decode(request, self.blocks.block_table(request.request_id))
+        return prefilling
+
+    def _make_room(self, request: Request, step: StepPlan) -> bool:
+        """Find a slot for one more token, preempting from the end of the line, at worst the request itself."""
+        while not self.blocks.allocate(request, 1):
+            victim = self.running.pop()
+            self._preempt(victim, step)
+            if victim is request:
+                return False
+        return True
+
+    def _continue_prefills(self, step: StepPlan, prefilling: list[Request]) -> None:
+        for request in prefilling:
+            if not step.token_budget:
+                return
+            num_tokens, features = self._plan_chunk(request, request.num_computed_tokens, step)
+            if num_tokens:
+                self._add_chunk(request, num_tokens, features, step)
+
+    def _resume_swapped(self, step: StepPlan) -> None:
+        """Bring swapped requests back in order of rank, but not in a step that just preempted."""
+        while self.swapped and not step.has_preempted and self._has_place(step):
+            request = self.swapped.peek()
+            num_tokens, features = self._plan_chunk(request, request.num_computed_tokens, step)
+            copies = self.blocks.swap_in(request, reserve=self._reserve(request)) if num_tokens else None
+            if copies is None:
+                return
+            step.batch.swap_in += copies
+            self._start(self.swapped.pop(), step)
+            self._add_chunk(request, num_tokens, features, step)
+
+    def _admit_waiting(self, step: StepPlan) -> None:
+        """Admit waiting requests in order of rank, passing over those whose prefix this very step computes."""
+        if step.has_preempted or self.swapped:
+            return
+        passed_over: list[Request] = []
+        while self.waiting and self._has_place(step) and len(passed_over) < MAX_PASSED_OVER:
+            if self.blocks.num_free_blocks <= self._reserve(self.waiting.peek()):
+                break  # it needs one block at least: not worth looking up its prefix
+            request = self.waiting.pop()
+            computed_blocks = self.blocks.get_computed_blocks(request)
+            if self._prefix_is_coming(request, len(computed_blocks), step):
+                passed_over.append(request)
+            elif not self._admit(request, computed_blocks, step):
+                passed_over.append(request)
+                break
+        for request in passed_over:
+            self.waiting.push(request)
+
+    def _admit(self, request: Request, computed_blocks: list[int], step: StepPlan) -> bool:
+        start = len(computed_blocks) * self.blocks.block_size
+        num_tokens, features = self._plan_chunk(request, start, step)
+        left, reserve = request.num_tokens - start, self._reserve(request)
+        if not num_tokens or not self.blocks.allocate(request, left, computed_blocks, reserve=reserve):
+            return False
+        request.num_computed_tokens = start
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = self._clock()
+            request.num_cached_tokens = start
+        self._start(request, step)
+        self._add_chunk(request, num_tokens, features, step)
+        return True
+
+    def _has_place(self, step: StepPlan) -> bool:
+        return step.token_budget > 0 and len(self.running) < self.config.max_num_seqs
+
+    def _reserve(self, request: Request) -> int:
+        return self._headroom.blocks(request) if self.running else 0
+
+    def _prefix_is_coming(self, request: Request, num_cached_blocks: int, step: StepPlan) -> bool:
+        """Whether the next block the request needs is computed in this step: then it waits, and shares it."""
+        if num_cached_blocks >= self.blocks.max_cached_blocks(request):
+            return False
+        return request.block_hashes[num_cached_blocks] in step.prefix_hashes
+
+    def _plan_chunk(self, request: Request, start: int, step: StepPlan) -> tuple[int, list[int]]:
+        """How many tokens from `start` on can run now, and the features they need; 0 for nothing.
+
+        Without chunked prefill all or nothing; only a preempted sequence that outgrew a whole step may take several.
+        """
+        left = request.num_tokens - start
+        num_tokens, features = self._encoders.plan(request, start, min(left, step.token_budget))
+        if num_tokens < left <= self.max_num_batched_tokens and not self.config.enable_chunked_prefill:
+            return 0, []
+        return num_tokens, features
+
+    def _add_chunk(self, request: Request, num_tokens: int, features: list[int], step: StepPlan) -> None:
+        step.batch.encode += self._encoders.commit(request, features)
+        block_table = self.blocks.block_table(request.request_id)
+        if request.is_decoding:
+            step.add_decode(request, block_table)
+        else:
+            step.add_prefill(request, num_tokens, block_table, self.blocks.block_size)
+
+    # Changes of state -------------------------------------------------------------------------------------------------
+
+    def _start(self, request: Request, step: StepPlan) -> None:
+        request.status = RequestStatus.RUNNING
+        bisect.insort(self.running, request, key=lambda other: other.rank)
+        step.start(request)
+
+    def _preempt(self, request: Request, step: StepPlan) -> None:
+        """Take a request that was just popped from `running` off the device, by swap if asked for and possible."""
+        self.encoder_cache.release_all(request.request_id)
+        self._gone.append(request.request_id)
+        step.has_preempted = True
+        self._num_preemptions += 1
+        request.num_preemptions += 1
+        if self._headroom.is_exhausted(request):
+            request.rank = (float("-inf"), request.rank[1])
+        copies = self.blocks.swap_out(request) if self.config.preemption_mode == "swap" else None
+        if copies is not None:
+            step.batch.swap_out += copies
+            request.status = RequestStatus.SWAPPED
+            self.swapped.push(request)
+        else:
+            self.blocks.free(request)
+            request.num_computed_tokens = 0
+            request.status = RequestStatus.WAITING
+            self.waiting.push(request)
+
+    def _advance(self, request: Request, chunk: SequenceChunk, result: StepResult) -> bool:
+        """Take in a computed chunk; returns whether the request got a token."""
+        request.num_computed_tokens = chunk.start + chunk.num_tokens
+        self.blocks.mark_computed(request)
+        if request.features:
+            self._encoders.release_computed(request)
+        if not chunk.samples:
+            return False
+        request.append_token(result.sampled[request.request_id])
+        if request.check_stop():
+            self._leave(request, RequestStatus.RUNNING)
+        return True
+
+    def _finish(self, request: Request, status: RequestStatus) -> None:
+        before, request.status = request.status, status
+        self._leave(request, before)
+
+    def _leave(self, request: Request, before: RequestStatus) -> None:
+        """Take a request that has just finished out of everything, `before` being its last unfinished status."""
+        if before is RequestStatus.RUNNING:
+            self.running.remove(request)
+            self._gone.append(request.request_id)
+        elif before is RequestStatus.SWAPPED:
+            self.swapped.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.encoder_cache.release_all(request.request_id)
+        self.blocks.free(request)
+        del self.requests[request.request_id]
+
+    def _discard_failed_items(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """Forget the items that failed requests were to encode: nobody can tell whether the worker has them."""
+        items = {request.request_id: request.features for request in self._step.requests}
+        for request_id, index in batch.encode:
+            if request_id in result.failed:
+                self.encoder_cache.discard(items[request_id][index].identifier)

@@ -1,0 +1,249 @@
+"""From `multi_modal_data` as the user gives it to items: told apart, counted, checked, decoded.
+
+Knows which keys and kinds of value a request may bring; how one picture is read is `image`'s business. Counting opens
+nothing, so limits can be checked first. Strings are paths: a server gives this parser bytes, never a client's strings.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote_to_bytes
+
+from corellm.errors import EmbeddingInputError, MediaError, MultiModalError, UnsupportedModalityError
+from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems, is_array, is_tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_EMBEDS = "_embeds"
+_CHANNELS = frozenset({1, 3, 4})
+_PICTURE_DTYPES = frozenset({"torch.uint8", "torch.uint16", "torch.bool"})
+_EMBEDDING_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
+
+
+@dataclass(frozen=True)
+class RawItems:
+    """One modality's items as they were given: counted, but neither read nor checked."""
+
+    values: Sequence[Any]
+    are_embeddings: bool = False
+
+
+@dataclass(frozen=True)
+class ModalityParser:
+    """How one modality is read."""
+
+    split: Callable[[Any], RawItems]
+    """The value under the modality's key to raw items. Cheap: opens and decodes nothing."""
+    load: Callable[[Any], Any]
+    """One raw item to decoded media; raises `MediaError`, to which the parser adds modality and item."""
+
+
+class DataParser:
+    """Reads a request's media and precomputed embeddings.
+
+    A plugin whose media need more extends `modality_parsers` in a subclass, and returns that from `get_data_parser`.
+
+    Args:
+        max_image_pixels: larger pictures are refused before they are decoded.
+        hidden_size: width that precomputed embeddings must have; None if it is not known.
+    """
+
+    def __init__(self, max_image_pixels: int, hidden_size: int | None) -> None:
+        self.max_image_pixels = max_image_pixels
+        self.hidden_size = hidden_size
+
+    def modality_parsers(self) -> dict[str, ModalityParser]:
+        """`{modality: its parser}`. Each takes precomputed embeddings under `<modality>_embeds`, too."""
+        return {"image": ModalityParser(split=self.split_images, load=self.load_image)}
+
+    def count(self, mm_data: Mapping[str, Any]) -> dict[str, int]:
+        """`{modality: number of items}`, without opening or decoding any.
+
+        Raises:
+            UnsupportedModalityError: an unknown key.
+            MultiModalError: both media and embeddings of one modality; embeddings of a wrong kind or rank.
+        """
+        return {modality: len(raw.values) for modality, raw in self._split(mm_data).items()}
+
+    def parse(self, mm_data: Mapping[str, Any]) -> MultiModalItems:
+        """Read everything. Nothing given is changed; embeddings are views of what was given.
+
+        Args:
+            mm_data: `{"image": ...}` with one picture or a list of them: PIL image, array or tensor (see
+                `image.load_image`; rank 4 is a batch), path, `data:` URL, encoded bytes. Or `{"image_embeds": ...}`
+                with a torch tensor `[items, tokens, hidden]` or a list of `[tokens, hidden]`; these are recognised
+                under `"image"`, too, unless they might be pictures. None under a key is the same as no key.
+
+        Raises:
+            UnsupportedModalityError: an unknown key.
+            MediaError: an item that cannot be read; `modality` and `item` say which.
+            EmbeddingInputError: embeddings of a wrong kind, rank, width or dtype, empty, or not finite.
+            MultiModalError: both media and embeddings of one modality.
+        """
+        parsers = self.modality_parsers()
+        items = MultiModalItems()
+        for modality, raw in self._split(mm_data).items():
+            items[modality] = self._read(modality, raw, parsers[modality].load)
+        return items
+
+    def split_images(self, value: Any) -> RawItems:
+        """What is under `"image"`: pictures, or embeddings where that is beyond doubt."""
+        if isinstance(value, (list, tuple)):
+            flat = [_may_be_embeddings(element) and element.ndim == 2 for element in value]
+            if any(flat) and not all(flat):
+                _doubtful(flat.index(True), value[flat.index(True)])
+            return RawItems(value, are_embeddings=any(flat))
+        if (is_array(value) or is_tensor(value)) and value.ndim == 4:
+            return RawItems(tuple(value))
+        if _may_be_embeddings(value):
+            if value.ndim == 2:
+                _doubtful(0, value)
+            if value.ndim == 3 and not _CHANNELS & {value.shape[0], value.shape[-1]}:
+                return split_embeddings("image", value)
+        return RawItems((value,))
+
+    def load_image(self, value: Any) -> Image.Image:
+        """One picture, in RGB.
+
+        Raises:
+            MediaError: see `image.load_image`; also URLs other than `data:`, which are not fetched here.
+        """
+        from corellm.multimodal.image import load_image
+
+        return load_image(read_url(value) if isinstance(value, str) else value, self.max_image_pixels)
+
+    def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
+        if not isinstance(mm_data, Mapping):
+            raise MultiModalError(
+                f'multi_modal_data must be a dict such as {{"image": picture}}, got {type(mm_data).__name__}'
+            )
+        parsers = self.modality_parsers()
+        accepted = {key: modality for modality in parsers for key in (modality, modality + _EMBEDS)}
+        split: dict[str, RawItems] = {}
+        for key, value in mm_data.items():
+            modality = accepted.get(key)
+            if modality is None:
+                raise UnsupportedModalityError(
+                    f"unknown modality {key!r} in multi_modal_data; accepted: {', '.join(accepted)}",
+                    modality=str(key), expected=tuple(accepted), got=key,
+                )  # fmt: skip
+            if value is None:
+                continue
+            if modality in split:
+                raise MultiModalError(
+                    f"{modality}: give either {modality!r} or {modality + _EMBEDS!r}, not both", modality=modality
+                )
+            split[modality] = parsers[modality].split(value) if key == modality else split_embeddings(modality, value)
+        return split
+
+    def _read(self, modality: str, raw: RawItems, load: Callable[[Any], Any]) -> ModalityItems:
+        if raw.are_embeddings:
+            checked = [check_embedding(modality, i, value, self.hidden_size) for i, value in enumerate(raw.values)]
+            return EmbeddingItems(modality, checked)
+        return MediaItems(modality, [_load_item(modality, i, value, load) for i, value in enumerate(raw.values)])
+
+
+def read_url(value: str) -> str | bytes:
+    """The bytes of a `data:` URL (base64 or percent-encoded); any other string as it is: a path.
+
+    Raises:
+        MediaError: a malformed `data:` URL, or one that would have to be fetched.
+    """
+    scheme = value[:8].lower()
+    if scheme.startswith(("http://", "https://")):
+        raise MediaError("remote URLs are not fetched here; download the file and give its path or its bytes")
+    if not scheme.startswith("data:"):
+        return value
+    header, comma, payload = value.partition(",")
+    if not comma:
+        raise MediaError("malformed data: URL: no comma before the data")
+    if not header.lower().endswith(";base64"):
+        return unquote_to_bytes(payload)
+    try:
+        return base64.b64decode(b"".join(unquote_to_bytes(payload).split()), validate=True)
+    except binascii.Error as error:
+        raise MediaError("malformed data: URL: the data are not base64") from error
+
+
+def split_embeddings(modality: str, value: Any) -> RawItems:
+    """Precomputed embeddings, one item each.
+
+    Raises:
+        EmbeddingInputError: neither a tensor `[items, tokens, hidden]` nor a list.
+    """
+    if isinstance(value, (list, tuple)):
+        return RawItems(value, are_embeddings=True)
+    expected = "a torch tensor [items, tokens, hidden] or a list of [tokens, hidden]"
+    got = f"shape {tuple(value.shape)}" if is_tensor(value) else f"a {type(value).__name__}"
+    if not is_tensor(value) or value.ndim != 3:
+        raise EmbeddingInputError(
+            f"{modality}_embeds: expected {expected}, got {got}", modality=modality, expected=expected, got=got
+        )
+    _require_dense(modality, None, value)
+    return RawItems(tuple(value), are_embeddings=True)
+
+
+def check_embedding(modality: str, item: int, value: Any, hidden_size: int | None) -> Any:
+    """Check one item's embeddings `[tokens, hidden]`, and return them without their autograd history.
+
+    Raises:
+        EmbeddingInputError: with modality, item, expected and got.
+    """
+
+    def require(condition: bool, what: str, expected: Any, got: Any) -> None:
+        if not condition:
+            raise EmbeddingInputError(
+                f"{modality} {item}: embeddings: expected {what} {expected}, got {got}".replace("  ", " "),
+                modality=modality, item=item, expected=expected, got=got,
+            )  # fmt: skip
+
+    require(is_tensor(value), "a", "torch.Tensor", type(value).__name__)
+    _require_dense(modality, item, value)
+    shape = tuple(value.shape)
+    require(value.ndim == 2, "a tensor of rank", "2, [tokens, hidden]", f"shape {shape}")
+    require(shape[0] > 0, "tokens:", "at least 1", shape[0])
+    if hidden_size is None:
+        require(shape[1] > 0, "hidden size:", "at least 1", shape[1])
+    else:
+        require(shape[1] == hidden_size, "the model's hidden size", hidden_size, shape[1])
+    require(str(value.dtype) in _EMBEDDING_DTYPES, "dtype", " or ".join(_EMBEDDING_DTYPES), str(value.dtype))
+    require(bool(value.isfinite().all()), "", "finite values", "NaN or infinity")
+    return value.detach()
+
+
+def _require_dense(modality: str, item: int | None, value: Any) -> None:
+    if str(value.layout) != "torch.strided" or value.is_quantized or value.is_nested or value.device.type == "meta":
+        name = modality if item is None else f"{modality} {item}"
+        raise EmbeddingInputError(
+            f"{name}: embeddings: expected a dense tensor that holds values, got layout {value.layout} on "
+            f"{value.device}",
+            modality=modality, item=item, expected="torch.strided", got=str(value.layout),
+        )  # fmt: skip
+
+
+def _may_be_embeddings(value: Any) -> bool:
+    return is_tensor(value) and str(value.dtype) not in _PICTURE_DTYPES
+
+
+def _doubtful(item: int, value: Any) -> NoReturn:
+    raise EmbeddingInputError(
+        f"image {item}: a {value.dtype} tensor of shape {tuple(value.shape)} may be a grey picture or embeddings; give "
+        "embeddings as a list under 'image_embeds', a picture as [1, height, width]",
+        modality="image", item=item, got=tuple(value.shape),
+    )  # fmt: skip
+
+
+def _load_item(modality: str, item: int, value: Any, load: Callable[[Any], Any]) -> Any:
+    try:
+        if value is None:
+            raise MediaError(f"None in place of {modality} data; leave it out of the list")
+        return load(value)
+    except MediaError as error:
+        error.args = (f"{modality} {item}: {error}",)
+        error.modality, error.item = modality, item
+        raise

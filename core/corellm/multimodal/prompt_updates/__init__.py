@@ -1,0 +1,27 @@
+"""Prompt updates: how each item's placeholder gets into the prompt.
+
+`updates` is what an adapter declares, `resolution` turns a declaration into token ids for one item, and `binding` finds
+each item's place in a prompt and refuses prompts that do not match the items. None of it knows torch.
+"""
+
+from corellm.multimodal.prompt_updates.binding import apply_prompt_updates
+from corellm.multimodal.prompt_updates.updates import (
+    PromptIndexTarget,
+    PromptIndexTargets,
+    PromptInsertion,
+    PromptReplacement,
+    PromptSeq,
+    PromptUpdate,
+    PromptUpdateDetails,
+)
+
+__all__ = [
+    "PromptIndexTarget",
+    "PromptIndexTargets",
+    "PromptInsertion",
+    "PromptReplacement",
+    "PromptSeq",
+    "PromptUpdate",
+    "PromptUpdateDetails",
+    "apply_prompt_updates",
+]

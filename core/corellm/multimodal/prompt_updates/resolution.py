@@ -1,0 +1,219 @@
+"""From an adapter's declaration to what it means for one item: token ids, an embed mask, and words for messages.
+
+Calls the adapter's functions, tokenizes, and checks all that can be checked without a prompt. Token sequences are also
+kept as strings with one character per token, because `str` searches faster and simpler than any list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import index as as_int
+from typing import Any, Literal
+
+from corellm.errors import ContractError
+from corellm.multimodal.prompt_updates.updates import (
+    PromptIndexTarget,
+    PromptReplacement,
+    PromptUpdate,
+    PromptUpdateDetails,
+)
+
+Tokenize = Callable[[str], Sequence[int]]
+_NOUNS = {"image": "image", "video": "video", "audio": "audio clip"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an update applies."""
+
+    kind: Literal["tokens", "start", "prefix", "end"]
+    chars: str = ""
+    """The tokens to find, or the prefix."""
+    label: str = ""
+    """The same for a message: `'<image>' (token 32000)`."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an update puts into the prompt."""
+
+    token_ids: tuple[int, ...]
+    chars: str
+    is_embed: tuple[bool, ...] | None
+    """None if every token takes an embedding."""
+    embed_chars: frozenset[str]
+    """The distinct tokens that take an embedding."""
+    num_embeds: int
+
+
+@dataclass(frozen=True)
+class ResolvedUpdate:
+    """One update for one item."""
+
+    modality: str
+    item: int
+    replaces: bool
+    target: Target
+    content: Content
+
+    @property
+    def claims(self) -> str:
+        """The tokens that an occurrence of the target gives up to the content; empty for insertions."""
+        return self.target.chars if self.replaces and self.target.kind == "tokens" else ""
+
+    @property
+    def place(self) -> tuple[bool, Target]:
+        """What two updates have in common that look for their place in the same way."""
+        return (self.replaces, self.target)
+
+
+def noun(modality: str) -> str:
+    """What one item is called in a message."""
+    return _NOUNS.get(modality, modality)
+
+
+def name_items(modality: str, count: int) -> str:
+    """`1 image`, `2 audio clips`."""
+    return f"{count} {noun(modality)}{'' if count == 1 else 's'}"
+
+
+def as_chars(token_ids: Iterable[int]) -> str:
+    """One character per token.
+
+    Raises:
+        ValueError, TypeError: something that is not a token id, or one beyond any vocabulary (0x10FFFF).
+    """
+    return "".join(map(chr, token_ids))
+
+
+class PromptResolver:
+    """Resolves a request's updates; keeps what does not depend on the item."""
+
+    def __init__(self, tokenize: Tokenize) -> None:
+        self._tokenize = cache(tokenize)
+        self._fixed: dict[int, Content] = {}
+        """By the identity of its update, which the caller keeps alive."""
+
+    def alternatives(
+        self, updates: Sequence[PromptUpdate], counts: Mapping[str, int], modalities: Iterable[str]
+    ) -> dict[tuple[str, int], list[ResolvedUpdate]]:
+        """The updates of each item, keyed `(modality, item)`; modalities in the order of `updates`, then items.
+
+        Raises:
+            ContractError: an update of an unknown type or modality, or an item without one.
+        """
+        by_modality: dict[str, list[PromptUpdate]] = {}
+        known = {*counts, *modalities, *_NOUNS}
+        for update in updates:
+            if not isinstance(update, PromptUpdate):
+                raise ContractError(
+                    f"get_prompt_updates returned {update!r}, which is neither PromptReplacement nor PromptInsertion"
+                )
+            if update.modality not in known:
+                raise ContractError(
+                    f"get_prompt_updates returned an update for the modality {update.modality!r}; known are "
+                    f"{', '.join(sorted(known))}"
+                )
+            by_modality.setdefault(update.modality, []).append(update)
+        for modality, count in counts.items():
+            if count and modality not in by_modality:
+                raise ContractError(
+                    f"get_prompt_updates returned no update for {modality} 0 of {name_items(modality, count)}; return "
+                    f"a PromptReplacement or PromptInsertion with modality={modality!r}"
+                )
+        return {
+            (modality, item): [self.resolve(update, item) for update in group]
+            for modality, group in by_modality.items()
+            for item in range(counts.get(modality, 0))
+        }
+
+    def resolve(self, update: PromptUpdate, item: int) -> ResolvedUpdate:
+        """What `update` means for one item."""
+        where = f"get_prompt_updates, {update.modality} {item}"
+        return ResolvedUpdate(
+            update.modality, item, isinstance(update, PromptReplacement),
+            self._target(update, item, where), self._content(update, item, where),
+        )  # fmt: skip
+
+    def fixed_target(self, update: PromptUpdate) -> Target | None:
+        """The target of an update that has the same one for every item; None if it depends on the item."""
+        if callable(update.target):
+            return None
+        return self._target(update, 0, f"get_prompt_updates, {update.modality}")
+
+    def _target(self, update: PromptUpdate, item: int, where: str) -> Target:
+        target = update.target(item) if callable(update.target) else update.target
+        if isinstance(target, PromptIndexTarget):
+            if target.kind != "prefix":
+                return Target(target.kind)
+            _, chars = self._tokens(target.prefix, where, "the prefix")
+            return Target("prefix", chars, _label(target.prefix, chars))
+        _, chars = self._tokens(target, where, "the target")
+        if not chars:
+            raise ContractError(
+                f"{where}: the target {target!r} has no tokens; for a position use PromptIndexTargets.start() or .end()"
+            )
+        return Target("tokens", chars, _label(target, chars))
+
+    def _content(self, update: PromptUpdate, item: int, where: str) -> Content:
+        if callable(update.content):
+            return self._make_content(update.content(item), where)
+        if id(update) not in self._fixed:
+            self._fixed[id(update)] = self._make_content(update.content, where)
+        return self._fixed[id(update)]
+
+    def _make_content(self, declared: Any, where: str) -> Content:
+        details = declared if isinstance(declared, PromptUpdateDetails) else None
+        token_ids, chars = self._tokens(details.full if details else declared, where, "the content")
+        is_embed = self._mask(details, chars, where) if details else (True,) * len(chars)
+        embed_chars = frozenset(c for c, embed in zip(chars, is_embed, strict=True) if embed)
+        if not embed_chars:
+            raise ContractError(
+                f"{where}: none of the content's {len(chars)} tokens takes an embedding; a placeholder needs at least "
+                f"one, so check the number of tokens, or what is_embed or select_* picks"
+            )
+        mask = None if all(is_embed) else is_embed
+        return Content(token_ids, chars, mask, embed_chars, sum(is_embed))
+
+    def _mask(self, details: PromptUpdateDetails, chars: str, where: str) -> tuple[bool, ...]:
+        if details.is_embed is not None:
+            if len(details.is_embed) != len(chars):
+                raise ContractError(
+                    f"{where}: is_embed has {len(details.is_embed)} flags for a content of {len(chars)} tokens; give "
+                    f"one per token"
+                )
+            return tuple(details.is_embed)
+        if details.embed_token_ids is not None:
+            return tuple(ord(c) in details.embed_token_ids for c in chars)
+        if details.embed_text is None:
+            return (True,) * len(chars)
+        _, wanted = self._tokens(details.embed_text, where, "embed_text")
+        mask = [False] * len(chars)
+        start = chars.find(wanted) if wanted else -1
+        while start >= 0:
+            mask[start : start + len(wanted)] = [True] * len(wanted)
+            start = chars.find(wanted, start + len(wanted))
+        return tuple(mask)
+
+    def _tokens(self, seq: Any, where: str, what: str) -> tuple[tuple[int, ...], str]:
+        try:
+            token_ids = tuple(map(as_int, self._tokenize(seq) if isinstance(seq, str) else seq))
+            return token_ids, as_chars(token_ids)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ContractError(
+                f"{where}: {what} must be text or token ids"
+                f"{' or PromptUpdateDetails' if what == 'the content' else ''}, got {_short(seq)}"
+            ) from error
+
+
+def _label(seq: Any, chars: str) -> str:
+    ids = ", ".join(str(ord(c)) for c in chars[:4]) + (f", ... ({len(chars)} of them)" if len(chars) > 4 else "")
+    tokens = f"{'token' if len(chars) == 1 else 'tokens'} {ids}"
+    return f"{_short(seq)} ({tokens})" if isinstance(seq, str) else tokens
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."

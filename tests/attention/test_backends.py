@@ -1,0 +1,127 @@
+"""Paged attention equals plain attention over contiguous keys and values, whatever the batch looks like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.attention.cpu import CpuAttention
+from corellm.attention.reference import ReferenceAttention
+from corellm.attention.registry import select_backend
+from corellm.errors import ConfigError
+
+BACKENDS: list[type[AttentionBackend]] = [ReferenceAttention, CpuAttention]
+HEAD_SIZE = 16
+
+
+def plain_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+    """The oracle, in float64 and written out: `query [n, H, D]` are the last n of the `keys [L, Hkv, D]` positions."""
+    n, length = query.shape[0], keys.shape[0]
+    groups = query.shape[1] // keys.shape[1]
+    k = keys.double().repeat_interleave(groups, 1).transpose(0, 1)
+    v = values.double().repeat_interleave(groups, 1).transpose(0, 1)
+    scores = query.double().transpose(0, 1) @ k.transpose(1, 2) * scale
+    i = torch.arange(length - n, length)[:, None]
+    j = torch.arange(length)[None]
+    seen = (j <= i) if window is None else (j <= i) & (j > i - window)
+    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+
+
+def run(
+    backend: AttentionBackend,
+    lens: list[tuple[int, int]],
+    *,
+    kv_heads: int = 2,
+    groups: int = 2,
+    block_size: int = 8,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """A step over sequences of `(query_len, seq_len)` in scattered blocks: what the backend gives, and the oracle."""
+    generator = torch.Generator().manual_seed(seed)
+    lens = sorted(lens, key=lambda pair: pair[0] != 1)
+    needed = [-(-seq // block_size) for _, seq in lens]
+    order = (torch.randperm(sum(needed) + 3, generator=generator) + 1).tolist()  # block 0 is the null block
+    cache = LayerCache(*(torch.zeros(sum(needed) + 4, block_size, kv_heads, HEAD_SIZE, dtype=dtype) for _ in range(2)))
+    tables = np.zeros((len(lens), max(needed)), dtype=np.int64)
+    queries, keys, values, slots, want = [], [], [], [], []
+    for row, ((n, length), blocks) in enumerate(zip(lens, needed, strict=True)):
+        tables[row, :blocks] = [order.pop() for _ in range(blocks)]
+        q = torch.randn(n, kv_heads * groups, HEAD_SIZE, generator=generator).to(dtype)
+        k, v = (torch.randn(length, kv_heads, HEAD_SIZE, generator=generator).to(dtype) for _ in range(2))
+        slot = torch.tensor([int(tables[row, t // block_size]) * block_size + t % block_size for t in range(length)])
+        cache.write(k[: length - n], v[: length - n], slot[: length - n])
+        queries.append(q), keys.append(k[length - n :]), values.append(v[length - n :]), slots.append(slot[length - n :])
+        want.append(plain_attention(q, k, v, 0.3, window))
+    query_lens, seq_lens = [n for n, _ in lens], [length for _, length in lens]
+    metadata = AttentionMetadata(
+        num_decodes=query_lens.count(1),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        query_start_loc=torch.tensor([0, *np.cumsum(query_lens)], dtype=torch.int32),
+        seq_lens_tensor=torch.tensor(seq_lens, dtype=torch.int32),
+        block_tables=torch.from_numpy(tables),
+        slot_mapping=torch.cat(slots),
+    )
+    got = backend.forward(
+        torch.cat(queries), torch.cat(keys), torch.cat(values), cache, metadata, scale=0.3, sliding_window=window
+    )
+    return got, torch.cat(want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@given(
+    lens=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 60)).map(lambda p: (p[0], p[0] + p[1])), min_size=1, max_size=9),
+    kv_heads=st.sampled_from([1, 2, 3]),
+    groups=st.sampled_from([1, 2, 5]),
+    block_size=st.sampled_from([1, 8, 16]),
+    window=st.sampled_from([None, 1, 7, 1000]),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_plain_attention(
+    backend: type[AttentionBackend],
+    lens: list[tuple[int, int]],
+    kv_heads: int,
+    groups: int,
+    block_size: int,
+    window: int | None,
+    seed: int,
+) -> None:
+    """Any mixture of decodes, whole prompts and continued prompts, any head grouping, block size and window."""
+    got, want = run(
+        backend(), lens, kv_heads=kv_heads, groups=groups, block_size=block_size, window=window, seed=seed
+    )
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    """The CPU backend in the types it is arranged for."""
+    got, want = run(CpuAttention(), [(1, 300), (1, 17), (1, 512), (9, 9), (4, 40)], dtype=dtype)
+    torch.testing.assert_close(got.double(), want, atol=2e-2, rtol=2e-2)
+
+
+def test_decode_groups_are_cut_and_cover_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scratch of a few blocks forces many groups; results stay, so does reuse of the plan for the next layer."""
+    monkeypatch.setattr("corellm.attention.cpu._SCRATCH_BYTES", 5000)
+    got, want = run(CpuAttention(), [(1, n) for n in (5, 90, 33, 8, 61, 1, 17)] + [(3, 10)])
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
+
+
+def test_selection() -> None:
+    """On the CPU the CPU backend is chosen; a name is honoured; wrong ones say what there is and why."""
+    cpu = torch.device("cpu")
+    assert select_backend(cpu, torch.float32).name == "cpu"
+    assert select_backend(cpu, torch.float32, "reference").name == "reference"
+    with pytest.raises(ConfigError, match=r"'flash' is not known; known: .*cpu, reference"):
+        select_backend(cpu, torch.float32, "flash")
+    with pytest.raises(ConfigError, match="'cpu' runs on the CPU, not on cuda"):
+        select_backend(torch.device("cuda"), torch.float32, "cpu")

@@ -1,0 +1,55 @@
+"""Fixtures every test may use: tiny checkpoints (made once per run) and pictures."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_transformers() -> Iterator[None]:
+    """Its progress bars and advice would drown a failure."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield
+
+
+@pytest.fixture(scope="session")
+def make_llava(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`make_llava(**options)`: the directory of a tiny LLaVA, written once per set of options."""
+    from corellm_llava.tiny import make_tiny_checkpoint
+
+    made: dict[str, Path] = {}
+
+    def make(**options: Any) -> Path:
+        key = repr(sorted(options.items()))
+        if key not in made:
+            made[key] = make_tiny_checkpoint(tmp_path_factory.mktemp("llava"), **options)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_llava(make_llava: Callable[..., Path]) -> Path:
+    """The plainest tiny LLaVA."""
+    return make_llava()
+
+
+def random_image(width: int, height: int, seed: int) -> Image.Image:
+    """A picture of coloured noise with a red corner: nothing like another seed's."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pixels[: height // 3, : width // 3] = (255, 0, 0)
+    return Image.fromarray(pixels)

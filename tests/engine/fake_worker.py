@@ -1,0 +1,202 @@
+"""A worker without tensors that notices everything: the oracle of the scheduling tests.
+
+Its "KV" of a token is one number that depends on the whole history up to that token: all tokens before it and the
+embeddings that stood in for some of them. It is computed like attention would, from the slot before (found through the
+block table) and the encoder output the worker holds; then every slot of the sequence is compared with the history
+computed from scratch. A block shared, evicted, swapped or registered wrongly, an encoder output missing or a chunk
+skipped shows at once. The next token is a function of the last slot, so outputs show it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
+
+from corellm.engine.request import Request
+from corellm.errors import EncoderError, RequestFailedError
+from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
+from corellm.sampling_params import SamplingParams
+from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
+
+VOCABULARY = 40
+EOS = 0
+GARBAGE = -1
+
+
+def make_feature(
+    identifier: str, offset: int, length: int, is_embed: Sequence[bool] | None = None, item: int = 0
+) -> MultiModalFeature:
+    """An image item without tensors."""
+    placeholder = PlaceholderRange(offset, length, None if is_embed is None else tuple(is_embed))
+    return MultiModalFeature("image", item, identifier, placeholder, data=cast(Any, None))
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    features: Sequence[MultiModalFeature] = (),
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    arrival_time: float = 0.0,
+    **sampling: Any,
+) -> Request:
+    """A request for the fake vocabulary, whose end-of-sequence token is `EOS`."""
+    return Request(
+        request_id,
+        list(prompt),
+        SamplingParams(**sampling),
+        features,
+        frozenset({EOS}),
+        priority=priority,
+        cache_salt=cache_salt,
+        arrival_time=arrival_time,
+    )
+
+
+def embedding_at(features: Sequence[MultiModalFeature], position: int) -> tuple[str, int] | None:
+    """Which embedding (item, row) stands in for the token at a position; None where the token counts itself."""
+    for feature in features:
+        placeholder = feature.placeholder
+        row = placeholder.embeds_before(position)
+        if placeholder.offset <= position < placeholder.end and placeholder.embeds_before(position + 1) > row:
+            return feature.identifier, row
+    return None
+
+
+def next_kv(before: int | None, token: int, embedding: tuple[str, int] | None) -> int:
+    """The KV of a token after the KV of the one before it."""
+    return hash((before, token if embedding is None else embedding)) & 0x7FFFFFFF
+
+
+def token_after(kv: int) -> int:
+    """What the fake model samples after a token with this KV."""
+    return kv % VOCABULARY
+
+
+def expected_output(request: Request, max_total_tokens: int) -> list[int]:
+    """The completion of a request that runs alone, computed without an engine."""
+    params = request.sampling_params
+    limit = max_total_tokens - len(request.prompt_token_ids)
+    if params.max_tokens is not None:
+        limit = min(limit, params.max_tokens)
+    kv: int | None = None
+    for position, token in enumerate(request.prompt_token_ids):
+        kv = next_kv(kv, token, embedding_at(request.features, position))
+    output: list[int] = []
+    while len(output) < limit:
+        assert kv is not None
+        output.append(token_after(kv))
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+        if output[-1] in stops and len(output) >= params.min_tokens:
+            break
+        kv = next_kv(kv, output[-1], None)
+    return output
+
+
+class FakeWorker:
+    """Executes batches on fake KV; raises `AssertionError` where a real worker would compute something wrong."""
+
+    def __init__(self, block_size: int, encoder_capacity: int) -> None:
+        self.block_size = block_size
+        self.encoder_capacity = encoder_capacity
+        self.sequences: dict[str, NewSequence] = {}
+        self.encoder_outputs: dict[str, int] = {}  # identifier -> embeddings
+        self.num_encoder_runs = 0
+        self._kv: dict[int, int] = {}  # slot -> KV
+        self._host: dict[int, list[int | None]] = {}
+        self._histories: dict[str, list[int]] = {}
+
+    def execute(
+        self, batch: ScheduledBatch, fails: Callable[[str], bool] = lambda _: False, broken: Collection[str] = ()
+    ) -> StepResult:
+        """Run a step.
+
+        Args:
+            batch: what to run.
+            fails: whether a request fails in this step; garbage is then left in the slots it should have computed.
+            broken: identifiers of items whose encoder raises.
+        """
+        self._copy_blocks(batch)
+        self._update_state(batch)
+        self._encode(batch, broken)
+        result = StepResult()
+        for chunk in batch.chunks:
+            lost = self._missing_items(chunk) & set(broken)
+            if lost or fails(chunk.request_id):
+                for position in range(chunk.start, chunk.start + chunk.num_tokens):
+                    self._kv[self._slot(chunk, position)] = GARBAGE
+                error = EncoderError(f"no embeddings of {lost}") if lost else RequestFailedError("injected")
+                result.failed[chunk.request_id] = error
+            else:
+                self._compute(chunk, result)
+        return result
+
+    def _copy_blocks(self, batch: ScheduledBatch) -> None:
+        for device, host in batch.swap_out:
+            self._host[host] = [self._kv.get(slot) for slot in self._slots(device)]
+        for host, device in batch.swap_in:
+            for slot, kv in zip(self._slots(device), self._host[host], strict=True):
+                self._kv[slot] = GARBAGE if kv is None else kv
+
+    def _update_state(self, batch: ScheduledBatch) -> None:
+        for request_id in batch.gone:
+            del self.sequences[request_id]
+            del self._histories[request_id]
+        for sequence in batch.new:
+            assert sequence.request_id not in self.sequences, f"{sequence.request_id} is not new"
+            self.sequences[sequence.request_id] = sequence
+            self._histories[sequence.request_id] = []
+
+    def _encode(self, batch: ScheduledBatch, broken: Collection[str]) -> None:
+        for identifier in batch.freed_items:
+            self.encoder_outputs.pop(identifier, None)  # may never have been produced
+        encoded = 0
+        for request_id, index in batch.encode:
+            feature = self.sequences[request_id].features[index]
+            assert feature.identifier not in self.encoder_outputs, f"{feature.identifier} is encoded twice"
+            encoded += feature.placeholder.num_embeds
+            if feature.identifier not in broken:
+                self.encoder_outputs[feature.identifier] = feature.placeholder.num_embeds
+                self.num_encoder_runs += 1
+        assert encoded <= self.encoder_capacity, "encoder budget exceeded"
+        assert sum(self.encoder_outputs.values()) <= self.encoder_capacity, "encoder cache overflows"
+
+    def _missing_items(self, chunk: SequenceChunk) -> set[str]:
+        features = self.sequences[chunk.request_id].features
+        positions = range(chunk.start, chunk.start + chunk.num_tokens)
+        needed = {found[0] for found in (embedding_at(features, position) for position in positions) if found}
+        return needed - self.encoder_outputs.keys()
+
+    def _compute(self, chunk: SequenceChunk, result: StepResult) -> None:
+        sequence = self.sequences[chunk.request_id]
+        tokens = [*sequence.prompt_token_ids, *sequence.output_token_ids]
+        stop = chunk.start + chunk.num_tokens
+        assert chunk.num_tokens > 0
+        assert list(chunk.token_ids) == tokens[chunk.start : stop], "the chunk has other tokens than the sequence"
+        assert chunk.samples == (stop == len(tokens))
+        assert 0 not in chunk.block_table, "the null block is in a block table"
+        assert not self._missing_items(chunk), f"no encoder output of {self._missing_items(chunk)}"
+        for position in range(chunk.start, stop):
+            before = self._kv[self._slot(chunk, position - 1)] if position else None
+            embedding = embedding_at(sequence.features, position)
+            self._kv[self._slot(chunk, position)] = next_kv(before, tokens[position], embedding)
+        history = self._history(sequence, tokens)
+        for position in range(stop):
+            found = self._kv.get(self._slot(chunk, position))
+            assert found == history[position], f"{chunk.request_id} reads somebody else's KV at position {position}"
+        if chunk.samples:
+            result.sampled[chunk.request_id] = token_after(self._kv[self._slot(chunk, stop - 1)])
+
+    def _history(self, sequence: NewSequence, tokens: Sequence[int]) -> list[int]:
+        history = self._histories[sequence.request_id]
+        for position in range(len(history), len(tokens)):
+            embedding = embedding_at(sequence.features, position)
+            history.append(next_kv(history[-1] if history else None, tokens[position], embedding))
+        return history
+
+    def _slot(self, chunk: SequenceChunk, position: int) -> int:
+        return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _slots(self, block: int) -> range:
+        return range(block * self.block_size, (block + 1) * self.block_size)

@@ -1,0 +1,315 @@
+"""Detokenization and stop strings: text by pieces is the text of the whole, and no piece is ever taken back.
+
+Oracles: the tokenizers' own `decode` of everything at once, and a search of every prefix of the whole text. The
+tokenizers are made here: byte-level BPE, Unigram with byte fallback, Unigram with metaspaces, WordPiece, and two slow
+Python ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
+
+from corellm.engine.detokenizer import IncrementalDetokenizer, StopStringMatcher
+
+CORPUS = ["what shape is in the picture? a red circle, a blue square.", "USER: describe it. ASSISTANT: über naïve 0123"]
+WORDS = [word for line in CORPUS for word in line.split()]
+CHARACTERS = sorted(set("".join(CORPUS).replace(" ", "")))
+BYTES = [f"<0x{value:02X}>" for value in range(256)]
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<pad>", "</s>", "<image>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*CORPUS, "smile 😀😀 日本語"] * 5, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
+
+
+def unigram(extra: Sequence[str], *, byte_fallback: bool) -> Tokenizer:
+    pieces = ["<unk>", "</s>", *extra, "▁"]
+    vocab = [(piece, 0.0) for piece in pieces] + [("▁" + word, -3.0) for word in dict.fromkeys(WORDS)]
+    vocab += [(character, -8.0) for character in CHARACTERS]
+    return Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=byte_fallback))
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    tokenizer = unigram(BYTES, byte_fallback=True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    tokenizer = unigram(["�"], byte_fallback=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+def wordpiece() -> PreTrainedTokenizerFast:
+    pieces = ["[UNK]", "[SEP]", *dict.fromkeys(WORDS), *CHARACTERS, *("##" + c for c in CHARACTERS)]
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, sep_token="[SEP]", unk_token="[UNK]")
+
+
+class SlowByteTokenizer(PreTrainedTokenizer):
+    """A slow tokenizer over bytes and a few longer pieces, invalid bytes decoded with `errors="replace"`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        longer = ["the ", "é".encode()[:1].decode("latin-1") * 2, "😀".encode()[:3].decode("latin-1")]
+        self._pieces = [*map(chr, range(256)), *longer]
+        super().__init__(**kwargs)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {piece: i for i, piece in enumerate(self._pieces)} | self.added_tokens_encoder
+
+    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        return list(text.encode().decode("latin-1"))
+
+    def _convert_token_to_id(self, token: str) -> int | None:
+        return self._pieces.index(token) if token in self._pieces else None
+
+    def _convert_id_to_token(self, index: int) -> str | None:
+        return self._pieces[index] if index < len(self._pieces) else None
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return b"".join(
+            token.encode() if token in self.added_tokens_encoder else token.encode("latin-1") for token in tokens
+        ).decode(errors="replace")
+
+
+MAKERS = {
+    "byte_level": byte_level,
+    "byte_fallback": byte_fallback,
+    "metaspace": metaspace,
+    "wordpiece": wordpiece,
+    "slow_bytes": lambda: SlowByteTokenizer(eos_token="</s>"),
+    "slow_byt5": lambda: ByT5Tokenizer(extra_ids=3),
+}
+
+
+@cache
+def tokenizer_of(name: str) -> Any:
+    return MAKERS[name]()
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def decode(tokenizer: Any, ids: Sequence[int], *, skip: bool = True) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False))
+
+
+def with_valid_bytes(tokenizer: Any, ids: Sequence[int], *, skip: bool) -> list[int]:
+    """The same tokens, invalid UTF-8 in runs of byte-fallback tokens replaced as Python does it, the rest untouched."""
+    if skip:
+        ids = [token for token in ids if token not in tokenizer.all_special_ids]
+    result: list[int] = []
+    for is_byte, group in groupby(ids, key=lambda token: tokenizer.convert_ids_to_tokens(token) in BYTES):
+        run = list(group)
+        if is_byte:
+            raw = bytes(int(tokenizer.convert_ids_to_tokens(token)[3:5], 16) for token in run)
+            valid = raw.decode(errors="replace").encode()
+            run = [tokenizer.convert_tokens_to_ids(BYTES[value]) for value in valid]
+        result += run
+    return result
+
+
+def streamed(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], *, skip: bool = True) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skip)
+    return [*map(detokenizer.append, ids), detokenizer.finish()]
+
+
+PARTS = st.sampled_from([*"ab e.,'\n", "é", "日", "😀", "👩‍🚀", "\ufffd", "the "])
+TEXTS = st.lists(PARTS, max_size=8).map("".join)
+PROMPTS = st.sampled_from(["", "USER: what shape", "describe ", "über 日", "a 😀"])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(data=st.data(), prompt=PROMPTS, skip=st.booleans())
+def test_the_pieces_are_the_whole(name: str, data: st.DataObject, prompt: str, skip: bool) -> None:
+    """For any tokens (whole texts, texts cut anywhere, random ids and so invalid UTF-8 and special tokens), what is
+    given out after a prompt is what `decode` adds to the prompt's text.
+    """
+    tokenizer = tokenizer_of(name)
+    some_text = st.builds(lambda text, cut: encode(tokenizer, text)[cut:], TEXTS, st.integers(0, 3))
+    some_ids = st.lists(st.integers(0, len(tokenizer) - 1), max_size=8)
+    ids = [token for part in data.draw(st.lists(some_text | some_ids, max_size=6)) for token in part]
+    prompt_ids = encode(tokenizer, prompt)
+    whole = with_valid_bytes(tokenizer, [*prompt_ids, *ids], skip=skip)
+    if name == "byte_fallback" and not prompt_ids:
+        # At the very start of a text the decoder also strips a space spelt as a byte, which no encoder produces.
+        assume(not whole or tokenizer.convert_ids_to_tokens(whole[0]) != "<0x20>")
+    before, after = decode(tokenizer, prompt_ids, skip=skip), decode(tokenizer, whole, skip=skip)
+    assert before + "".join(streamed(tokenizer, prompt_ids, ids, skip=skip)) == after
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "slow_bytes"])
+@given(text=TEXTS.filter(lambda text: "\ufffd" not in text))
+@example(text="👩‍🚀日本" * 9)
+def test_characters_come_whole_and_at_once(name: str, text: str) -> None:
+    """After every token exactly the complete characters have been given out: none late, and never half a one."""
+    tokenizer = tokenizer_of(name)
+    prompt_ids, ids = encode(tokenizer, "what"), encode(tokenizer, text)
+    given_out = ""
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
+    for count, token in enumerate(ids, start=1):
+        given_out += detokenizer.append(token)
+        so_far = decode(tokenizer, with_valid_bytes(tokenizer, [*prompt_ids, *ids[:count]], skip=True))
+        assert "what" + given_out == so_far.rstrip("\ufffd")
+    assert detokenizer.finish() == ""
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "slow_bytes"])
+def test_half_a_character_comes_out_at_the_end(name: str) -> None:
+    """An output that ends within a character ends with one U+FFFD, and keeps the whole characters before it."""
+    tokenizer = tokenizer_of(name)
+    pieces = streamed(tokenizer, encode(tokenizer, "what"), encode(tokenizer, "日é")[:-1])
+    assert pieces[-1] == "\ufffd"
+    assert "".join(pieces).endswith("日\ufffd")
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "slow_bytes"])
+def test_a_character_begun_by_the_prompt_belongs_to_the_output(name: str) -> None:
+    """A prompt of token ids that ends within a character: the character is given out when it is complete."""
+    tokenizer = tokenizer_of(name)
+    ids = encode(tokenizer, "what é!")
+    cut = next(i for i in range(1, len(ids)) if decode(tokenizer, ids[:i]).endswith("\ufffd"))
+    assert "".join(streamed(tokenizer, ids[:cut], ids[cut:])) == "é!"
+
+
+def test_a_newline_as_a_byte_token_is_not_held_back() -> None:
+    """Many vocabularies spell a newline `<0x0A>`; as a stop string it must be seen with its own token."""
+    tokenizer = tokenizer_of("byte_fallback")
+    newline = tokenizer.convert_tokens_to_ids("<0x0A>")
+    assert streamed(tokenizer, encode(tokenizer, "a"), [newline, newline]) == ["\n", "\n", ""]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_first_word_is_spaced_by_the_prompt(name: str) -> None:
+    """Also behind special tokens, which are skipped: a prompt that ends with many of them is looked through."""
+    tokenizer = tokenizer_of(name)
+    ids = encode(tokenizer, "a red circle")
+    prompt, output = ids[:-6], ids[-6:]
+    special = [tokenizer.all_special_ids[0]] * 500
+    assert decode(tokenizer, prompt) + "".join(streamed(tokenizer, [*prompt, *special], output)) == "a red circle"
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "slow_bytes"])
+def test_ids_beyond_the_vocabulary_have_no_text(name: str) -> None:
+    """Logits may be wider than the vocabulary."""
+    tokenizer = tokenizer_of(name)
+    a, b = encode(tokenizer, "a")[-1], encode(tokenizer, "b")[-1]
+    beyond = len(tokenizer) + 5
+    assert "".join(streamed(tokenizer, [a, beyond], [beyond, b, beyond])) == "b"
+
+
+class CountingTokenizer(PreTrainedTokenizerFast):
+    """Remembers the longest list of tokens it was asked to decode."""
+
+    longest = 0
+
+    def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        self.longest = max(self.longest, len(token_ids))
+        return super().decode(token_ids, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("kind", ["text", "special", "emoji", "broken"])
+def test_a_token_costs_a_bounded_window(name: str, kind: str) -> None:
+    """Whatever comes, and for however long: also special tokens after the end, and bytes that never become text."""
+    tokenizer = CountingTokenizer(tokenizer_object=tokenizer_of(name).backend_tokenizer, eos_token="</s>")
+    ids = {
+        "text": encode(tokenizer, CORPUS[0]),
+        "special": [tokenizer.eos_token_id],
+        "emoji": encode(tokenizer, "😀"),
+        "broken": encode(tokenizer, "😀")[-1:],
+    }[kind]
+    tokenizer.longest = 0
+    streamed(tokenizer, encode(tokenizer, CORPUS[1]) * 50, ids * 200)
+    assert tokenizer.longest <= 17
+
+
+def search(text: str, stop: Sequence[str], include: bool) -> tuple[str, str | None]:
+    """The text up to the stop string that ends first (of several, the longest), by trying every prefix."""
+    for end in range(1, len(text) + 1):
+        ending = [string for string in stop if text[:end].endswith(string)]
+        if ending:
+            found = max(ending, key=len)
+            return text[: end if include else end - len(found)], found
+    return text, None
+
+
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
+PIECES = st.lists(st.text("ab.", max_size=4), max_size=12)
+
+
+@given(pieces=PIECES, stop=STOPS, include=st.booleans())
+@example(pieces=["ab", "abc"], stop=["ababc", "bab"], include=False)
+def test_any_split_gives_the_same_match(pieces: list[str], stop: list[str], include: bool) -> None:
+    """Text by pieces gives what a search of the whole gives, and holds back real beginnings of stop strings only."""
+    matcher = StopStringMatcher(stop, include=include)
+    released, seen = "", ""
+    for piece in pieces:
+        released += matcher.append(piece)
+        seen += piece
+        if matcher.matched is None:
+            beginnings = [s[:length] for s in stop for length in range(1, len(s))]
+            held = max((b for b in beginnings if seen.endswith(b)), key=len, default="")
+            assert released + held == seen
+    assert (released + matcher.flush(), matcher.matched) == search("".join(pieces), stop, include)
+    assert matcher.flush() == ""
+
+
+def test_text_before_min_tokens_is_passed_over() -> None:
+    """What is skipped is given out at once, is not searched, and is no beginning of a later match."""
+    matcher = StopStringMatcher(["END"])
+    assert matcher.skip("xENDE") == "xENDE"
+    assert matcher.append("ND E") == "ND "
+    assert matcher.append("ND more") == ""
+    assert matcher.matched == "END"
+    assert matcher.append("later") + matcher.skip("later") + matcher.flush() == ""
+
+
+def test_held_text_is_released_by_skip_and_flush() -> None:
+    """Nothing that was held back is lost."""
+    matcher = StopStringMatcher(["END"])
+    assert [matcher.append("aE"), matcher.append("N"), matcher.flush(), matcher.matched] == ["a", "", "EN", None]
+    matcher = StopStringMatcher(["END"])
+    assert [matcher.append("aE"), matcher.skip("ND"), matcher.append("E"), matcher.flush()] == ["a", "END", "", "E"]
+
+
+def test_stop_strings_meet_characters_of_many_tokens() -> None:
+    """An emoji as stop string, its bytes in tokens of their own, stops the text where it is complete."""
+    tokenizer = tokenizer_of("byte_fallback")
+    detokenizer = IncrementalDetokenizer(tokenizer, encode(tokenizer, "a"))
+    matcher = StopStringMatcher(["e😀"], include=True)
+    text = ""
+    for token in encode(tokenizer, "blue😀 red"):
+        text += matcher.append(detokenizer.append(token))
+    assert (text, matcher.matched) == (" blue😀", "e😀")

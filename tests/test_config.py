@@ -1,0 +1,98 @@
+"""Configuration and sampling parameters: every value out of range is named with its field and the range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corellm.config import EngineConfig
+from corellm.errors import ConfigError, InvalidParameterError
+from corellm.sampling_params import SamplingParams
+
+
+def test_flat_arguments_find_their_room() -> None:
+    """Each keyword belongs to one room, with defaults for the rest."""
+    config = EngineConfig.from_kwargs(model="m", block_size=32, max_num_seqs=3, limit_mm_per_prompt={"image": 2}, seed=5)
+    assert (config.cache.block_size, config.scheduler.max_num_seqs, config.model.seed) == (32, 3, 5)
+    assert config.multimodal.limit_mm_per_prompt == {"image": 2}
+    assert config.scheduler.enable_chunked_prefill is True
+
+
+def test_unknown_argument_suggests_the_nearest() -> None:
+    """A typing error is found at start, not ignored."""
+    with pytest.raises(ConfigError, match="unknown engine argument 'max_num_seq'; did you mean 'max_num_seqs'"):
+        EngineConfig.from_kwargs(model="m", max_num_seq=3)
+    with pytest.raises(ConfigError, match=r"unknown engine argument 'zzz'; known: .*block_size"):
+        EngineConfig.from_kwargs(model="m", zzz=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("model", "", "model must be a directory or a hub name, got ''"),
+        ("dtype", "int8", "dtype must be one of auto, float32, bfloat16, float16; got 'int8'"),
+        ("max_model_len", 0, "max_model_len must be an integer of at least 1, got 0"),
+        ("block_size", True, "block_size must be an integer of at least 1, got True"),
+        ("num_kv_blocks", -1, "num_kv_blocks must be"),
+        ("kv_cache_memory", 1.5, "kv_cache_memory must be"),
+        ("swap_space", -1, "swap_space must be"),
+        ("max_num_seqs", 0, "max_num_seqs must be"),
+        ("scheduler_delay_factor", -0.1, "scheduler_delay_factor must be 0 or more"),
+        ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority"),
+        ("preemption_mode", "drop", "preemption_mode must be one of recompute, swap"),
+        ("limit_mm_per_prompt", {"image": -1}, r"limit_mm_per_prompt\['image'\] must be an integer of at least 0"),
+        ("limit_mm_per_prompt", 3, "limit_mm_per_prompt must be like"),
+        ("mm_processor_kwargs", [], "mm_processor_kwargs must be a dict"),
+        ("mm_processor_cache_gb", float("nan"), "mm_processor_cache_gb must be 0 or more"),
+    ],
+)
+def test_config_out_of_range(field: str, value: Any, message: str) -> None:
+    """Field, value and range in one line."""
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.from_kwargs(**{"model": "m", field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0), ("n", 1000), ("n", 1.0), ("n", True),
+        ("temperature", -0.1), ("temperature", 2.1), ("temperature", float("nan")), ("temperature", "hot"),
+        ("top_k", -2), ("top_k", 1.5), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.5),
+        ("presence_penalty", 2.5), ("frequency_penalty", -3), ("repetition_penalty", 0.0), ("repetition_penalty", 11),
+        ("logit_bias", {1: 101}), ("logit_bias", {-1: 1}), ("logit_bias", {"x": 1}), ("logit_bias", [1]),
+        ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", "12"),
+        ("bad_words", [""]), ("bad_words", [3]), ("seed", 1.5), ("seed", 2**63),
+        ("logprobs", -1), ("logprobs", 101), ("prompt_logprobs", 1.0),
+        ("max_tokens", 0), ("max_tokens", "many"), ("min_tokens", -1), ("min_tokens", 17),
+        ("stop", ""), ("stop", ["a"] * 65), ("stop", ["a" * 1025]), ("stop", 5), ("stop_token_ids", [1.5]),
+        ("ignore_eos", 1), ("skip_special_tokens", None), ("include_stop_str_in_output", "yes"),
+    ],
+)  # fmt: skip
+def test_params_out_of_range(field: str, value: Any) -> None:
+    """Each names its field in the message and in `param`."""
+    with pytest.raises(InvalidParameterError, match=field) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+    assert caught.value.status == 400
+
+
+def test_params_are_normalized() -> None:
+    """What people write becomes one form."""
+    params = SamplingParams(temperature=1e-9, top_k=-1, stop="end", stop_token_ids=[3], logit_bias={"5": 1})
+    assert params.greedy
+    assert (params.top_k, params.stop, params.stop_token_ids, params.logit_bias) == (0, ("end",), (3,), {5: 1.0})
+
+
+def test_stop_needs_text() -> None:
+    """A stop string cannot be found without detokenizing."""
+    with pytest.raises(InvalidParameterError, match="stop needs detokenize=True"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_children_have_their_own_seeds() -> None:
+    """`n` seeded completions differ from each other, and wrap instead of overflowing."""
+    params = SamplingParams(n=3, seed=2**63 - 2)
+    seeds = [params.child(i).seed for i in range(3)]
+    assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert all(params.child(i).n == 1 for i in range(3))

@@ -1,0 +1,253 @@
+"""Discovery and the contract's rules about adapters: every way to get it wrong has its own readable error."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import pytest
+
+from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
+from corellm.hookspecs import REQUIRED_HOOKS, ModelContext, hookimpl
+from corellm.plugins import HOOK_NAMES, build_manager, check_adapter_class, find_adapter, installed_adapters
+
+GOOD = """
+    from corellm.hookspecs import hookimpl
+    class Adapter:
+        contract = 1
+        def __init__(self, context): self.context = context
+        @hookimpl
+        def get_supported_mm_limits(self): return {"image": 2}
+        @hookimpl
+        def get_dummy_text(self, mm_counts): return ""
+        @hookimpl
+        def get_dummy_mm_data(self, mm_counts): return {}
+        @hookimpl
+        def get_mm_fields_config(self): return {}
+        @hookimpl
+        def get_prompt_updates(self): return []
+        @hookimpl
+        def get_multimodal_embeddings(self, model): return []
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """`install(name, source)`: a distribution whose module has that source, as pip would leave it on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(name: str, source: str, *, architecture: str = "ToyForCausalLM", attribute: str = "Adapter") -> None:
+        module = name.replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[corellm.models]\n{architecture} = {module}:{attribute}\n")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    return make
+
+
+def context() -> ModelContext:
+    """A context for adapters that do not look at it."""
+    return ModelContext(Path("."), None, None, None, None)  # type: ignore[arg-type]
+
+
+def test_every_required_hook_is_a_hook() -> None:
+    """The list of required hooks names hooks."""
+    assert set(REQUIRED_HOOKS) <= HOOK_NAMES
+    assert len(HOOK_NAMES) == 19
+
+
+def test_llava_is_found_by_entry_point() -> None:
+    """The installed plugin is found, and its adapter passes the checks."""
+    entry = find_adapter(["LlavaForConditionalGeneration"])
+    assert entry.distribution == "corellm-llava"
+    assert entry.load().__name__ == "Llava"
+
+
+def test_a_good_plugin_loads(install: Install) -> None:
+    """The toy adapter of these tests is right, so that the failures below are the ones meant."""
+    install("toy", GOOD)
+    manager = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy")
+    assert manager.hook.get_supported_mm_limits() == {"image": 2}
+
+
+def test_no_plugin_for_a_known_family_names_the_distribution() -> None:
+    """The error names what to install and lists what is installed."""
+    with pytest.raises(PluginNotFoundError, match=r"pip install corellm-fuyu.*Installed: .*corellm-llava"):
+        find_adapter(["FuyuForCausalLM"])
+
+
+def test_no_plugin_for_an_unknown_family() -> None:
+    """The error points to writing one."""
+    with pytest.raises(PluginNotFoundError, match=r"serves NobodyKnowsMe; install a plugin for it, or write one"):
+        find_adapter(["NobodyKnowsMe"])
+
+
+def test_two_claimants(install: Install) -> None:
+    """Both are named, and how to choose; choosing works, in any spelling of the name; a wrong choice is refused."""
+    install("toy-one", GOOD)
+    install("toy-two", GOOD)
+    with pytest.raises(PluginConflictError, match=r"toy-one 1.0 and toy-two 1.0 both claim.*--adapter toy-one"):
+        find_adapter(["ToyForCausalLM"])
+    assert find_adapter(["ToyForCausalLM"], adapter="Toy_Two").distribution == "toy-two"
+    with pytest.raises(PluginNotFoundError, match="installed plugins that do: toy-one, toy-two"):
+        find_adapter(["ToyForCausalLM"], adapter="toy-three")
+
+
+def test_a_broken_plugin_breaks_only_its_own_models(install: Install) -> None:
+    """Its traceback is shown when it is asked for; others load."""
+    install("toy", "import no_such_module_anywhere\n")
+    with pytest.raises(BrokenPluginError, match=r"(?s)toy 1.0 cannot be imported: ModuleNotFoundError.*toy.py.*uninstall"):
+        find_adapter(["ToyForCausalLM"]).load()
+    assert find_adapter(["LlavaForConditionalGeneration"]).load()
+
+
+def test_entry_point_must_name_a_class(install: Install) -> None:
+    """An instance or a function is refused by type."""
+    install("toy", "Adapter = 3\n")
+    with pytest.raises(ContractError, match="must name the adapter class, not int 3"):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ("contract = 2", r"speaks contract 2, this corellm speaks 1; upgrade corellm"),
+        ("contract = 0", r"speaks contract 0, this corellm speaks 1; upgrade the plugin: pip install -U toy"),
+        ("contract = range(2, 4)", r"speaks contract 2 to 3"),
+        ("contract = 'one'", r"must declare the contract version.*got 'one'"),
+        ("contract = True", r"must declare the contract version.*got True"),
+        ("pass", r"must declare the contract version.*got None"),
+    ],
+)
+def test_contract_versions_refused(install: Install, declared: str, message: str) -> None:
+    """Too new, too old, and undeclared each say what to do."""
+    install("toy", GOOD.replace("contract = 1", declared))
+    with pytest.raises(ContractError, match=message):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_a_range_of_contract_versions_is_accepted(install: Install) -> None:
+    """An adapter may say that it works with several."""
+    install("toy", GOOD.replace("contract = 1", "contract = range(1, 3)"))
+    assert find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_forgotten_hookimpl(install: Install) -> None:
+    """A method with a hook's name but without the decorator would never be called."""
+    install("toy", GOOD + "        def compute_logits(self, model): return None\n")
+    with pytest.raises(ContractError, match=r"Adapter.compute_logits has a hook's name but lacks @hookimpl"):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_missing_required_hook(install: Install) -> None:
+    """Named at load, not at the first request."""
+    install("toy", GOOD.replace("get_dummy_text", "my_own_text").replace("@hookimpl\n        def my_own", "def my_own"))
+    with pytest.raises(ContractError, match=r"lacks the required hook\(s\) get_dummy_text"):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_misspelt_hook(install: Install) -> None:
+    """Pluggy finds it, we suggest the right name."""
+    install("toy", GOOD + "        @hookimpl\n        def compute_logit(self): return None\n")
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    with pytest.raises(ContractError, match=r"toy breaks the contract.*compute_logit.*did you mean 'compute_logits'"):
+        build_manager(adapter, context(), distribution="toy")
+
+
+def test_misspelt_argument(install: Install) -> None:
+    """The hook, the plugin and the argument are named."""
+    install("toy", GOOD.replace("get_dummy_text(self, mm_counts)", "get_dummy_text(self, mm_count)"))
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    with pytest.raises(ContractError, match=r"toy.*get_dummy_text.*mm_count"):
+        build_manager(adapter, context(), distribution="toy")
+
+
+def test_constructor_that_raises(install: Install) -> None:
+    """Said as the plugin's fault, with its own frames."""
+    install("toy", GOOD.replace("self.context = context", "1 / 0"))
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    with pytest.raises(BrokenPluginError, match=r"(?s)toy: making the adapter Adapter failed: ZeroDivisionError.*toy.py"):
+        build_manager(adapter, context(), distribution="toy")
+
+
+def test_none_falls_through_to_the_default(install: Install) -> None:
+    """An adapter that answers None gets the core's default; one that answers, overrides it."""
+
+    class Default:
+        @hookimpl(trylast=True)
+        def compute_logits(self) -> str:
+            return "default"
+
+    install("toy", GOOD + "        @hookimpl\n        def compute_logits(self): return None\n")
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    manager = build_manager(adapter, context(), distribution="toy", defaults=[Default()])
+    assert manager.hook.compute_logits(model=None, hidden_states=None) == "default"
+
+
+def test_extension_wrapper_surrounds_the_adapter(install: Install) -> None:
+    """An extension sees the adapter's answer and may change it."""
+    from corellm import extensions as specs
+
+    class Doubling:
+        @hookimpl(wrapper=True)
+        def get_supported_mm_limits(self) -> Any:
+            limits = yield
+            return {modality: 2 * limit for modality, limit in limits.items()}
+
+    class Extension:
+        @hookimpl
+        def wrap_adapter(self, context: ModelContext) -> Doubling:
+            return Doubling()
+
+    install("toy", GOOD)
+    extensions = pluggy.PluginManager("corellm")
+    extensions.add_hookspecs(specs)
+    extensions.register(Extension())
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    manager = build_manager(adapter, context(), distribution="toy", extensions=extensions)
+    assert manager.hook.get_supported_mm_limits() == {"image": 4}
+
+
+def test_one_manager_per_model(install: Install) -> None:
+    """Two loaded models do not hear each other's adapters."""
+    install("toy", GOOD)
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    first = build_manager(adapter, context(), distribution="toy")
+    second = build_manager(adapter, context(), distribution="toy")
+    first.unregister(name="toy")
+    assert first.hook.get_supported_mm_limits() is None
+    assert second.hook.get_supported_mm_limits() == {"image": 2}
+
+
+def test_a_distribution_seen_twice_is_one_claim(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install and its source on the path are not in conflict with themselves."""
+    install("toy", GOOD)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert len([e for e in installed_adapters() if e.distribution == "toy"]) == 1
+
+
+def test_bad_signature_check_is_not_fooled_by_inheritance() -> None:
+    """A subclass that overrides a hook without the decorator is caught too."""
+
+    class Base:
+        contract = 1
+
+        @hookimpl
+        def get_dummy_text(self) -> str:
+            return ""
+
+    class Derived(Base):
+        def get_dummy_text(self) -> str:
+            return "x"
+
+    with pytest.raises(ContractError, match="lacks @hookimpl"):
+        check_adapter_class(Derived, "toy")

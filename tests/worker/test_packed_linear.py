@@ -1,0 +1,43 @@
+"""Prepacked linear layers give what `F.linear` gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from corellm.worker.packed_linear import PackedLinear, pack_linears, packing_helps
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 64), (7, 64), (1, 5, 64)])
+@torch.inference_mode()
+def test_equals_linear(bias: bool, shape: tuple[int, ...]) -> None:
+    """Any leading shape, with and without bias."""
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 96, bias=bias).bfloat16()
+    x = torch.randn(shape).bfloat16()
+    torch.testing.assert_close(PackedLinear(linear)(x), linear(x), atol=1e-2, rtol=1e-2)
+
+
+@torch.inference_mode()
+def test_a_whole_model_keeps_its_output_and_its_embedding() -> None:
+    """Every plain linear is swapped; a tied embedding still has its rows."""
+    torch.manual_seed(0)
+    embedding = nn.Embedding(32, 64)
+    head = nn.Linear(64, 32, bias=False)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, nn.Sequential(nn.Linear(64, 64), nn.GELU()), head).bfloat16()
+    ids = torch.arange(9)
+    before = model(ids)
+    assert pack_linears(model) == 2
+    assert not any(type(m) is nn.Linear for m in model.modules())
+    torch.testing.assert_close(model(ids), before, atol=2e-2, rtol=2e-2)
+
+
+def test_only_where_it_was_measured_to_help() -> None:
+    """Not in float32, not on a GPU."""
+    assert not packing_helps(torch.float32, torch.device("cpu"))
+    assert not packing_helps(torch.bfloat16, torch.device("cuda"))
