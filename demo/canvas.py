@@ -33,7 +33,7 @@ ROUGH_SIZES = (48, 56, 64, 72, 88, 112, 150, 200, 256, 320)
 
 @dataclass(frozen=True)
 class Mark:
-    """One thing in a picture: its box as fractions of width and height, and its class and its rank from left to right."""
+    """One thing in a picture: its box as fractions of width and height, its class, its rank from left to right."""
 
     left: float
     top: float
@@ -75,7 +75,7 @@ def sample_pair(rng: random.Random, front: str, back: str, min_distance: float =
 
 
 def sample_size(rng: random.Random, rough: bool, max_aspect: float) -> tuple[int, int]:
-    """Canvas width and height: half of the rough ones are square, the others are up to `max_aspect` times wider or taller."""
+    """Canvas width and height: half of them square, the others up to `max_aspect` times wider or taller."""
     short = rng.choice(ROUGH_SIZES if rough else PLAIN_SIZES)
     if rng.random() < 0.5:
         return short, short

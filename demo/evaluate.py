@@ -10,6 +10,7 @@ Exits with 1 when any kind of question is below 95 %.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def _shape_task(kind: str, part: shapes.Part, rng: random.Random, size: tuple[in
 def _dialogue(turns: list[tuple[str, str]]) -> str:
     """All turns but the last already answered."""
     text = prompt(turns[0][0])
-    for (_, answer), (question, _) in zip(turns, turns[1:], strict=False):
+    for (_, answer), (question, _) in itertools.pairwise(turns):
         text += f" {answer}</s>USER: {question} ASSISTANT:"
     return text
 

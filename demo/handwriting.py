@@ -78,7 +78,7 @@ def _ink_and_paper(rng: random.Random, scene: NumberScene) -> tuple[Rgb, Rgb]:
 
 
 def _warp(rng: random.Random, glyph: Image.Image, width: int, height: int, rough: bool) -> Image.Image:
-    """The glyph at `width` x `height`; when rough, turned, slanted, stretched and bent as other hands would write it."""
+    """The glyph at `width` x `height`; when rough, turned, slanted, stretched and bent as by other hands."""
     cells = 3
     full = GLYPH + 2 * EDGE
     amount = 1.0 if rough else 0.2

@@ -104,8 +104,9 @@ def draw_lessons(seed: int, count: int, workers: int = 2, share: int = 2000) -> 
 class Packer:
     """Packs questions behind their picture, in rows of PACKED tokens.
 
-    Most rows hold independent questions: each sees the picture and itself, and its positions follow the picture's. One row in
-    five is a dialogue, whose turns see everything before them. Now and then a question comes without the picture.
+    Most rows hold independent questions: each sees the picture and itself, and its positions follow the picture's.
+    One row in five is a dialogue, whose turns see everything before them. Now and then a question comes without the
+    picture.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:

@@ -29,10 +29,10 @@ NUM_IMAGE_TOKENS = GRID * GRID
 PAD, BOS, EOS, IMAGE = range(4)  # token ids, in the order of SPECIAL_TOKENS
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<image>"]
 
-# "USER: <image>\n{question} ASSISTANT: {answer}</s>USER: {question} ASSISTANT:" as in LLaVA 1.5; the tokenizer adds <s>.
+# "USER: <image>\n{question} ASSISTANT: {answer}</s>USER: {question} ASSISTANT:" as in LLaVA; the tokenizer adds <s>.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
-{%- if message['role'] == 'user' %}{{ 'USER: ' }}{% elif message['role'] == 'assistant' %}{{ 'ASSISTANT: ' }}{% endif -%}
+{%- if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif -%}
 {%- if message['content'] is string %}{{ message['content'] }}{% else -%}
 {%- for part in message['content'] if part['type'] == 'image' %}{{ '<image>\\n' }}{% endfor -%}
 {%- for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor -%}

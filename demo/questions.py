@@ -14,8 +14,6 @@ Scene = ShapeScene | NumberScene
 
 COUNT_WORDS = ("one", "two", "three", "four", "five")
 
-_PICTURE = ("picture", "image")
-
 # "{p}" is "picture" or "image", "{c}" is "colour" or "color", "{s}" and "{k}" are the shape and colour in question.
 PHRASINGS: dict[str, tuple[str, ...]] = {
     "shape": (
@@ -137,7 +135,7 @@ def right_answer(scene: Scene, kind: str) -> str:
 
 def _say(rng: random.Random, phrasing: str, shape: str = "", colour: str = "") -> str:
     """One phrasing as somebody may type it: British or American, now and then without capital or full stop."""
-    text = phrasing.replace("{p}", rng.choice(_PICTURE)).replace("{c}", rng.choice(("colour", "color")))
+    text = phrasing.replace("{p}", rng.choice(("picture", "image"))).replace("{c}", rng.choice(("colour", "color")))
     text = text.replace("{s}s", _plural(shape, 2)).replace("{s}", shape).replace("{k}", colour)
     if rng.random() < 0.25:
         text = text[:-1]
@@ -159,7 +157,7 @@ def ask(rng: random.Random, scene: Scene, kind: str) -> tuple[str, str]:
     return _say(rng, phrasing, shape, colour), "yes" if truth else "no"
 
 
-_LESSON_WEIGHTS = {"shape": 3, "colour": 2, "count": 4, "where": 3, "background": 2, "describe": 4, "yes or no": 3}
+_LESSON_WEIGHTS = {"shape": 3, "colour": 2, "count": 4, "where": 3, "background": 2, "describe": 4, "yes or no": 5}
 
 
 def ask_anything(rng: random.Random, scene: Scene) -> tuple[str, str]:

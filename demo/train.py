@@ -1,8 +1,9 @@
 """Trains the demo model from scratch on the CPU, from pictures it draws itself, and saves a Hugging Face checkpoint.
 
-    python -m demo.train OUT --steps 9000
+    python -m demo.train OUT --steps 7500
 
-The same arguments give the same pictures, questions and first weights; nothing is downloaded.
+The same arguments give the same pictures, questions and first weights; nothing is downloaded. Sums of bfloat16 numbers
+differ from CPU to CPU, so the weights, and with them the last decimals of the accuracies, do as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import math
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from demo import handwriting, shapes
 from demo.lessons import IGNORE, NUM_RANKS, Batch, Packer, draw_lessons
-from demo.model import IMAGE, SIDE, build_model, build_processor, build_tokenizer, save
+from demo.model import GRID, IMAGE, SIDE, build_model, build_processor, build_tokenizer, save
 from demo.muon import Muon
 from demo.questions import NO_PICTURE, ask_anything
 
@@ -34,10 +36,10 @@ STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]) * 255
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int = 9000
+    steps: int = 7500
     batch: int = 64
-    pictures: int = 120_000  # drawn for one term; a new term begins when each was seen `views` times
-    views: int = 4
+    pictures: int = 160_000  # drawn for one term; a new term begins when each was seen `views` times
+    views: int = 3
     muon_rate: float = 0.02
     adam_rate: float = 2e-3
     weight_decay: float = 0.05
@@ -49,7 +51,7 @@ class Recipe:
 
 
 class Pupil(nn.Module):
-    """The model with the heads that exist in training only: what every patch shows."""
+    """The model with the heads that exist in training only: what every patch shows, and where it lies."""
 
     def __init__(self, model: LlavaForConditionalGeneration) -> None:
         super().__init__()
@@ -58,8 +60,12 @@ class Pupil(nn.Module):
         self.shape_head = nn.Linear(width, 1 + len(shapes.SHAPES))
         self.digit_head = nn.Linear(width, 11)
         self.rank_head = nn.Linear(width, 1 + NUM_RANKS)
+        self.place_head = nn.Linear(width, 9)
         self.noise: torch.Tensor
         self.register_buffer("noise", torch.randn(256, 3, SIDE, SIDE))
+        thirds = (torch.arange(GRID) * 2 + 1) * 3 // (2 * GRID)
+        self.places: torch.Tensor  # [NUM_IMAGE_TOKENS]: which ninth of the picture each patch lies in
+        self.register_buffer("places", (thirds[:, None] * 3 + thirds).flatten())
         # Flash attention's backward pass is slow on a CPU with short rows and a mask.
         model.set_attn_implementation("eager")
 
@@ -86,12 +92,13 @@ class Pupil(nn.Module):
                 functional.cross_entropy(
                     head(seen).float().flatten(0, 1),
                     labels.flatten(),
-                    weight=torch.tensor([1.0] + [3.0] * (head.out_features - 1)),
+                    weight=torch.tensor([1.0] + [3.0] * (head.out_features - 1)),  # most patches show nothing
                 )
                 for head, labels in (
                     (self.shape_head, batch.shape_labels),
                     (self.digit_head, batch.digit_labels),
                     (self.rank_head, batch.rank_labels),
+                    (self.place_head, self.places.expand(len(pixels), -1)),
                 )
             ),
             torch.zeros(()),
@@ -147,18 +154,21 @@ def train(out: Path, recipe: Recipe, save_every: int) -> None:
     began = time.time()
     print(f"{sum(p.numel() for p in pupil.llava.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
 
+    clerk = ThreadPoolExecutor(1)  # packs the next batch during this one
     step = 0
     running: list[float] = []
     for term in itertools.count(1):
         lessons = draw_lessons(recipe.seed * 100 + term, recipe.pictures, recipe.threads)
         print(f"term {term}: {recipe.pictures} pictures drawn after {time.time() - began:.0f} s", flush=True)
         rounds = np.concatenate([order.permutation(recipe.pictures) for _ in range(recipe.views)])
+        ahead = clerk.submit(packer.pack, lessons, rounds[: recipe.batch])
         for start in range(0, len(rounds) - recipe.batch + 1, recipe.batch):
             share = rate(step, recipe.steps)
             for optimizer, base in zip(optimizers, bases, strict=True):
                 for group, full in zip(optimizer.param_groups, base, strict=True):
                     group["lr"] = full * share
-            batch = packer.pack(lessons, rounds[start : start + recipe.batch])
+            batch = ahead.result()
+            ahead = clerk.submit(packer.pack, lessons, rounds[start + recipe.batch : start + 2 * recipe.batch])
             with torch.autocast("cpu", torch.bfloat16):
                 answers, patches = pupil.losses(batch)
             weight = recipe.patch_loss * (1 - 0.75 * step / recipe.steps)
@@ -179,7 +189,9 @@ def train(out: Path, recipe: Recipe, save_every: int) -> None:
             if step % save_every == 0 or step == recipe.steps:
                 save(average, processor, str(out))
             if step == recipe.steps:
-                print(f"{step} steps of {recipe.batch} pictures in {(time.time() - began) / 60:.1f} minutes", flush=True)
+                clerk.shutdown()
+                minutes = (time.time() - began) / 60
+                print(f"{step} steps of {recipe.batch} pictures in {minutes:.1f} minutes", flush=True)
                 return
 
 

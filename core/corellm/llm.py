@@ -102,7 +102,7 @@ class LLM:
         Raises:
             CorellmError: the first failed prompt's error.
         """
-        listed = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        listed = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, (str, Mapping)) else [prompts]
         return self._run(
             [lambda p=prompt: self.engine.input_processor.process(p) for prompt in listed],
             sampling_params, use_tqdm, on_error,

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
@@ -48,7 +48,7 @@ def unigram(extra: Sequence[str], *, byte_fallback: bool) -> Tokenizer:
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    tokenizer = unigram(BYTES, byte_fallback=True)
+    tokenizer = unigram([*BYTES, "\ufffd"], byte_fallback=True)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -57,7 +57,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 
 
 def metaspace() -> PreTrainedTokenizerFast:
-    tokenizer = unigram(["�"], byte_fallback=False)
+    tokenizer = unigram(["\ufffd", *BYTES[60:80]], byte_fallback=False)  # names of bytes, but ordinary text
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
@@ -127,6 +127,8 @@ def decode(tokenizer: Any, ids: Sequence[int], *, skip: bool = True) -> str:
 
 def with_valid_bytes(tokenizer: Any, ids: Sequence[int], *, skip: bool) -> list[int]:
     """The same tokens, invalid UTF-8 in runs of byte-fallback tokens replaced as Python does it, the rest untouched."""
+    if tokenizer is not tokenizer_of("byte_fallback"):
+        return list(ids)
     if skip:
         ids = [token for token in ids if token not in tokenizer.all_special_ids]
     result: list[int] = []
@@ -151,6 +153,7 @@ PROMPTS = st.sampled_from(["", "USER: what shape", "describe ", "über 日", "a 
 
 
 @pytest.mark.parametrize("name", MAKERS)
+@settings(deadline=None)
 @given(data=st.data(), prompt=PROMPTS, skip=st.booleans())
 def test_the_pieces_are_the_whole(name: str, data: st.DataObject, prompt: str, skip: bool) -> None:
     """For any tokens (whole texts, texts cut anywhere, random ids and so invalid UTF-8 and special tokens), what is
@@ -170,6 +173,7 @@ def test_the_pieces_are_the_whole(name: str, data: st.DataObject, prompt: str, s
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "slow_bytes"])
+@settings(deadline=None)
 @given(text=TEXTS.filter(lambda text: "\ufffd" not in text))
 @example(text="👩‍🚀日本" * 9)
 def test_characters_come_whole_and_at_once(name: str, text: str) -> None:
@@ -265,12 +269,15 @@ def search(text: str, stop: Sequence[str], include: bool) -> tuple[str, str | No
     return text, None
 
 
-STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
-PIECES = st.lists(st.text("ab.", max_size=4), max_size=12)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
+PIECES = st.lists(st.text("aab.", max_size=4), max_size=12)
 
 
+@settings(deadline=None)
 @given(pieces=PIECES, stop=STOPS, include=st.booleans())
-@example(pieces=["ab", "abc"], stop=["ababc", "bab"], include=False)
+@example(pieces=["b", "aa", "ab"], stop=["aab"], include=False)
+@example(pieces=["abab", "ab", "aab"], stop=["ababaa", "bb"], include=True)
+@example(pieces=["ab", "ab"], stop=["abab", "bab"], include=False)
 def test_any_split_gives_the_same_match(pieces: list[str], stop: list[str], include: bool) -> None:
     """Text by pieces gives what a search of the whole gives, and holds back real beginnings of stop strings only."""
     matcher = StopStringMatcher(stop, include=include)
@@ -301,7 +308,7 @@ def test_held_text_is_released_by_skip_and_flush() -> None:
     matcher = StopStringMatcher(["END"])
     assert [matcher.append("aE"), matcher.append("N"), matcher.flush(), matcher.matched] == ["a", "", "EN", None]
     matcher = StopStringMatcher(["END"])
-    assert [matcher.append("aE"), matcher.skip("ND"), matcher.append("E"), matcher.flush()] == ["a", "END", "", "E"]
+    assert [matcher.append("aE"), matcher.skip("N"), matcher.append("ND"), matcher.flush()] == ["a", "EN", "ND", ""]
 
 
 def test_stop_strings_meet_characters_of_many_tokens() -> None:

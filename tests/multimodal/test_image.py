@@ -122,17 +122,23 @@ PICTURES = {
 }
 
 
+def state(picture: Image.Image) -> tuple[Any, ...]:
+    """All of a picture that a conversion could spoil, the palette's alpha included."""
+    palette = picture.getpalette("RGBA") if picture.mode == "P" else None
+    return picture.mode, picture.size, picture.tobytes(), dict(picture.info), palette
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_mode_gives_the_colours_a_viewer_shows(name: str) -> None:
     """Transparency on white, wide values scaled rather than clipped; the caller's picture stays as it was."""
     picture, colours = PICTURES[name]
-    before = (picture.mode, picture.size, picture.tobytes(), dict(picture.info), picture.getpalette())
+    before = state(picture)
     got = load_image(picture, LIMIT)
     assert got.mode == "RGB"
     assert got is not picture
     for x, colour in enumerate(colours):
         assert near(got.getpixel((x, 0)), colour), (x, got.getpixel((x, 0)))
-    assert before == (picture.mode, picture.size, picture.tobytes(), dict(picture.info), picture.getpalette())
+    assert state(picture) == before
 
 
 @pytest.mark.parametrize(
@@ -281,6 +287,14 @@ def test_more_dtypes() -> None:
     assert half.getpixel((0, 0)) == (128, 128, 128)
     assert pixels(load_image(np.array([[False, True]]), LIMIT)) == [BLACK, WHITE]
     assert load_image(np.zeros((9, 9, 4), np.float32), LIMIT).getpixel((0, 0)) == WHITE
+
+
+def test_sixteen_bits_are_rounded_to_the_nearest() -> None:
+    """All 65536 values, against division in floating point."""
+    values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    wanted = np.round(values / 65535 * 255)
+    for source in (values, Image.fromarray(values), Image.fromarray(values.astype(np.int32))):
+        assert np.array_equal(np.asarray(load_image(source, LIMIT))[..., 1], wanted)
 
 
 def test_channels_at_both_ends() -> None:

@@ -59,7 +59,7 @@ QUESTIONS = [
 def cases() -> list[Case]:
     """24 requests: text only, one picture, three of different sizes, shared prefixes, different lengths."""
     shared = random_image(80, 60, seed=99)
-    text = [Case(f"USER: {q} ASSISTANT:", [], 6 + 3 * i) for i, q in enumerate(QUESTIONS)]
+    text = [Case(f"USER: {q} ASSISTANT:", [], 20 + 8 * i) for i, q in enumerate(QUESTIONS)]
     one = [
         Case(f"USER: <image>\n{q} ASSISTANT:", [random_image(40 + 17 * i, 90 - 9 * i, seed=i)], 5 + 2 * i)
         for i, q in enumerate(QUESTIONS)
@@ -156,9 +156,9 @@ def test_chunks_and_prefix_caching(oracle: Oracle, size: str, chunk: int, prefix
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preemption(oracle: Oracle, block_size: int, mode: str) -> None:
     """So few blocks that requests are preempted, by recompute and by swap, in blocks of any size."""
-    blocks = 320 // block_size
+    blocks = 192 // block_size
     _, outputs = check(
-        oracle("tiny"), num_kv_blocks=blocks, max_model_len=320, block_size=block_size, preemption_mode=mode,
+        oracle("tiny"), num_kv_blocks=blocks, max_model_len=192, block_size=block_size, preemption_mode=mode,
         max_num_batched_tokens=64,
     )  # fmt: skip
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0

@@ -174,9 +174,11 @@ def _add_tensor(digest: _Hash, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise _UnhashableError("only dense tensors that hold values can be hashed")
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1)
+    if flat.stride(0) != 1:  # `contiguous()` leaves the odd strides of empty and single-element tensors alone
+        flat = flat.new_empty(flat.shape).copy_(flat)
     _frame(digest, b"T", b"")
     _add(digest, (str(tensor.dtype), tuple(tensor.shape)))
-    _frame(digest, b"y", _bytes_of(flat.contiguous().view(torch.uint8).numpy()))  # as bytes: numpy has no bfloat16
+    _frame(digest, b"y", _bytes_of(flat.view(torch.uint8).numpy()))  # as bytes: numpy has no bfloat16
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:

@@ -98,7 +98,7 @@ def load_image(source: Any, max_pixels: int) -> Image.Image:
         with open_regular_file(source) as stream:
             return _decode(stream, _shown(source), max_pixels)
     raise MediaError(
-        f"a {type(source).__name__} is not a picture; give a PIL image, an array, a tensor, a path or bytes",
+        f"{type(source).__name__} is not a picture; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,
     )
 

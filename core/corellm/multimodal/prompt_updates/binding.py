@@ -57,9 +57,11 @@ def apply_prompt_updates(
     for options in alternatives.values():
         binder.bind(options)
     leftover = [
-        (start, target, modality) for target, modality, starts in targets for start in starts
+        (start, target, modality)
+        for target, modality, starts in targets
+        for start in starts
         if start not in binder.used
-    ]  # fmt: skip
+    ]
     refuse_expanded(prompt, binder.edits)
     refuse_surplus(prompt, binder.edits, leftover, counts, reserved)
     return _assemble(prompt, binder.edits, counts)
@@ -112,7 +114,7 @@ class _Binder:
         if option.replaces:
             starts = self._occurrences[chars]
             for i in range(bisect_left(starts, cursor), len(starts)):
-                if starts[i] not in self._used:
+                if starts[i] not in self.used:
                     return (starts[i], starts[i] + len(chars))
             return None
         if chars not in self._landmarks:

@@ -34,7 +34,8 @@ def missing_error(
     """Why an item has no place, given its alternatives and what was bound before it."""
     for option in options:
         expanded = _find_content(prompt, option) if _is_telling(option) else None
-        if expanded is None and not option.content.embed_chars & set(option.claims):
+        # A run of the target itself is that many placeholders, just not enough of them.
+        if expanded is None and not (option.claims and option.content.embed_chars.issuperset(option.claims)):
             expanded = _find_run(prompt, option)
         if expanded is not None:
             return _expanded_error(option, *expanded)
@@ -45,10 +46,9 @@ def missing_error(
         message = _count_message(bound, target, modality, total)
     elif target.kind == "prefix":
         message = f"the prompt does not begin with {target.label}, after which {noun(modality)} {item} belongs"
-    elif target.kind == "tokens":
-        message = f"the prompt has no {target.label}, after which {noun(modality)} {item} belongs"
     else:
-        message = f"{noun(modality)} {item} belongs at the {target.kind} of the prompt, but an earlier one is behind it"
+        assert target.kind == "tokens", "the start and the end of a prompt are always there"
+        message = f"the prompt has no {target.label}, after which {noun(modality)} {item} belongs"
     return MissingPlaceholderError(message, modality=modality, item=item, expected=total, got=bound)
 
 

@@ -7,7 +7,7 @@ kept as strings with one character per token, because `str` searches faster and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import index as as_int
 from typing import Any, Literal
@@ -31,7 +31,7 @@ class Target:
     kind: Literal["tokens", "start", "prefix", "end"]
     chars: str = ""
     """The tokens to find, or the prefix."""
-    label: str = ""
+    label: str = field(default="", compare=False)
     """The same for a message: `'<image>' (token 32000)`."""
 
 

@@ -1,0 +1,91 @@
+"""Random load on tiny caches: everybody ends, as if alone, and nothing is lost.
+
+`Simulation` checks every step: budgets, integrity of blocks and encoder cache, progress, and (through `FakeWorker`)
+that each sequence reads exactly its own history. At the end: outputs equal to running alone, all blocks free, and no
+more than eight preemptions per request.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from corellm.engine.request import RequestStatus
+from tests.engine.fake_worker import VOCABULARY, make_request
+from tests.engine.simulation import Setup, Simulation, run_random
+
+
+@pytest.mark.parametrize("block_of_seeds", range(4))
+def test_random_load_on_tiny_caches(block_of_seeds: int) -> None:
+    """Four times a hundred random engines and loads, a third of them with random aborts and failures."""
+    for seed in range(100 * block_of_seeds, 100 * block_of_seeds + 100):
+        rng = Random(seed)
+        run_random(rng, num_requests=rng.randint(1, 14), faults=rng.choice([0.0, 0.0, 0.05]))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.randoms(use_true_random=False), st.integers(1, 8), st.sampled_from([0.0, 0.1]))
+def test_any_load_ends(rng: Random, num_requests: int, faults: float) -> None:
+    """The same, drawn by hypothesis, so that a failure is shrunk."""
+    run_random(rng, num_requests=num_requests, faults=faults)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_pressure_preempts_often_but_nobody_too_often(
+    preemption: Literal["recompute", "swap"], policy: Literal["fcfs", "priority"], chunked: bool
+) -> None:
+    """Sixteen growing sequences in room for a few, sixty in all: many preemptions, at most eight for any one."""
+    total = 0
+    for seed in range(2):
+        rng = Random(seed)
+        setup = Setup(
+            block_size=rng.choice([1, 4]),
+            num_blocks=rng.choice([70, 120]),
+            num_host_blocks=rng.choice([50, 500]),
+            max_model_len=64,
+            max_num_batched_tokens=128,
+            max_num_seqs=16,
+            chunked=chunked,
+            policy=policy,
+            preemption=preemption,
+            prefix_caching=bool(seed),
+        )
+        simulation = Simulation(setup)
+        for index in range(60):
+            prompt = [rng.randrange(1, VOCABULARY) for _ in range(rng.randint(1, 20))]
+            request = make_request(
+                f"r{index}", prompt, max_tokens=rng.choice([30, None]), ignore_eos=True, priority=rng.randint(0, 3)
+            )
+            simulation.add(request)
+            simulation.step()
+        simulation.run()
+        total += simulation.scheduler.get_stats().num_preemptions
+    assert total > 20, "this load is meant to preempt"
+
+
+def test_bursts_of_urgent_requests_stop_preempting_the_same_victim() -> None:
+    """A humble request that is admitted between bursts, and preempted by each, runs through after a while.
+
+    A burst comes whenever it runs, for ever: without the bound on preemptions it would never end.
+    """
+    setup = Setup(block_size=1, num_blocks=41, max_model_len=30, policy="priority", max_num_seqs=6)
+    simulation, rng = Simulation(setup), Random(0)
+    humble = make_request("humble", [1] * 8, max_tokens=None, ignore_eos=True, priority=9)
+    simulation.add(humble)
+    for step in range(2_000):
+        if humble.status is RequestStatus.RUNNING and simulation.scheduler.num_waiting == 0:
+            for member in range(3):
+                prompt = [rng.randrange(1, VOCABULARY) for _ in range(4)]
+                simulation.add(make_request(f"u{step}-{member}", prompt, max_tokens=20, ignore_eos=True))
+        if humble.status.is_finished:
+            break
+        simulation.step()
+    assert humble.finish_reason == "length"
+    assert humble.num_preemptions > 2, "these bursts are meant to preempt"
+    simulation.run()

@@ -1,0 +1,516 @@
+"""The offline API end to end on a tiny LLaVA: what callers get, and that one request's fault stays its own."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from corellm import LLM, SamplingParams
+from corellm.errors import (
+    ConfigError,
+    CorellmError,
+    EmbeddingCountError,
+    EncoderError,
+    InvalidParameterError,
+    ItemLimitError,
+    MediaError,
+    MissingPlaceholderError,
+    ProcessorKwargsError,
+    PromptError,
+    PromptTooLongError,
+    RequestFailedError,
+    SurplusPlaceholderError,
+    UnsupportedModalityError,
+)
+from tests.conftest import random_image
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+IMAGE_PROMPT = "USER: <image>\nWhat shape? ASSISTANT:"
+
+
+def ask(image: Any = None, **more: Any) -> dict[str, Any]:
+    """A prompt with one picture."""
+    return {"prompt": IMAGE_PROMPT, "multi_modal_data": {"image": image or random_image(60, 50, 1)}, **more}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llava: Path) -> Iterator[LLM]:
+    with LLM(str(tiny_llava), dtype="float32", max_num_seqs=8, max_num_batched_tokens=64, block_size=8) as loaded:
+        yield loaded
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks(llm: LLM) -> Iterator[None]:
+    """After every test all blocks are free, no encoder output is referenced, and the engine still answers."""
+    yield
+    scheduler = llm.engine.scheduler
+    scheduler.blocks.check_integrity()
+    assert scheduler.blocks.num_free_blocks == scheduler.blocks.capacity
+    scheduler.encoder_cache.check_integrity()
+    assert not llm.engine.has_unfinished_requests()
+    assert tokens(llm, "USER: hello ASSISTANT:")
+
+
+def tokens(llm: LLM, prompt: Any, params: SamplingParams = GREEDY) -> list[int]:
+    return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+# --- forms of prompts -------------------------------------------------------------------------------------------------
+
+
+def test_text_tokens_and_pictures_in_every_form_are_the_same(llm: LLM, tmp_path: Path) -> None:
+    """A prompt as text or as token ids; a picture as object, path, bytes, array, tensor, bare or in a list."""
+    picture = random_image(60, 50, 1)
+    file = tmp_path / "picture.png"
+    picture.save(file)
+    array = torch.from_numpy(np.array(picture))
+    want = tokens(llm, ask(picture))
+    for image in (file, str(file), file.read_bytes(), array.numpy(), array, array.permute(2, 0, 1), [picture]):
+        assert tokens(llm, ask(image)) == want
+    ids = llm.get_tokenizer()(IMAGE_PROMPT)["input_ids"]
+    assert tokens(llm, {"prompt_token_ids": ids, "multi_modal_data": {"image": picture}}) == want
+
+
+def test_one_or_many(llm: LLM) -> None:
+    """A bare prompt, a list, one parameter set for all or one each, in order."""
+    prompts = ["USER: a ASSISTANT:", "USER: b c ASSISTANT:", ask()]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in together] == [tokens(llm, p) for p in prompts]
+    lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5, 3)]
+    each = llm.generate(prompts, lengths, use_tqdm=False)
+    assert [len(o.outputs[0].token_ids) for o in each] == [1, 5, 3]
+    with pytest.raises(InvalidParameterError, match="2 sampling_params for 3 prompts"):
+        llm.generate(prompts, lengths[:2], use_tqdm=False)
+
+
+def test_precomputed_embeddings_equal_the_picture(llm: LLM, tiny_llava: Path) -> None:
+    """The encoder's output, computed by transformers and given as `image_embeds` or as a tensor, answers alike."""
+    picture = random_image(60, 50, 1)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
+    processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
+    with torch.inference_mode():
+        pixels = processor.image_processor(picture, return_tensors="pt")["pixel_values"]
+        embeds = torch.stack(list(model.get_image_features(pixels).pooler_output))
+    want = tokens(llm, ask(picture))
+    for data in ({"image": embeds}, {"image": [embeds[0]]}, {"image_embeds": embeds}):
+        assert tokens(llm, {"prompt": IMAGE_PROMPT, "multi_modal_data": data}) == want
+
+
+def test_uuids_name_items(llm: LLM) -> None:
+    """A uuid stands for the content: the same uuid finds the first picture in the cache."""
+    first, other = random_image(60, 50, 1), random_image(60, 50, 2)
+    named = {"multi_modal_uuids": {"image": "my-picture"}}
+    assert tokens(llm, ask(other)) != tokens(llm, ask(first))
+    assert tokens(llm, ask(first, **named)) == tokens(llm, ask(other, **named)) == tokens(llm, ask(first))
+
+
+# --- what can be wrong ------------------------------------------------------------------------------------------------
+
+
+def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
+    picture = random_image(20, 20, 0)
+    return [
+        ("", PromptError, "the prompt is empty"),
+        ({"prompt_token_ids": []}, PromptError, "the prompt is empty"),
+        ({"prompt_token_ids": [5, 10**6]}, PromptError, "1000000 is no token id; they go from 0 to"),
+        ({"prompt_token_ids": "abc"}, PromptError, "must be a list of integers"),
+        ({"promt": "x"}, PromptError, "unknown prompt key 'promt'; known: .*prompt"),
+        (5, PromptError, "a prompt is text"),
+        ({"prompt": "x", "multi_modal_data": [picture]}, PromptError, "multi_modal_data must be like"),
+        ("what is <image> this?", SurplusPlaceholderError, "image"),
+        ({"prompt": "no place", "multi_modal_data": {"image": picture}}, MissingPlaceholderError, "image"),
+        (ask([picture, picture]), MissingPlaceholderError, "2 image"),
+        ({"prompt": "<image><image>", "multi_modal_data": {"image": picture}}, SurplusPlaceholderError, "image"),
+        (ask(b"this is text, not a picture"), MediaError, "image 0.*not a"),
+        (ask("no/such/file.png"), MediaError, "no such file"),
+        ({"prompt": IMAGE_PROMPT, "multi_modal_data": {"video": picture}}, UnsupportedModalityError, "video"),
+        (ask(mm_processor_kwargs={"sise": 3}), ProcessorKwargsError, "does not take 'sise'; accepted: .*size"),
+        ("word " * 2000, PromptTooLongError, "1024"),
+    ]
+
+
+@pytest.mark.parametrize(("prompt", "error", "message"), wrong_prompts())
+def test_wrong_prompts_have_typed_errors(llm: LLM, prompt: Any, error: type[CorellmError], message: str) -> None:
+    """Each names the thing and the way out, and disturbs nobody."""
+    with pytest.raises(error, match=message):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_a_wrong_prompt_leaves_the_others_alone(llm: LLM) -> None:
+    """The others' answers are those they give alone; the error carries all outputs."""
+    prompts: list[Any] = ["USER: a ASSISTANT:", "what is <image> this?", ask(), ask(b"junk"), "USER: b ASSISTANT:"]
+    want = [tokens(llm, prompts[i]) for i in (0, 2, 4)]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+    assert [outputs[i].outputs[0].token_ids for i in (0, 2, 4)] == want
+    assert isinstance(outputs[1].error, SurplusPlaceholderError)
+    assert isinstance(outputs[3].error, MediaError)
+    assert outputs[3].outputs[0].finish_reason == "error"
+    with pytest.raises(SurplusPlaceholderError) as caught:
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [caught.value.outputs[i].outputs[0].token_ids for i in (0, 2, 4)] == want  # type: ignore[attr-defined]
+    assert "prompt 1 of 5" in caught.value.__notes__[0]
+
+
+def test_parameters_beyond_the_vocabulary(llm: LLM) -> None:
+    """Token ids in parameters are checked against the model."""
+    for field in ({"logit_bias": {10**6: 1}}, {"allowed_token_ids": [10**6]}, {"stop_token_ids": [10**6]}):
+        with pytest.raises(InvalidParameterError, match="1000000 is no token id of this model"):
+            llm.generate("hello", SamplingParams(**field), use_tqdm=False)
+
+
+def test_item_limits(tiny_llava: Path) -> None:
+    """The operator's limit is kept: 0, the limit, one more; a limit for what the model does not take is refused."""
+    picture = random_image(20, 20, 0)
+    with LLM(str(tiny_llava), limit_mm_per_prompt={"image": 2}) as limited:
+        for count in (0, 1, 2):
+            prompt = {"prompt": "<image>" * count + "x", "multi_modal_data": {"image": [picture] * count}}
+            assert limited.generate(prompt, GREEDY, use_tqdm=False)[0].finished
+        with pytest.raises(ItemLimitError, match="3 images in the request, at most 2 allowed"):
+            limited.generate({"prompt": "x", "multi_modal_data": {"image": [b"not decoded"] * 3}}, use_tqdm=False)
+    with LLM(str(tiny_llava), limit_mm_per_prompt={"image": 0}) as text_only:
+        assert text_only.generate("hello", GREEDY, use_tqdm=False)[0].finished
+        with pytest.raises(ItemLimitError, match="at most 0"):
+            text_only.generate(ask(), GREEDY, use_tqdm=False)
+    with pytest.raises(UnsupportedModalityError, match="takes no audio"):
+        LLM(str(tiny_llava), limit_mm_per_prompt={"audio": 1})
+
+
+def test_impossible_sizes_are_refused_at_start(tiny_llava: Path) -> None:
+    """Both numbers are named."""
+    with pytest.raises(ConfigError, match="max_model_len=5000 exceeds the 1024 positions"):
+        LLM(str(tiny_llava), max_model_len=5000)
+    with pytest.raises(ConfigError, match="max_model_len=512 exceeds the 160 tokens the KV cache holds"):
+        LLM(str(tiny_llava), max_model_len=512, num_kv_blocks=10)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=64 is less than max_model_len=1024"):
+        LLM(str(tiny_llava), max_num_batched_tokens=64, enable_chunked_prefill=False)
+
+
+# --- failures while running -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing_encoder(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`failing_encoder(wrong)`: the encoder misbehaves for the reddest picture only (`wrong(outputs) -> outputs`)."""
+
+    def install(wrong: Any) -> None:
+        model = llm.engine.runner._model
+        right = model.get_image_features
+
+        def features(pixel_values: torch.Tensor, **kwargs: Any) -> Any:
+            output = right(pixel_values, **kwargs)
+            if (pixel_values[:, 0].amin((-1, -2)) > 1.5).any():  # normalized pure red
+                output.pooler_output = wrong(list(output.pooler_output))
+            return output
+
+        monkeypatch.setattr(model, "get_image_features", features)
+
+    return install
+
+
+RED = Image.new("RGB", (30, 30), (255, 0, 0))
+
+
+def test_encoder_failure_fails_one_request(llm: LLM, failing_encoder: Any) -> None:
+    """The guilty picture's request ends with the encoder's error, batched with others that answer as ever."""
+    others = [ask(random_image(40, 40, s)) for s in (1, 2, 3)]
+    want = [tokens(llm, p) for p in others]
+
+    def explode(outputs: Any) -> Any:
+        raise RuntimeError("the encoder is unwell")
+
+    failing_encoder(explode)
+    llm.engine.scheduler.blocks.reset_prefix_cache()
+    outputs = llm.generate([others[0], ask(RED), *others[1:]], GREEDY, use_tqdm=False, on_error="return")
+    assert isinstance(outputs[1].error, EncoderError)
+    assert "RuntimeError: the encoder is unwell" in str(outputs[1].error)
+    assert [outputs[i].outputs[0].token_ids for i in (0, 2, 3)] == want
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda outputs: [o[:-1] for o in outputs],
+        lambda outputs: [torch.cat([o, o[:1]]) for o in outputs],
+        lambda outputs: [o[:1] for o in outputs],
+        lambda outputs: [o[None] for o in outputs],
+        lambda outputs: outputs[:-1],
+    ],
+    ids=["a row short", "a row too many", "one row that would broadcast", "rank 3", "an item short"],
+)
+def test_wrong_row_counts_are_found(llm: LLM, failing_encoder: Any, wrong: Any) -> None:
+    """Never bound, never broadcast, never clipped."""
+    failing_encoder(wrong)
+    with pytest.raises(EmbeddingCountError, match="embeddings"):
+        llm.generate(ask(RED), GREEDY, use_tqdm=False)
+
+
+def test_failed_forward_fails_the_batch_and_the_queue_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests in that step fail; those after it run; a cache block written by the failed step is not reused."""
+    want = tokens(llm, "USER: good ASSISTANT:")
+    llm.engine.scheduler.blocks.reset_prefix_cache()
+    right, calls = llm.engine.runner._language_model.forward, []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("matrix on strike")
+        return right(*args, **kwargs)
+
+    monkeypatch.setattr(llm.engine.runner._language_model, "forward", forward)
+    with pytest.raises(RequestFailedError, match="matrix on strike"):
+        llm.generate("USER: good ASSISTANT:", GREEDY, use_tqdm=False)
+    assert tokens(llm, "USER: good ASSISTANT:") == want
+
+
+def test_abort_at_any_step(llm: LLM) -> None:
+    """An aborted request ends with what it has; the others' tokens do not change."""
+    prompts = [ask(random_image(40, 40, s)) for s in range(4)]
+    want = [tokens(llm, p) for p in prompts]
+    engine = llm.engine
+    for moment in range(8):
+        for i, prompt in enumerate(prompts):
+            engine.add_request(f"r{i}", prompt, GREEDY, stream=False)
+        done, steps = {}, 0
+        while engine.has_unfinished_requests():
+            if steps == moment:
+                assert engine.abort_request("r2")
+                assert not engine.abort_request("r2")
+            done |= {o.request_id: o for o in engine.step()}
+            steps += 1
+        assert done["r2"].outputs[0].finish_reason == "abort"
+        assert done["r2"].outputs[0].token_ids == want[2][: len(done["r2"].outputs[0].token_ids)]
+        assert [done[f"r{i}"].outputs[0].token_ids for i in (0, 1, 3)] == [want[i] for i in (0, 1, 3)]
+
+
+def test_an_id_can_be_used_again_but_not_twice_at_once(llm: LLM) -> None:
+    """The engine refuses a second request of the same name while the first runs."""
+    llm.engine.add_request("same", "USER: a ASSISTANT:", GREEDY)
+    with pytest.raises(InvalidParameterError, match="'same' is running already"):
+        llm.engine.add_request("same", "USER: a ASSISTANT:", GREEDY)
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    llm.engine.add_request("same", "USER: a ASSISTANT:", GREEDY)
+    llm.engine.abort_request("same")
+    assert llm.engine.step()[0].outputs[0].finish_reason == "abort"
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_seeded_requests_repeat_in_any_company(llm: LLM) -> None:
+    """Alone, among others, in another order: the same tokens; another seed gives others."""
+    seeded = SamplingParams(temperature=1.5, seed=7, max_tokens=12, ignore_eos=True)
+    unseeded = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True)
+    alone = tokens(llm, ask(), seeded)
+    for position in (0, 2):
+        crowd: list[Any] = ["USER: a ASSISTANT:", "USER: b ASSISTANT:"]
+        crowd.insert(position, ask())
+        params = [unseeded, unseeded]
+        params.insert(position, seeded)
+        assert llm.generate(crowd, params, use_tqdm=False)[position].outputs[0].token_ids == alone
+    assert tokens(llm, ask(), SamplingParams(temperature=1.5, seed=8, max_tokens=12, ignore_eos=True)) != alone
+
+
+def test_n_completions(llm: LLM) -> None:
+    """`n` completions of one prompt, different, each as its own seed gives, in one output."""
+    params = SamplingParams(n=3, temperature=1.5, seed=7, max_tokens=10, ignore_eos=True, logprobs=2)
+    (output,) = llm.generate(ask(), params, use_tqdm=False)
+    assert [c.index for c in output.outputs] == [0, 1, 2]
+    assert len({tuple(c.token_ids) for c in output.outputs}) == 3
+    for index, completion in enumerate(output.outputs):
+        alone = SamplingParams(temperature=1.5, seed=7 + index, max_tokens=10, ignore_eos=True)
+        assert tokens(llm, ask(), alone) == completion.token_ids
+        assert completion.logprobs is not None
+        assert len(completion.logprobs) == 10
+        assert completion.cumulative_logprob == pytest.approx(
+            sum(p[t].logprob for p, t in zip(completion.logprobs, completion.token_ids, strict=True))
+        )
+
+
+def test_prompt_logprobs_equal_a_plain_forward_pass(llm: LLM, tiny_llava: Path) -> None:
+    """In chunks of 64 with pictures: each prompt token's log-probability is transformers' own."""
+    prompt = {"prompt": f"{IMAGE_PROMPT} {'and then some more ' * 12} <image> end", "multi_modal_data": {"image": [random_image(50, 40, s) for s in (1, 2)]}}  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=3)
+    llm.generate(prompt, GREEDY, use_tqdm=False)  # its prefix is cached now, and must not be used
+    (output,) = llm.generate(prompt, params, use_tqdm=False)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
+    processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
+    inputs = processor(text=prompt["prompt"], images=prompt["multi_modal_data"]["image"], return_tensors="pt")
+    with torch.inference_mode():
+        want = torch.log_softmax(model(**inputs).logits[0], -1)
+    ids = inputs["input_ids"][0].tolist()
+    assert output.prompt_token_ids == ids
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(ids)
+    for position in range(1, len(ids)):
+        got = output.prompt_logprobs[position]
+        assert got is not None
+        assert got[ids[position]].logprob == pytest.approx(want[position - 1, ids[position]].item(), abs=1e-4)
+        best = want[position - 1].argmax().item()
+        assert got[best].rank == 1
+
+
+def test_stop_strings_and_tokens(llm: LLM) -> None:
+    """A stop string across token borders ends the text before it or with it; a stop token likewise, with its reason."""
+    free = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, skip_special_tokens=False)
+    (full,) = llm.generate(ask(), free, use_tqdm=False)
+    text, ids = full.outputs[0].text, full.outputs[0].token_ids
+    stop = text[len(text) // 3 : len(text) // 3 + 4]
+    cut = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, skip_special_tokens=False, stop=[stop])
+    completion = llm.generate(ask(), cut, use_tqdm=False)[0].outputs[0]
+    assert completion.text == text[: text.index(stop)]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    keep = SamplingParams(
+        temperature=0, max_tokens=24, ignore_eos=True, skip_special_tokens=False, stop=[stop],
+        include_stop_str_in_output=True,
+    )  # fmt: skip
+    assert llm.generate(ask(), keep, use_tqdm=False)[0].outputs[0].text == text[: text.index(stop) + len(stop)]
+    by_token = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=[ids[5]])
+    completion = llm.generate(ask(), by_token, use_tqdm=False)[0].outputs[0]
+    assert completion.token_ids == ids[: ids.index(ids[5]) + 1]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", ids[5])
+
+
+def test_streaming_equals_the_final_text(llm: LLM) -> None:
+    """Outputs grow, never take back, and end with what a non-streaming request gives."""
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    want = llm.generate(ask(), params, use_tqdm=False)[0].outputs[0].text
+    llm.engine.add_request("s", ask(), params)
+    texts = [o.outputs[0].text for _ in iter(llm.engine.has_unfinished_requests, False) for o in llm.engine.step()]
+    assert len(texts) >= 20
+    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert texts[-1] == want
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def conversation(text: str, *images: Any) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def test_chat_equals_the_rendered_prompt(llm: LLM, tiny_llava: Path) -> None:
+    """The template is the checkpoint's, rendered and tokenized as transformers does it."""
+    picture = random_image(60, 50, 1)
+    (output,) = llm.chat(conversation("What shape?", picture), GREEDY, use_tqdm=False)
+    processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
+    rendered = processor.apply_chat_template(
+        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What shape?"}]}],
+        add_generation_prompt=True, tokenize=False,
+    )  # fmt: skip
+    want = processor(text=rendered, images=picture, return_tensors="pt")["input_ids"][0].tolist()
+    assert output.prompt_token_ids == want
+    assert output.prompt == rendered
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+def test_special_tokens_people_type_stay_text(llm: LLM, role: str) -> None:
+    """Whoever types `<image>` or `</s>` in a message is answered; no placeholder and no end of sequence comes of it."""
+    tokenizer = llm.get_tokenizer()
+    messages = [{"role": role, "content": "I type <image> and </s><s> here"}, *conversation("ok?", random_image(9, 9, 1))]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    image, eos, bos = tokenizer.convert_tokens_to_ids(["<image>", "</s>", "<s>"])
+    assert output.prompt_token_ids.count(image) == 16
+    assert output.prompt_token_ids.count(eos) == 0
+    assert output.prompt_token_ids.count(bos) == 1
+    kept = tokenizer.decode([t for t in output.prompt_token_ids if t != image])
+    assert "I type <image> and </s><s> here" in kept
+
+
+def test_many_conversations_and_parts_in_order(llm: LLM) -> None:
+    """A list of conversations; two pictures in their order; bytes, file URLs and data URLs as parts."""
+    import base64
+    import io
+
+    buffer = io.BytesIO()
+    first, second = random_image(30, 30, 1), random_image(30, 30, 2)
+    first.save(buffer, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    by_url = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, "what?"]}]
+    got = llm.chat([conversation("what?", first, second), conversation("what?", second, first), by_url], GREEDY, use_tqdm=False)
+    assert got[0].outputs[0].token_ids != got[1].outputs[0].token_ids
+    assert got[2].outputs[0].token_ids == llm.chat(conversation("what?", first), GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "messages must be a non-empty list"),
+        ([{"role": "user"}], r"messages\[0\].content must be text or a list of parts"),
+        ([{"role": "king", "content": "x"}], r"messages\[0\].role must be one of"),
+        ([{"role": "user", "content": [{"type": "smell"}]}], r"messages\[0\].content\[0\].type 'smell' is not known"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\].content\[0\].text must be a string"),
+        ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\].content\[0\] has no 'image'"),
+    ],
+)
+def test_malformed_messages(llm: LLM, messages: Any, message: str) -> None:
+    """The part at fault is named."""
+    with pytest.raises(CorellmError, match=message):
+        llm.chat([messages], GREEDY, use_tqdm=False)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_prefix_cache_tells_pictures_apart(llm: LLM) -> None:
+    """Equal token ids, different pictures: nothing of the first picture is reused for the second; the same one is."""
+    llm.engine.scheduler.blocks.reset_prefix_cache()
+    first = llm.generate(ask(random_image(60, 50, 11)), GREEDY, use_tqdm=False)[0]
+    again = llm.generate(ask(random_image(60, 50, 11)), GREEDY, use_tqdm=False)[0]
+    other = llm.generate(ask(random_image(60, 50, 12)), GREEDY, use_tqdm=False)[0]
+    salted = llm.generate(ask(random_image(60, 50, 11), cache_salt="tenant"), GREEDY, use_tqdm=False)[0]
+    assert first.num_cached_tokens == 0
+    assert again.num_cached_tokens > 16
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+    assert other.num_cached_tokens < 16
+    assert salted.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_close_to_float32(llm: LLM, tiny_llava: Path, dtype: str) -> None:
+    """Log-probabilities of the first token stay near float32's: packed weights and batched attention included."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    (want,) = llm.generate(ask(), params, use_tqdm=False)
+    with LLM(str(tiny_llava), dtype=dtype) as half:
+        (got,) = half.generate(ask(), params, use_tqdm=False)
+    assert want.outputs[0].logprobs
+    assert got.outputs[0].logprobs
+    best = want.outputs[0].logprobs[0]
+    common = set(best) & set(got.outputs[0].logprobs[0])
+    assert len(common) >= 3
+    for token in common:
+        assert got.outputs[0].logprobs[0][token].logprob == pytest.approx(best[token].logprob, abs=0.25)
+
+
+def test_leaving_the_context_frees_the_model(tiny_llava: Path) -> None:
+    """Weights and caches go with the `with` block."""
+    with LLM(str(tiny_llava)) as llm:
+        llm.generate("hello", GREEDY, use_tqdm=False)
+        model = weakref.ref(llm.engine.runner._model)
+        runner = weakref.ref(llm.engine.runner)
+    gc.collect()
+    assert model() is None
+    assert runner() is None
+
+
+def test_metrics(llm: LLM) -> None:
+    """Times are in order."""
+    (output,) = llm.generate(ask(), GREEDY, use_tqdm=False)
+    m = output.metrics
+    assert m is not None
+    assert m.first_scheduled_time is not None
+    assert m.first_token_time is not None
+    assert m.finished_time is not None
+    assert m.arrival_time <= m.first_scheduled_time <= m.first_token_time <= m.finished_time
+    assert m.time_to_first_token == m.first_token_time - m.arrival_time
