@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
-import math
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,12 +37,13 @@ STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]) * 255
 class Recipe:
     steps: int = 7500
     batch: int = 64
-    pictures: int = 160_000  # drawn for one term; a new term begins when each was seen `views` times
-    views: int = 3
-    muon_rate: float = 0.02
-    adam_rate: float = 2e-3
+    cooldown: int = 2500  # the last steps, in which the learning rates sink
+    pictures: int = 32_000  # drawn for one term; a new term begins when each was seen `views` times
+    views: int = 2
+    muon_rate: float = 0.015
+    adam_rate: float = 1.5e-3
     weight_decay: float = 0.05
-    patch_loss: float = 1.0  # weight of the auxiliary losses, at the start; it sinks to a quarter
+    patch_loss: float = 1.0  # weight of the auxiliary losses; it sinks with the rates, to a quarter
     average: float = 0.998  # decay of the moving average of the weights, which is what is saved
     seed: int = 0
     threads: int = 2
@@ -122,7 +122,7 @@ def build_optimizers(pupil: Pupil, recipe: Recipe) -> list[torch.optim.Optimizer
     taken = {id(p) for p in inside}
     outside = [p for p in pupil.parameters() if id(p) not in taken]
     matrices, vectors = [p for p in outside if p.dim() > 1], [p for p in outside if p.dim() <= 1]
-    return [
+    optimizers: list[torch.optim.Optimizer] = [
         Muon(inside, lr=recipe.muon_rate, weight_decay=recipe.weight_decay),
         torch.optim.AdamW(
             [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
@@ -130,69 +130,113 @@ def build_optimizers(pupil: Pupil, recipe: Recipe) -> list[torch.optim.Optimizer
             betas=(0.9, 0.98),
         ),
     ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["full_lr"] = group["lr"]
+    return optimizers
 
 
-def rate(step: int, steps: int) -> float:
-    """Share of the full learning rate: warm up, then a cosine down to nearly nothing."""
-    return min(1.0, (step + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+def rate(step: int, recipe: Recipe) -> float:
+    """Share of the full learning rate: warm up, hold, and cool down to nearly nothing at the end."""
+    return min(1.0, (step + 1) / 100, max(0.01, (recipe.steps - step) / recipe.cooldown))
 
 
-def train(out: Path, recipe: Recipe, save_every: int) -> None:
-    torch.set_num_threads(recipe.threads)
-    torch.manual_seed(recipe.seed)
-    tokenizer = learn_words(recipe.seed)
-    processor = build_processor(tokenizer)
-    pupil = Pupil(build_model(len(tokenizer)))
-    average = copy.deepcopy(pupil.llava)
-    if recipe.compiled:
-        for part in (pupil.llava.model.vision_tower, pupil.llava.model.language_model):
-            part.forward = torch.compile(part.forward, dynamic=False)  # shapes never change: a third less time
-    packer = Packer(tokenizer, recipe.seed)
-    order = np.random.default_rng(recipe.seed)
-    optimizers = build_optimizers(pupil, recipe)
-    bases = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    began = time.time()
-    print(f"{sum(p.numel() for p in pupil.llava.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
+class School:
+    """The pupil, its optimizers and the average of its weights.
 
-    clerk = ThreadPoolExecutor(1)  # packs the next batch during this one
-    step = 0
-    running: list[float] = []
-    for term in itertools.count(1):
-        lessons = draw_lessons(recipe.seed * 100 + term, recipe.pictures, recipe.threads)
-        print(f"term {term}: {recipe.pictures} pictures drawn after {time.time() - began:.0f} s", flush=True)
+    A term is the unit of work. It depends on nothing but its number and the state before it, so that training can stop
+    after any term and go on later.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        torch.set_num_threads(recipe.threads)
+        torch.manual_seed(recipe.seed)
+        self.recipe = recipe
+        self.tokenizer = learn_words(recipe.seed)
+        self.pupil = Pupil(build_model(len(self.tokenizer)))
+        self.average = copy.deepcopy(self.pupil.llava)
+        self.optimizers = build_optimizers(self.pupil, recipe)
+        self.step = 0
+        self.term = 0
+        self.seconds = 0.0
+        if recipe.compiled:
+            for part in (self.pupil.llava.model.vision_tower, self.pupil.llava.model.language_model):
+                part.forward = torch.compile(part.forward, dynamic=False)  # shapes never change: a third less time
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "pupil": self.pupil.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "counters": (self.step, self.term, self.seconds),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.pupil.load_state_dict(state["pupil"])
+        self.average.load_state_dict(state["average"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.term, self.seconds = state["counters"]
+
+    def teach_term(self) -> None:
+        """Draws pictures and takes a step for each batch of them, until they are used up or training is complete."""
+        recipe = self.recipe
+        self.term += 1
+        before, began = self.seconds, time.time()
+        seed = recipe.seed * 1000 + self.term
+        torch.manual_seed(seed)
+        order, packer = np.random.default_rng(seed), Packer(self.tokenizer, seed)
+        lessons = draw_lessons(seed, recipe.pictures, recipe.threads)
+        print(f"term {self.term}: {recipe.pictures} pictures drawn in {time.time() - began:.0f} s", flush=True)
         rounds = np.concatenate([order.permutation(recipe.pictures) for _ in range(recipe.views)])
-        ahead = clerk.submit(packer.pack, lessons, rounds[: recipe.batch])
-        for start in range(0, len(rounds) - recipe.batch + 1, recipe.batch):
-            share = rate(step, recipe.steps)
-            for optimizer, base in zip(optimizers, bases, strict=True):
-                for group, full in zip(optimizer.param_groups, base, strict=True):
-                    group["lr"] = full * share
-            batch = ahead.result()
-            ahead = clerk.submit(packer.pack, lessons, rounds[start + recipe.batch : start + 2 * recipe.batch])
-            with torch.autocast("cpu", torch.bfloat16):
-                answers, patches = pupil.losses(batch)
-            weight = recipe.patch_loss * (1 - 0.75 * step / recipe.steps)
-            (answers + weight * patches).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            decay = min(recipe.average, (step + 1) / (step + 20))
-            with torch.no_grad():
-                ours, theirs = list(average.parameters()), list(pupil.llava.parameters())
-                torch._foreach_lerp_(ours, theirs, 1 - decay)
-            step += 1
-            running.append(answers.item())
-            if step % 100 == 0:
-                mean, spent = sum(running[-100:]) / 100, time.time() - began
-                print(f"step {step} answers {mean:.4f} patches {patches.item():.4f} {spent:.0f} s", flush=True)
-            if step % save_every == 0 or step == recipe.steps:
-                save(average, processor, str(out))
-            if step == recipe.steps:
-                clerk.shutdown()
-                minutes = (time.time() - began) / 60
-                print(f"{step} steps of {recipe.batch} pictures in {minutes:.1f} minutes", flush=True)
-                return
+        batches = rounds[: len(rounds) // recipe.batch * recipe.batch].reshape(-1, recipe.batch)
+        with ThreadPoolExecutor(1) as clerk:  # packs the next batch during this one
+            ahead = clerk.submit(packer.pack, lessons, batches[0])
+            for following in (*batches[1:], batches[0]):
+                batch = ahead.result()
+                ahead = clerk.submit(packer.pack, lessons, following)
+                answers, patches = self._learn(batch)
+                self.seconds = before + time.time() - began
+                if self.step % 100 == 0:
+                    losses = f"answers {answers:.4f} patches {patches:.4f}"
+                    print(f"step {self.step} {losses} {self.seconds:.0f} s", flush=True)
+                if self.step == recipe.steps:
+                    return
+
+    def _learn(self, batch: Batch) -> tuple[float, float]:
+        recipe, share = self.recipe, rate(self.step, self.recipe)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["full_lr"] * share
+        with torch.autocast("cpu", torch.bfloat16):
+            answers, patches = self.pupil.losses(batch)
+        weight = recipe.patch_loss * max(0.25, min(1.0, share))
+        (answers + weight * patches).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.pupil.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        decay = min(recipe.average, (self.step + 1) / (self.step + 20))
+        with torch.no_grad():
+            ours, theirs = list(self.average.parameters()), list(self.pupil.llava.parameters())
+            torch._foreach_lerp_(ours, theirs, 1 - decay)
+        self.step += 1
+        return answers.item(), patches.item()
+
+
+def train(out: Path, recipe: Recipe, state: Path | None) -> None:
+    school = School(recipe)
+    processor = build_processor(school.tokenizer)
+    if state is not None and state.exists():
+        school.restore(torch.load(state))
+    size = sum(p.numel() for p in school.average.parameters())
+    print(f"{size:,} parameters, {len(school.tokenizer)} tokens, from step {school.step}", flush=True)
+    while school.step < recipe.steps:
+        school.teach_term()
+        save(school.average, processor, str(out))
+        if state is not None and school.step < recipe.steps:
+            torch.save(school.state(), state)
+    print(f"{school.step} steps of {recipe.batch} pictures in {school.seconds / 60:.1f} minutes", flush=True)
 
 
 def main() -> None:
@@ -200,24 +244,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=default.steps)
+    parser.add_argument("--cooldown", type=int, default=default.cooldown)
     parser.add_argument("--pictures", type=int, default=default.pictures)
-    parser.add_argument("--muon-rate", type=float, default=default.muon_rate)
-    parser.add_argument("--adam-rate", type=float, default=default.adam_rate)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--threads", type=int, default=default.threads)
     parser.add_argument("--no-compile", action="store_true", help="where there is no C++ compiler")
-    parser.add_argument("--save-every", type=int, default=1000)
+    parser.add_argument("--state", type=Path, help="kept after every term; training goes on from it if it is there")
     given = parser.parse_args()
     recipe = Recipe(
         steps=given.steps,
+        cooldown=given.cooldown,
         pictures=given.pictures,
-        muon_rate=given.muon_rate,
-        adam_rate=given.adam_rate,
         seed=given.seed,
         threads=given.threads,
         compiled=not given.no_compile,
     )
-    train(given.out, recipe, given.save_every)
+    train(given.out, recipe, given.state)
 
 
 if __name__ == "__main__":

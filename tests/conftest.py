@@ -7,7 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from PIL import Image
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quiet_transformers() -> Iterator[None]:
+def _quiet_transformers() -> None:
     """Its progress bars and advice would drown a failure."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    yield
 
 
 @pytest.fixture(scope="session")

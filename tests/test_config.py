@@ -13,7 +13,9 @@ from corellm.sampling_params import SamplingParams
 
 def test_flat_arguments_find_their_room() -> None:
     """Each keyword belongs to one room, with defaults for the rest."""
-    config = EngineConfig.from_kwargs(model="m", block_size=32, max_num_seqs=3, limit_mm_per_prompt={"image": 2}, seed=5)
+    config = EngineConfig.from_kwargs(
+        model="m", block_size=32, max_num_seqs=3, limit_mm_per_prompt={"image": 2}, seed=5
+    )
     assert (config.cache.block_size, config.scheduler.max_num_seqs, config.model.seed) == (32, 3, 5)
     assert config.multimodal.limit_mm_per_prompt == {"image": 2}
     assert config.scheduler.enable_chunked_prefill is True

@@ -41,7 +41,7 @@ def test_imports_nothing_heavy(statement: str) -> None:
     ],
 )
 def test_imports_no_torch(statement: str) -> None:
-    """Adapters, the multimodal front end, the scheduler and the offline API's names import neither torch nor transformers."""
+    """Adapters, the front end, the scheduler and the offline API's names import neither torch nor transformers."""
     assert imported_by(statement) & {"torch", "transformers"} == set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,11 @@ IMAGE_PROMPT = "USER: <image>\nWhat shape? ASSISTANT:"
 
 def ask(image: Any = None, **more: Any) -> dict[str, Any]:
     """A prompt with one picture."""
-    return {"prompt": IMAGE_PROMPT, "multi_modal_data": {"image": image or random_image(60, 50, 1)}, **more}
+    return {
+        "prompt": IMAGE_PROMPT,
+        "multi_modal_data": {"image": random_image(60, 50, 1) if image is None else image},
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -338,13 +343,15 @@ def test_n_completions(llm: LLM) -> None:
 
 def test_prompt_logprobs_equal_a_plain_forward_pass(llm: LLM, tiny_llava: Path) -> None:
     """In chunks of 64 with pictures: each prompt token's log-probability is transformers' own."""
-    prompt = {"prompt": f"{IMAGE_PROMPT} {'and then some more ' * 12} <image> end", "multi_modal_data": {"image": [random_image(50, 40, s) for s in (1, 2)]}}  # fmt: skip
+    text = f"{IMAGE_PROMPT} {'and then some more ' * 12} <image> end"
+    pictures = [random_image(50, 40, s) for s in (1, 2)]
+    prompt = {"prompt": text, "multi_modal_data": {"image": pictures}}
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=3)
     llm.generate(prompt, GREEDY, use_tqdm=False)  # its prefix is cached now, and must not be used
     (output,) = llm.generate(prompt, params, use_tqdm=False)
     model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
     processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
-    inputs = processor(text=prompt["prompt"], images=prompt["multi_modal_data"]["image"], return_tensors="pt")
+    inputs = processor(text=text, images=pictures, return_tensors="pt")
     with torch.inference_mode():
         want = torch.log_softmax(model(**inputs).logits[0], -1)
     ids = inputs["input_ids"][0].tolist()
@@ -388,7 +395,7 @@ def test_streaming_equals_the_final_text(llm: LLM) -> None:
     llm.engine.add_request("s", ask(), params)
     texts = [o.outputs[0].text for _ in iter(llm.engine.has_unfinished_requests, False) for o in llm.engine.step()]
     assert len(texts) >= 20
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert texts[-1] == want
 
 
@@ -418,7 +425,10 @@ def test_chat_equals_the_rendered_prompt(llm: LLM, tiny_llava: Path) -> None:
 def test_special_tokens_people_type_stay_text(llm: LLM, role: str) -> None:
     """Whoever types `<image>` or `</s>` in a message is answered; no placeholder and no end of sequence comes of it."""
     tokenizer = llm.get_tokenizer()
-    messages = [{"role": role, "content": "I type <image> and </s><s> here"}, *conversation("ok?", random_image(9, 9, 1))]
+    messages = [
+        {"role": role, "content": "I type <image> and </s><s> here"},
+        *conversation("ok?", random_image(9, 9, 1)),
+    ]
     (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
     image, eos, bos = tokenizer.convert_tokens_to_ids(["<image>", "</s>", "<s>"])
     assert output.prompt_token_ids.count(image) == 16
@@ -438,9 +448,14 @@ def test_many_conversations_and_parts_in_order(llm: LLM) -> None:
     first.save(buffer, "PNG")
     url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
     by_url = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, "what?"]}]
-    got = llm.chat([conversation("what?", first, second), conversation("what?", second, first), by_url], GREEDY, use_tqdm=False)
+    got = llm.chat(
+        [conversation("what?", first, second), conversation("what?", second, first), by_url], GREEDY, use_tqdm=False
+    )
     assert got[0].outputs[0].token_ids != got[1].outputs[0].token_ids
-    assert got[2].outputs[0].token_ids == llm.chat(conversation("what?", first), GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert (
+        got[2].outputs[0].token_ids
+        == llm.chat(conversation("what?", first), GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    )
 
 
 @pytest.mark.parametrize(

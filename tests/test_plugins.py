@@ -105,7 +105,9 @@ def test_two_claimants(install: Install) -> None:
 def test_a_broken_plugin_breaks_only_its_own_models(install: Install) -> None:
     """Its traceback is shown when it is asked for; others load."""
     install("toy", "import no_such_module_anywhere\n")
-    with pytest.raises(BrokenPluginError, match=r"(?s)toy 1.0 cannot be imported: ModuleNotFoundError.*toy.py.*uninstall"):
+    with pytest.raises(
+        BrokenPluginError, match=r"(?s)toy 1.0 cannot be imported: ModuleNotFoundError.*toy.py.*uninstall"
+    ):
         find_adapter(["ToyForCausalLM"]).load()
     assert find_adapter(["LlavaForConditionalGeneration"]).load()
 
@@ -175,7 +177,9 @@ def test_constructor_that_raises(install: Install) -> None:
     """Said as the plugin's fault, with its own frames."""
     install("toy", GOOD.replace("self.context = context", "1 / 0"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
-    with pytest.raises(BrokenPluginError, match=r"(?s)toy: making the adapter Adapter failed: ZeroDivisionError.*toy.py"):
+    with pytest.raises(
+        BrokenPluginError, match=r"(?s)toy: making the adapter Adapter failed: ZeroDivisionError.*toy.py"
+    ):
         build_manager(adapter, context(), distribution="toy")
 
 
@@ -228,7 +232,9 @@ def test_one_manager_per_model(install: Install) -> None:
     assert second.hook.get_supported_mm_limits() == {"image": 2}
 
 
-def test_a_distribution_seen_twice_is_one_claim(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_seen_twice_is_one_claim(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An editable install and its source on the path are not in conflict with themselves."""
     install("toy", GOOD)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

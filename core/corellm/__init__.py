@@ -35,7 +35,7 @@ _HOMES = {
     "SamplingParams": "corellm.sampling_params",
 }
 
-__all__ = [  # noqa: PLE0604  the same names as _HOMES, spelled out for readers and type checkers
+__all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",

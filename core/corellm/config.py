@@ -90,7 +90,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     """Split long prompts over steps, decodes first; without it, whole prompts first as long as some wait."""
     scheduler_delay_factor: float = 0.0
-    """Without chunked prefill: wait this many times the last prompt step's duration before the next one, to batch more."""
+    """Without chunked prefill: wait this many times the last prompt step's duration, to let more share a step."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """First come first served, or by `priority` (lower first)."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
@@ -152,7 +152,12 @@ class EngineConfig:
         Raises:
             ConfigError: an unknown argument (with the nearest known one), or a value out of range.
         """
-        rooms = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "multimodal": MultiModalConfig}
+        rooms = {
+            "model": ModelConfig,
+            "cache": CacheConfig,
+            "scheduler": SchedulerConfig,
+            "multimodal": MultiModalConfig,
+        }
         known = {f.name: room for room, config in rooms.items() for f in fields(config)}
         chosen: dict[str, dict[str, Any]] = {room: {} for room in rooms}
         for name, value in kwargs.items():

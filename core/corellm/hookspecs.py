@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 import pluggy
 
@@ -60,14 +60,27 @@ PROJECT_NAME = "corellm"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-hookimpl = cast("Callable[..., Any]", pluggy.HookimplMarker(PROJECT_NAME))
+
+class _HookimplMarker(Protocol):
+    """What pluggy's marker is, in types: it gives back the function it marks."""
+
+    @overload
+    def __call__(self, function: _F) -> _F: ...
+
+    @overload
+    def __call__(
+        self, *, wrapper: bool = False, tryfirst: bool = False, trylast: bool = False, optionalhook: bool = False
+    ) -> Callable[[_F], _F]: ...
+
+
+hookimpl = cast(_HookimplMarker, pluggy.HookimplMarker(PROJECT_NAME))
 """Marks a method as the answer to the hook of the same name. `hookimpl(wrapper=True)` for extensions' wrappers."""
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
 
 def _first_result(function: _F) -> _F:
-    return cast(_F, _hookspec(firstresult=True)(function))
+    return _hookspec(firstresult=True)(function)
 
 
 @dataclass
@@ -199,7 +212,9 @@ def get_data_parser() -> DataParser | None:
 
 
 @_first_result
-def call_hf_processor(prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def call_hf_processor(
+    prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
     """Turn ONE item into tensors. Items do not know of each other: that they are processed alone is the contract.
 
     Args:
@@ -257,14 +272,14 @@ def apply_hf_processor_tokens_only(token_ids: list[int]) -> list[int] | None:
 
 @_first_result
 def get_placeholder_str(modality: str, index: int) -> str | None:
-    """Say what a chat message's media part becomes in the prompt text, where the checkpoint has no chat template.
+    r"""Say what a chat message's media part becomes in the prompt text, where the checkpoint has no chat template.
 
     Args:
         modality: of the part.
         index: of the item within its modality, from 0.
 
     Example:
-        `return "<image>\\n"`
+        `return "<image>\n"`
     """
 
 
@@ -369,9 +384,7 @@ def compute_logits(model: nn.Module, hidden_states: Tensor) -> Tensor | None:
 
 
 @_first_result
-def get_rope_positions(
-    token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
-) -> tuple[Tensor, int] | None:
+def get_rope_positions(token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]) -> tuple[Tensor, int] | None:
     """Give the position of every prompt token, and what to add after the prompt.
 
     Args:

@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -23,7 +24,7 @@ OnError = Literal["raise", "return"]
 
 
 class LLM:
-    """A loaded model that answers lists of prompts. A context manager: leaving it frees everything.
+    r"""A loaded model that answers lists of prompts. A context manager: leaving it frees everything.
 
     Args:
         model: a local directory in the Hugging Face layout, a hub name, or a checkpoint a plugin ships (`"demo"`).
@@ -40,7 +41,7 @@ class LLM:
 
     Example:
         >>> with LLM("demo") as llm:
-        ...     prompt = {"prompt": "USER: <image>\\nWhat shape? ASSISTANT:", "multi_modal_data": {"image": "a.png"}}
+        ...     prompt = {"prompt": "USER: <image>\nWhat shape? ASSISTANT:", "multi_modal_data": {"image": "a.png"}}
         ...     print(llm.generate(prompt, SamplingParams(temperature=0))[0].outputs[0].text)
     """
 
@@ -102,11 +103,10 @@ class LLM:
         Raises:
             CorellmError: the first failed prompt's error.
         """
-        listed = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, (str, Mapping)) else [prompts]
-        return self._run(
-            [lambda p=prompt: self.engine.input_processor.process(p) for prompt in listed],
-            sampling_params, use_tqdm, on_error,
-        )  # fmt: skip
+        many = isinstance(prompts, Iterable) and not isinstance(prompts, (str, Mapping))
+        listed = list(prompts) if many else [prompts]
+        process = self.engine.input_processor.process
+        return self._run([partial(process, prompt) for prompt in listed], sampling_params, use_tqdm, on_error)
 
     def chat(
         self,
@@ -136,17 +136,13 @@ class LLM:
         one = isinstance(messages, Sequence) and bool(messages) and isinstance(messages[0], Mapping)
         conversations = [messages] if one else list(messages)
 
-        def prepare(conversation: Any) -> ProcessedPrompt:
-            return self.engine.input_processor.process_chat(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                mm_processor_kwargs=mm_processor_kwargs,
-            )
-
-        return self._run(
-            [lambda c=conversation: prepare(c) for conversation in conversations], sampling_params, use_tqdm, on_error
+        process = partial(
+            self.engine.input_processor.process_chat,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            mm_processor_kwargs=mm_processor_kwargs,
         )
+        return self._run([partial(process, c) for c in conversations], sampling_params, use_tqdm, on_error)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -173,7 +169,9 @@ class LLM:
         if failed and on_error == "raise":
             index, error = failed[0]
             if len(prepare) > 1:
-                error.add_note(f"(prompt {index} of {len(prepare)}; {len(failed)} failed, the others' outputs are in .outputs)")
+                error.add_note(
+                    f"(prompt {index} of {len(prepare)}; {len(failed)} failed, the others' outputs are in .outputs)"
+                )
             error.outputs = ordered  # type: ignore[attr-defined]
             raise error
         return ordered
@@ -198,8 +196,7 @@ class LLM:
                     raise
                 except CorellmError as error:
                     yield _failed_output(request_id, error, wanted.n)
-            for output in self.engine.step():
-                yield output
+            yield from self.engine.step()
             waiting = self.engine.scheduler.num_waiting
 
 
@@ -241,7 +238,9 @@ class _Progress:
         elapsed = max(self._bar.format_dict["elapsed"], 1e-6)
         rates = (
             (now - then) / elapsed
-            for now, then in zip((self._engine.num_prompt_tokens, self._engine.num_generated_tokens), self._start, strict=True)
+            for now, then in zip(
+                (self._engine.num_prompt_tokens, self._engine.num_generated_tokens), self._start, strict=True
+            )
         )
         prompt_rate, output_rate = rates
         self._bar.set_postfix_str(f"prompt {prompt_rate:.0f} tok/s, output {output_rate:.0f} tok/s", refresh=False)

@@ -40,9 +40,7 @@ KNOWN_FAMILIES = {
 }
 """Where families live that this project publishes: only for the advice in an error message."""
 
-HOOK_NAMES = frozenset(
-    name for name, member in vars(hookspecs).items() if hasattr(member, f"{PROJECT_NAME}_spec")
-)
+HOOK_NAMES = frozenset(name for name, member in vars(hookspecs).items() if hasattr(member, f"{PROJECT_NAME}_spec"))
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,9 @@ def find_adapter(
         chosen = [entry for entry in claims if _same_name(entry.distribution, adapter)]
         if not chosen:
             offered = ", ".join(sorted({entry.distribution for entry in claims})) or "none"
-            raise PluginNotFoundError(f"adapter {adapter!r} does not serve {wanted}; installed plugins that do: {offered}")
+            raise PluginNotFoundError(
+                f"adapter {adapter!r} does not serve {wanted}; installed plugins that do: {offered}"
+            )
         claims = chosen
     if not claims:
         raise PluginNotFoundError(_not_found_message(wanted, architectures, entries))
@@ -150,7 +150,8 @@ def _not_found_message(wanted: str, architectures: Sequence[str], entries: Seque
 
 def shipped_checkpoints() -> dict[str, Path]:
     """Checkpoints that installed distributions ship: `{name: directory}`, e.g. `demo`. The packages are not imported
-    beyond what finding their directory takes."""
+    beyond what finding their directory takes.
+    """
     found: dict[str, Path] = {}
     for entry in entry_points(group=CHECKPOINTS_GROUP):
         spec = importlib.util.find_spec(entry.value)
@@ -300,5 +301,7 @@ def load_extensions() -> pluggy.PluginManager:
             manager.register(extension() if inspect.isclass(extension) else extension, name=entry.name)
             manager.check_pending()
         except pluggy.PluginValidationError as error:
-            raise ContractError(f"the extension {entry.name!r} of {distribution}: {' '.join(str(error).split())}") from error
+            raise ContractError(
+                f"the extension {entry.name!r} of {distribution}: {' '.join(str(error).split())}"
+            ) from error
     return manager

@@ -117,7 +117,9 @@ class SamplingParams:
     """Free-form values for extension plugins."""
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  frozen: normalise in place
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)  # frozen: values are normalised in place, once
+
         put("n", _integer("n", self.n, 1, MAX_N))
         put("temperature", _number("temperature", self.temperature, 0.0, 2.0))
         if self.temperature < _GREEDY_EPS:

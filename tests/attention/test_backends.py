@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -58,7 +57,12 @@ def run(
         k, v = (torch.randn(length, kv_heads, HEAD_SIZE, generator=generator).to(dtype) for _ in range(2))
         slot = torch.tensor([int(tables[row, t // block_size]) * block_size + t % block_size for t in range(length)])
         cache.write(k[: length - n], v[: length - n], slot[: length - n])
-        queries.append(q), keys.append(k[length - n :]), values.append(v[length - n :]), slots.append(slot[length - n :])
+        (
+            queries.append(q),
+            keys.append(k[length - n :]),
+            values.append(v[length - n :]),
+            slots.append(slot[length - n :]),
+        )
         want.append(plain_attention(q, k, v, 0.3, window))
     query_lens, seq_lens = [n for n, _ in lens], [length for _, length in lens]
     metadata = AttentionMetadata(
@@ -78,7 +82,9 @@ def run(
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(
-    lens=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 60)).map(lambda p: (p[0], p[0] + p[1])), min_size=1, max_size=9),
+    lens=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 60)).map(lambda p: (p[0], p[0] + p[1])), min_size=1, max_size=9
+    ),
     kv_heads=st.sampled_from([1, 2, 3]),
     groups=st.sampled_from([1, 2, 5]),
     block_size=st.sampled_from([1, 8, 16]),
@@ -96,9 +102,7 @@ def test_equals_plain_attention(
     seed: int,
 ) -> None:
     """Any mixture of decodes, whole prompts and continued prompts, any head grouping, block size and window."""
-    got, want = run(
-        backend(), lens, kv_heads=kv_heads, groups=groups, block_size=block_size, window=window, seed=seed
-    )
+    got, want = run(backend(), lens, kv_heads=kv_heads, groups=groups, block_size=block_size, window=window, seed=seed)
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
 
 

@@ -219,7 +219,9 @@ def test_many_questions_about_one_image_compute_it_once(chunked: bool) -> None:
 def test_who_waits_for_a_prefix_is_passed_over_but_keeps_its_place() -> None:
     """While a prefix is being computed its second user waits, others go past, and it starts as soon as it can."""
     simulation = simulate(max_num_batched_tokens=12)
-    leader, follower = (make_request(name, [9] * 16 + [number]) for number, name in enumerate(["leader", "follower"], 1))
+    leader, follower = (
+        make_request(name, [9] * 16 + [number]) for number, name in enumerate(["leader", "follower"], 1)
+    )
     simulation.add(leader, follower, text("other", 3))
     assert shape(simulation.step()) == [("leader", 0, 12)]
     assert shape(simulation.step()) == [("leader", 12, 5), ("other", 0, 3)]
@@ -231,7 +233,9 @@ def test_who_waits_for_a_prefix_is_passed_over_but_keeps_its_place() -> None:
 def test_who_waits_for_a_prefix_that_never_comes_computes_it(fault: str) -> None:
     """If the leader fails or is aborted, nothing of its unfinished step is reused, and the follower takes over."""
     simulation = simulate(max_num_batched_tokens=30)
-    leader, follower = (make_request(name, [9] * 16 + [number]) for number, name in enumerate(["leader", "follower"], 1))
+    leader, follower = (
+        make_request(name, [9] * 16 + [number]) for number, name in enumerate(["leader", "follower"], 1)
+    )
     simulation.add(leader, follower)
     batch = simulation.schedule()
     assert shape(batch) == [("leader", 0, 17)]

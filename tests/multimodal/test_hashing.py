@@ -88,11 +88,11 @@ def test_the_order_of_arguments_does_not_count(pairs: list[tuple[str, Any]]) -> 
 
 NEIGHBOURS: list[Any] = [
     0, False, 0.0, -0.0, "0", b"0", None, "", b"", [], (), {}, 1, True, 1.0, "1", 256, -1, 2**70, [0], [[0]], [0, 0],
-    [[0], 0], ["ab", "c"], ["a", "bc"], ["abc"], [b"abc"], "abc", b"abc", {"a": 1}, {"a": True}, {"a": 1, "b": None},
-    ["a", 1], {1: "a"}, {"1": "a"}, math.inf, -math.inf, math.nan, Resampling.NEAREST, Resampling.BICUBIC,
-    np.float32(0), np.float64(0), np.int64(0), np.bool_(False), np.array([0]), np.array([[0]]), np.zeros((2, 3),
-    np.uint8), np.zeros((3, 2), np.uint8), np.zeros(6, np.uint8), np.zeros(6, np.int8), np.zeros(6, "<u2"),
-    np.zeros(6, ">u2"), np.zeros((0, 3), np.uint8), np.zeros((3, 0), np.uint8), np.array(["ab", "c"]),
+    [[0], 0], ["ab", "c"], ["a", "bc"], ["abc"], [b"abc"], "abc", b"abc", ["as", "b"], ["a", "sb"], {"a": 1}, {"a":
+    True}, {"a": 1, "b": None}, ["a", 1], {1: "a"}, {"1": "a"}, math.inf, -math.inf, math.nan, Resampling.NEAREST,
+    Resampling.BICUBIC, np.float32(0), np.float64(0), np.int64(0), np.bool_(False), np.array([0]), np.array([[0]]),
+    np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.uint8), np.zeros(6, np.uint8), np.zeros(6, np.int8), np.zeros(6,
+    "<u2"), np.zeros(6, ">u2"), np.zeros((0, 3), np.uint8), np.zeros((3, 0), np.uint8), np.array(["ab", "c"]),
     torch.tensor(0), torch.zeros(6, dtype=torch.uint8), torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(6,
     dtype=torch.int8), torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.float16), torch.zeros(6,
     dtype=torch.bfloat16), torch.zeros(0, 3), torch.zeros(3, 0), torch.zeros(3, dtype=torch.complex64), bytes(6),
@@ -102,7 +102,10 @@ NEIGHBOURS: list[Any] = [
 
 
 def test_neighbours_all_differ() -> None:
-    """Mode, size, shape, dtype, byte order, type and nesting each change the hash."""
+    """Mode, size, shape, dtype, byte order, type and nesting each change the hash; so does where one field ends.
+
+    `["as", "b"]` and `["a", "sb"]` would be one string of tags and contents if no lengths stood between.
+    """
     hashes = [content(value) for value in NEIGHBOURS]
     assert len(set(hashes)) == len(hashes), [
         (NEIGHBOURS[i], NEIGHBOURS[hashes.index(h)]) for i, h in enumerate(hashes) if hashes.index(h) != i

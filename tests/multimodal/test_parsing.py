@@ -61,6 +61,7 @@ def embeddings(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         (ARRAY.astype(np.float32) / 255, 1),
         (torch.from_numpy(ARRAY.copy()), 1),
         (torch.from_numpy(ARRAY.copy()).permute(2, 0, 1) / 255, 1),
+        (torch.from_numpy(ARRAY.copy()) / 255, 1),
         (torch.from_numpy(np.stack([ARRAY] * 2)), 2),
         ([torch.from_numpy(ARRAY.copy()), ARRAY, PICTURE, PNG], 4),
         (PNG, 1),

@@ -1,4 +1,4 @@
-"""Builds every wheel, installs them with `--no-index` into a clean environment, and uses them from outside the checkout.
+"""Builds every wheel, installs them with `--no-index` into a clean environment, uses them from outside the checkout.
 
 A program, not a pytest file: it takes half a minute and needs an environment of its own. Third-party dependencies are
 linked in from the environment that runs it, so nothing is downloaded; ours come from the wheels alone.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, SequenceChunk
 from corellm.worker.input_batch import SequenceState, build_flat_batch
-from corellm.worker.sampler import SamplingState
+from corellm.worker.sampling_state import SamplingState
 
 CPU = torch.device("cpu")
 

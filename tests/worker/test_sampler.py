@@ -173,8 +173,8 @@ def test_everything_together_in_the_documented_order() -> None:
         top_p=0.95,
         min_p=0.001,
     )
-    logits = logits_of(1)
-    logits[0, PROMPT] = 8.0  # so that tokens only in the prompt are not cut off: no presence penalty for them
+    logits = logits_of(1, scale=1.0)
+    logits[0, PROMPT + OUTPUTS] = 4.0  # so that none of what is penalised is cut off
     ours = probabilities(logits, [state(params, prompt=PROMPT, outputs=list(OUTPUTS), bad_words=BAD_WORDS)])
     scores = logits.clone()
     scores[:, 200:] = -torch.inf
@@ -191,6 +191,8 @@ def test_everything_together_in_the_documented_order() -> None:
         scores[0, token] -= 0.2 * count + 0.4
     warpers = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(50), TopPLogitsWarper(0.95), MinPLogitsWarper(0.001)]
     assert_same_distribution(ours, LogitsProcessorList(warpers)(None, scores))
+    assert (ours[0, PROMPT] > 0).all()
+    assert 10 < (ours > 0).sum() < 50
 
 
 def test_greedy_takes_the_best_of_the_edited_logits() -> None:

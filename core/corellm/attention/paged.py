@@ -27,7 +27,7 @@ class PagedStep(Protocol):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
     ) -> Tensor:
-        """Attend in one layer: flat tensors `[num_tokens, heads, head_size]` in, `[num_tokens, heads, head_size]` out."""
+        """Attend in one layer: flat tensors `[num_tokens, heads, head_size]` in, one of the query's shape out."""
         ...
 
 

@@ -43,6 +43,16 @@ def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
     load_extensions().hook.register_commands(subparsers=subparsers)
 
 
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with words and options in any order: argparse alone takes no word after an option."""
+    args, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(args, "words") or any(word.startswith("-") and word != "-" for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.words += rest
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = build_parser()
@@ -50,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _add_extension_commands(parser)
     except PluginError as error:  # a broken extension must not take the other commands away
         print(f"corellm: warning: {error}", file=sys.stderr)
-    args = parser.parse_args(argv)
+    args = _parse(parser, argv)
     try:
         status: int = args.run(args)
     except CorellmError as error:

@@ -64,12 +64,16 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 discourages repetition")
     group.add_argument("--max-tokens", type=int, default=256, help="longest answer (default 256)")
     group.add_argument("--seed", type=int, help="makes sampling repeat exactly")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; may be repeated")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer here; may be repeated"
+    )
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
     glossary = {f.name: f.default for config in (ModelConfig, CacheConfig, SchedulerConfig) for f in fields(config)}
-    group.add_argument("--dtype", choices=DTYPES, default=glossary["dtype"], help="precision (default: the checkpoint's)")
+    group.add_argument(
+        "--dtype", choices=DTYPES, default=glossary["dtype"], help="precision (default: the checkpoint's)"
+    )
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence (default: the model's)")
     group.add_argument("--adapter", metavar="DIST", help="plugin to use where several claim the model")
     group.add_argument("--revision", help="branch, tag or commit of a hub model")

@@ -95,7 +95,9 @@ class AsyncLLM:
             RequestFailedError: it failed while it ran.
             EngineDeadError: the engine stopped.
         """
-        async for output in self._stream(lambda: self.engine.input_processor.process(prompt), sampling_params, request_id):
+        async for output in self._stream(
+            lambda: self.engine.input_processor.process(prompt), sampling_params, request_id
+        ):
             yield output
 
     async def chat(

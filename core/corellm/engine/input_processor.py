@@ -115,7 +115,9 @@ class InputProcessor:
             raise PromptError(f"prompt_token_ids must be a list of integers, got {given!r:.100}")
         for token in given:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self._vocab_size:
-                raise PromptError(f"prompt_token_ids: {token!r:.50} is no token id; they go from 0 to {self._vocab_size - 1}")
+                raise PromptError(
+                    f"prompt_token_ids: {token!r:.50} is no token id; they go from 0 to {self._vocab_size - 1}"
+                )
         return list(given)
 
     # --- conversations ----------------------------------------------------------------------------------------------

@@ -145,9 +145,7 @@ class OutputProcessor:
                 self._groups.pop(group.request_id, None)
         return outputs
 
-    def _take_token(
-        self, completion: _Completion, token: int, logprobs: TokenLogprobs | None, now: float
-    ) -> None:
+    def _take_token(self, completion: _Completion, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
         output, request = completion.output, completion.request
         params = request.sampling_params
         completion.group.metrics.first_token_time = completion.group.metrics.first_token_time or now

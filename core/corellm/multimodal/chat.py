@@ -42,7 +42,7 @@ def guard_text(text: str, literals: Collection[str]) -> str:
 
 
 def normalize_messages(messages: Any, literals: Collection[str]) -> list[dict[str, Any]]:
-    """Bring messages to one shape: content a list of `{"type": "text", "text"}` and `{"type": modality, modality: media}`.
+    """Bring messages to one shape: content a list of `{"type": "text", "text"}`, `{"type": modality, modality: media}`.
 
     Args:
         messages: dictionaries with `role` and `content` (text, parts, or None where the role allows it).

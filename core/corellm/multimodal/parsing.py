@@ -103,7 +103,8 @@ class DataParser:
         if _may_be_embeddings(value):
             if value.ndim == 2:
                 _doubtful(0, value)
-            if value.ndim == 3 and not _CHANNELS & {value.shape[0], value.shape[-1]}:
+            channels_possible = bool(_CHANNELS & {value.shape[0], value.shape[-1]})
+            if value.ndim == 3 and (value.shape[-1] == self.hidden_size or not channels_possible):
                 return split_embeddings("image", value)
         return RawItems((value,))
 

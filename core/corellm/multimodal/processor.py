@@ -6,8 +6,9 @@ family and no engine; everything that can be refused about items is refused here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,6 @@ from corellm.errors import (
     CorellmError,
     InvalidParameterError,
     ItemLimitError,
-    MultiModalError,
     ProcessingError,
     UnsupportedModalityError,
 )
@@ -136,19 +136,20 @@ class MultiModalProcessor:
         items: MultiModalItems = self._parser.parse(mm_data)
         counts = {modality: count for modality, count in items.get_counts().items() if count}
         kwargs = {**self.config.mm_processor_kwargs, **(mm_kwargs or {})}
-        identifiers = {
-            modality: self._identify(modality, items[modality], kwargs, uuids or {}) for modality in counts
-        }
+        identifiers = {modality: self._identify(modality, items[modality], kwargs, uuids or {}) for modality in counts}
         processed = {
             modality: self._process_items(items[modality], identifiers[modality], kwargs) for modality in counts
         }
-        tokens = self.hooks.apply_hf_processor_tokens_only(token_ids=list(token_ids))
-        updates = (
-            self.hooks.get_prompt_updates(mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed) if counts else []
-        )
-        expanded, placeholders = apply_prompt_updates(
-            tokens, updates, counts, self._tokenize, placeholder_token_ids=placeholder_token_ids
-        )
+        with _adapter_at_work("the prompt updates"):
+            tokens = self.hooks.apply_hf_processor_tokens_only(token_ids=list(token_ids))
+            updates = (
+                self.hooks.get_prompt_updates(mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed)
+                if counts
+                else []
+            )
+            expanded, placeholders = apply_prompt_updates(
+                tokens, updates, counts, self._tokenize, placeholder_token_ids=placeholder_token_ids
+            )
         features = [
             MultiModalFeature(
                 modality=modality,
@@ -192,7 +193,8 @@ class MultiModalProcessor:
         given = [given] if isinstance(given, str) else list(given or [None] * len(items))
         if len(given) != len(items):
             raise InvalidParameterError(
-                f"multi_modal_uuids[{modality!r}] has {len(given)} ids for {len(items)} items", param="multi_modal_uuids"
+                f"multi_modal_uuids[{modality!r}] has {len(given)} ids for {len(items)} items",
+                param="multi_modal_uuids",
             )
         keys: dict[str, Any] = {"modality": modality, "kwargs": kwargs, "namespace": self._namespace}
         return [
@@ -208,31 +210,23 @@ class MultiModalProcessor:
             return [_embedding_item(items, i) for i in range(len(items))]
 
         def process(i: int) -> MultiModalKwargsItem:
-            return self.cache.get_or_compute(identifiers[i], lambda: self._process_one(items, i, kwargs))
+            item: MultiModalKwargsItem
+            item = self.cache.get_or_compute(identifiers[i], lambda: self._process_one(items, i, kwargs))
+            return item
 
         if self._executor is None or len(items) == 1:
             return [process(i) for i in range(len(items))]
         return list(self._executor.map(process, range(len(items))))
 
-    def _process_one(
-        self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]
-    ) -> tuple[MultiModalKwargsItem, int]:
+    def _process_one(self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]) -> tuple[MultiModalKwargsItem, int]:
         modality = items.modality
-        try:
+        with _adapter_at_work(f"{modality} {i}: the processor"):
             hf_inputs = self.hooks.call_hf_processor(
                 prompt=self.hooks.get_dummy_text(mm_counts={modality: 1}),
                 mm_data={modality: [items.get(i)]},
                 mm_kwargs=kwargs,
             )
             fields = self.hooks.get_mm_fields_config(hf_inputs=hf_inputs, mm_kwargs=kwargs)
-        except CorellmError as error:
-            if isinstance(error, MultiModalError):
-                error.modality, error.item = modality, i
-            raise
-        except Exception as error:
-            raise ProcessingError(
-                f"{modality} {i}: the processor failed with {type(error).__name__}: {error}"
-            ) from error
         split = split_items(hf_inputs, fields).get(modality, [])
         if len(split) != 1:
             raise ContractError(
@@ -273,6 +267,17 @@ class MultiModalProcessor:
                 max_embeds[modality] = max(max_embeds[modality], tokens_stated)
                 max_tokens[modality] = tokens_stated
         return DummyProfile(max_tokens, max_embeds, token_modality)
+
+
+@contextmanager
+def _adapter_at_work(what: str) -> Iterator[None]:
+    """Typed errors as they are; whatever else an adapter or its processor raises becomes a `ProcessingError`."""
+    try:
+        yield
+    except CorellmError:
+        raise
+    except Exception as error:
+        raise ProcessingError(f"{what} failed with {type(error).__name__}: {error}") from error
 
 
 def _embedding_item(items: EmbeddingItems, i: int) -> MultiModalKwargsItem:

@@ -51,6 +51,7 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(_CORPUS * 50, trainer)
     if add_bos:
+        assert bos is not None, "add_bos needs bos"
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
         )

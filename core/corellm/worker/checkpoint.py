@@ -112,11 +112,11 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None) ->
     Raises:
         CheckpointError: it cannot be made.
     """
-    if factory is None:
-        from transformers import AutoProcessor as factory
-    make = getattr(factory, "from_pretrained", factory)
+    from transformers import AutoProcessor
+
+    maker: Any = factory or AutoProcessor
     try:
-        return make(context.model_path)
+        return getattr(maker, "from_pretrained", maker)(context.model_path)
     except Exception as error:
         raise CheckpointError(f"{context.model_path}: the processor cannot be made: {_first_line(error)}") from error
 

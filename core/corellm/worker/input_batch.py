@@ -17,7 +17,7 @@ from torch import Tensor
 
 from corellm.attention.backend import AttentionMetadata
 from corellm.worker.batch import NewSequence, SequenceChunk
-from corellm.worker.sampler import SamplingState
+from corellm.worker.sampling_state import SamplingState
 
 
 @dataclass

@@ -43,7 +43,9 @@ class _LayoutProbe:
 
 
 @torch.inference_mode()
-def probe_layout(language_model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device) -> dict[int, LayerLayout]:
+def probe_layout(
+    language_model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
+) -> dict[int, LayerLayout]:
     """Learn every layer's layout by running one token through the decoder, rather than by guessing at configurations.
 
     Raises:

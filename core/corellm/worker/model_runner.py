@@ -22,7 +22,8 @@ from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, Ste
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.input_batch import SequenceState, build_flat_batch
 from corellm.worker.kv_cache import KVCache
-from corellm.worker.sampler import Sampler, SamplingState, gather_logprobs
+from corellm.worker.sampler import Sampler, gather_logprobs
+from corellm.worker.sampling_state import SamplingState
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,7 @@ class ModelRunner:
         if not sequence.features:
             return
         try:
-            answer = self._hooks.get_rope_positions(
-                token_ids=sequence.prompt_token_ids, mm_features=sequence.features
-            )
+            answer = self._hooks.get_rope_positions(token_ids=sequence.prompt_token_ids, mm_features=sequence.features)
             if answer is not None:
                 positions, state.position_offset = answer
                 state.prompt_positions = _checked_positions(positions, len(sequence.prompt_token_ids))

@@ -27,12 +27,7 @@ class PackedLinear(nn.Module):
 
 def packing_helps(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether prepacked weights are both possible and faster here: measured for bfloat16 on CPUs that compute it."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    return device.type == "cpu" and dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(model: nn.Module) -> int:

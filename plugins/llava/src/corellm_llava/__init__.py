@@ -1,4 +1,4 @@
-"""LLaVA for corellm: `LlavaForConditionalGeneration` with any vision tower and text model transformers composes it from.
+"""LLaVA for corellm: `LlavaForConditionalGeneration`, with any vision tower and text model transformers knows.
 
 A picture's `<image>` token becomes as many image tokens as the tower has patches; the vision tower and the projector
 give an embedding for each. Nothing else is special, so this is also the adapter to start a new one from.
@@ -13,8 +13,9 @@ from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import MultiModalFieldConfig, MultiModalKwargsItem, PromptReplacement, dummy_images
 
 if TYPE_CHECKING:
-    from corellm.multimodal import MultiModalItems
     from torch import Tensor, nn
+
+    from corellm.multimodal import MultiModalItems
 
 __all__ = ["Llava"]
 
@@ -74,8 +75,8 @@ class Llava:
         processor = self.context.hf_processor
         height, width = pixel_values.shape[-2:]
         patches: int = (height // processor.patch_size) * (width // processor.patch_size)
-        patches += processor.num_additional_image_tokens
-        return patches - (processor.vision_feature_select_strategy == "default")
+        class_tokens: int = processor.num_additional_image_tokens
+        return patches + class_tokens - int(processor.vision_feature_select_strategy == "default")
 
     @hookimpl
     def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:

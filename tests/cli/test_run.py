@@ -1,0 +1,159 @@
+"""`corellm run` as people use it: arguments in any order, standard input, conversations, and their mistakes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from corellm import LLM, SamplingParams
+from corellm.cli import main
+from tests.conftest import random_image
+
+QUESTION = "What shape?"
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "picture.png"
+    random_image(40, 30, 5).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llava: Path) -> Callable[[list[Path]], str]:
+    """What the engine answers to the question about these pictures."""
+
+    def answer(images: list[Path]) -> str:
+        parts = [{"type": "image", "image": str(i)} for i in images]
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+        with LLM(str(tiny_llava)) as llm:
+            return llm.chat(messages, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)[0].outputs[0].text
+
+    return answer
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
+    status = main([str(a) for a in argv])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_picture_and_question(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, picture: Path, expected: Callable[[list[Path]], str]
+) -> None:
+    """Files and text in any order, `--image`, and a question on standard input: one answer."""
+    want = expected([picture]) + "\n"
+    for arguments in (
+        [picture, QUESTION],
+        [QUESTION, picture],
+        ["--image", picture, QUESTION],
+        [picture, "What", "shape?"],
+    ):
+        assert run(capsys, "run", tiny_llava, "--max-tokens", 6, *arguments) == (0, want, "")
+
+
+def test_question_from_standard_input(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, picture: Path, expected: Callable[[list[Path]], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`echo question | corellm run MODEL picture`."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
+    assert run(capsys, "run", tiny_llava, picture, "--max-tokens", 6)[1] == expected([picture]) + "\n"
+
+
+def test_conversation(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, picture: Path, expected: Callable[[list[Path]], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """On a terminal without a prompt: pictures by /image, mistakes that cost nothing, /reset, the end of input."""
+    script = ["/image nowhere.png", f"/image {picture}", QUESTION, "and <image> now?", "/reset", "/what"]
+    lines = iter([*script, f"/image {picture}", QUESTION])
+
+    def read(_: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", read)
+    status, out, err = run(capsys, "run", tiny_llava, "--max-tokens", 6)
+    assert status == 0
+    assert out.count(expected([picture]) + "\n") == 2
+    assert "no such file: 'nowhere.png'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.png", QUESTION], "no such file: 'missing.png'"),
+        (["notes.txt", QUESTION], "not a JPEG, PNG, GIF, WebP, BMP or TIFF image"),
+        ([""], "the prompt is empty"),
+        (["--raw", "type <image> by hand"], "image"),
+        (["--temperature", "3", "hi"], "temperature must be in [0, 2], got 3.0"),
+        (["--max-model-len", "9999", "hi"], "max_model_len=9999 exceeds the 1024 positions"),
+        (["--adapter", "corellm-nothing", "hi"], "adapter 'corellm-nothing' does not serve"),
+    ],
+)
+def test_mistakes_get_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str,
+) -> None:  # fmt: skip
+    """Exit status 1 and one readable line, no traceback."""
+    (tmp_path / "notes.txt").write_text("these are notes")
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, "run", tiny_llava, *arguments)
+    assert (status, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert err.startswith("corellm: error: ")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("./nowhere", "no model './nowhere': no such directory"),
+        ("nonsense", "not a hub name (owner/name)"),
+        ("EMPTY", "has no config.json"),
+        ("FILE", "is a file; give the checkpoint's directory"),
+        ("BROKEN", "not a readable JSON object"),
+        ("FUYU", "no installed plugin serves FuyuForCausalLM; install it: pip install corellm-fuyu"),
+        ("NOWEIGHTS", "the weights cannot be loaded"),
+        ("CUTWEIGHTS", "the weights cannot be loaded"),
+    ],
+)
+def test_wrong_models_get_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, tmp_path: Path, model: str, message: str
+) -> None:
+    """Wrong path, empty directory, a file, broken JSON, a missing plugin, missing and truncated weights."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    if model == "BROKEN":
+        (directory / "config.json").write_text('{"architectures": [')
+    elif model == "FUYU":
+        (directory / "config.json").write_text('{"architectures": ["FuyuForCausalLM"], "model_type": "fuyu"}')
+    elif model in ("NOWEIGHTS", "CUTWEIGHTS"):
+        for file in tiny_llava.iterdir():
+            content = file.read_bytes()
+            if file.suffix != ".safetensors":
+                (directory / file.name).write_bytes(content)
+            elif model == "CUTWEIGHTS":
+                (directory / file.name).write_bytes(content[: len(content) // 2])
+    elif model == "FILE":
+        directory = directory / "weights.bin"
+        directory.write_bytes(b"x")
+    status, out, err = run(capsys, "run", directory if model.isupper() else model, "hi")
+    assert (status, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples in the help of both levels."""
+    for argv in (["--help"], ["run", "--help"]):
+        with pytest.raises(SystemExit):
+            main(argv)
+        assert "corellm run demo picture.png" in capsys.readouterr().out.replace("--image a.png", "picture.png")

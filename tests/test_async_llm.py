@@ -1,0 +1,165 @@
+"""The engine for asyncio: concurrent streams, aborts on cancellation, errors where they belong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm import AsyncLLM, SamplingParams
+from corellm.errors import EngineDeadError, InvalidParameterError, MediaError, SurplusPlaceholderError
+from tests.conftest import random_image
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def llm(tiny_llava: Path) -> Iterator[AsyncLLM]:
+    loaded = AsyncLLM.from_kwargs(model=str(tiny_llava), dtype="float32", max_num_batched_tokens=64, block_size=8)
+    yield loaded
+    if loaded.dead is None:
+        loaded.close()
+
+
+def picture(seed: int) -> dict[str, Any]:
+    return {"prompt": "USER: <image> what? ASSISTANT:", "multi_modal_data": {"image": random_image(40, 30, seed)}}
+
+
+async def collect(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY) -> list[int]:
+    """All tokens of one stream, which must grow."""
+    tokens: list[int] = []
+    async for output in llm.generate(prompt, params):
+        assert output.outputs[0].token_ids[: len(tokens)] == tokens
+        tokens = output.outputs[0].token_ids
+    return tokens
+
+
+async def free_blocks(llm: AsyncLLM) -> tuple[int, int]:
+    """Free and all blocks, once the engine is idle."""
+    for _ in range(500):
+        running, free, capacity = await asyncio.wrap_future(
+            llm.call_in_engine(
+                lambda e: (e.has_unfinished_requests(), e.scheduler.blocks.num_free_blocks, e.scheduler.blocks.capacity)
+            )
+        )
+        if not running:
+            break
+        await asyncio.sleep(0.01)
+    return free, capacity
+
+
+def test_concurrent_streams_equal_single_ones(llm: AsyncLLM) -> None:
+    """Twelve at once give what each gives alone."""
+
+    async def main() -> None:
+        alone = [await collect(llm, picture(s)) for s in range(4)]
+        together = await asyncio.gather(*(collect(llm, picture(s % 4)) for s in range(12)))
+        assert together == alone * 3
+        assert all(len(tokens) == 12 for tokens in together)
+
+    asyncio.run(main())
+
+
+def test_leaving_the_loop_aborts(llm: AsyncLLM) -> None:
+    """Breaking out, cancelling the task, and cancelling before the first token free everything; others go on."""
+
+    async def main() -> None:
+        want = await collect(llm, picture(9))
+        endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+        other = asyncio.create_task(collect(llm, picture(9)))
+        stream = llm.generate(picture(1), endless)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        for moment in (0, 0.005, 0.05):
+            task = asyncio.create_task(collect(llm, picture(2), endless))
+            await asyncio.sleep(moment)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await other == want
+        free, capacity = await free_blocks(llm)
+        assert free == capacity
+
+    asyncio.run(main())
+
+
+def test_abort_by_id(llm: AsyncLLM) -> None:
+    """Whoever waits gets a last output with the reason."""
+
+    async def main() -> None:
+        params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+        reasons = []
+        async for output in llm.generate("USER: go on ASSISTANT:", params, request_id="mine"):
+            if len(output.outputs[0].token_ids) == 3:
+                await llm.abort("mine")
+            reasons.append(output.outputs[0].finish_reason)
+        assert reasons[-1] == "abort"
+
+    asyncio.run(main())
+
+
+def test_errors_reach_the_one_who_caused_them(llm: AsyncLLM) -> None:
+    """A wrong prompt raises in its own coroutine; the others' tokens do not change."""
+
+    async def main() -> None:
+        want = await collect(llm, picture(3))
+        bad: list[Any] = ["what <image>?", {**picture(1), "multi_modal_data": {"image": b"junk"}}]
+        results = await asyncio.gather(
+            collect(llm, picture(3)), *(collect(llm, p) for p in bad), collect(llm, picture(3)), return_exceptions=True
+        )
+        assert results[0] == results[3] == want
+        assert isinstance(results[1], SurplusPlaceholderError)
+        assert isinstance(results[2], MediaError)
+        with pytest.raises(InvalidParameterError, match="is no token id"):
+            await collect(llm, "hi", SamplingParams(stop_token_ids=[10**7]))
+
+    asyncio.run(main())
+
+
+def test_duplicate_id(llm: AsyncLLM) -> None:
+    """Refused at once, and the first goes on."""
+
+    async def main() -> None:
+        first = llm.generate("USER: a ASSISTANT:", GREEDY, request_id="x")
+        await anext(first)
+        with pytest.raises(InvalidParameterError, match="'x' is running already"):
+            await anext(llm.generate("USER: b ASSISTANT:", GREEDY, request_id="x"))
+        rest = [output async for output in first]
+        assert rest[-1].finished
+
+    asyncio.run(main())
+
+
+def test_dead_engine_tells_everybody(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that stops fails every waiting stream and every later one, with the cause."""
+
+    def explode() -> Any:
+        raise MemoryError("no memory left")
+
+    async def main() -> None:
+        monkeypatch.setattr(llm.engine, "step", explode)
+        results = await asyncio.gather(*(collect(llm, picture(s)) for s in range(3)), return_exceptions=True)
+        assert all(isinstance(r, EngineDeadError) and "no memory left" in str(r) for r in results)
+        with pytest.raises(EngineDeadError, match="no memory left"):
+            await collect(llm, "later")
+
+    asyncio.run(main())
+
+
+def test_closing_fails_those_who_wait(tiny_llava: Path) -> None:
+    """`async with` ends the thread; whoever still streams learns of it."""
+
+    async def main() -> None:
+        async with AsyncLLM.from_kwargs(model=str(tiny_llava)) as llm:
+            stream = llm.generate("USER: a ASSISTANT:", SamplingParams(max_tokens=900, ignore_eos=True))
+            await anext(stream)
+        with pytest.raises(EngineDeadError, match="shut down"):
+            async for _ in stream:
+                pass
+        assert not llm._thread.is_alive()
+
+    asyncio.run(main())
