@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quiet_transformers() -> None:
-    """Its progress bars and advice would drown a failure."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="session")

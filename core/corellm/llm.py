@@ -18,7 +18,7 @@ from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.sampling_params import SamplingParams
-from corellm.worker.threads import usable_cpus
+from corellm.worker.process import usable_cpus
 
 OnError = Literal["raise", "return"]
 

@@ -7,6 +7,7 @@ Starting up imports nothing heavy; errors of the typed tree become one line and 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -73,4 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away, e.g. `corellm plugins | head -1`
         sys.stderr.close()
         return 1
+    finally:
+        gc.freeze()  # the process ends: looking for garbage among a million imported objects would take a second
     return status

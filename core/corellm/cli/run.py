@@ -124,10 +124,12 @@ def _load(args: argparse.Namespace) -> LLMEngine:
     import logging
 
     from corellm.engine.llm_engine import LLMEngine
+    from corellm.worker.process import collector_paused
 
     logging.basicConfig(level=logging.INFO if args.verbose else logging.ERROR, format="%(name)s: %(message)s")
     if not args.verbose:
-        _quiet_transformers()
+        with collector_paused():
+            _quiet_transformers()
     return LLMEngine.from_kwargs(
         model=args.model, dtype=args.dtype, max_model_len=args.max_model_len, adapter=args.adapter,
         revision=args.revision, kv_cache_memory=args.kv_cache_memory, trust_remote_code=args.trust_remote_code,

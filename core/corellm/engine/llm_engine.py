@@ -19,7 +19,7 @@ from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError,
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult
-from corellm.worker.threads import set_up_threads
+from corellm.worker.process import collector_paused, set_up_threads
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,12 @@ class LLMEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        set_up_threads()
-        from corellm.engine.loading import load  # torch comes in here, after the threads are set up
-
         self.config = config
-        self._model = load(config)
+        with collector_paused():
+            set_up_threads()
+            from corellm.engine.loading import load  # torch comes in here, after the threads are set up
+
+            self._model = load(config)
         self.context = self._model.context
         self.input_processor = self._model.input_processor
         self.scheduler = self._model.scheduler

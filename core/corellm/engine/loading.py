@@ -29,7 +29,7 @@ from corellm.worker.defaults import ModelDefaults, freeze, model_width
 from corellm.worker.kv_cache import KVCache, block_bytes, choose_num_blocks, probe_layout
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
-from corellm.worker.threads import usable_cpus
+from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
 

@@ -62,15 +62,15 @@ def train_tokenizer(
 
 
 def randomize_weights(model: Any, seed: int) -> None:
-    """Spread a model's matrices: a default initialisation makes greedy output constant, which would prove nothing."""
+    """Spread a model's weights and biases: a default initialisation makes greedy output constant, which would prove nothing."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() < 2:
-                continue
+            if parameter.dim() == 1 and name.endswith("weight"):
+                continue  # norms stay at one
             if "embed_tokens" in name:
                 spread = 0.05 if tied else 0.5
             else:

@@ -1,4 +1,4 @@
-"""How many threads compute, and that idle ones sleep.
+"""This process as a place to compute: how many threads, that idle ones sleep, and when garbage is collected.
 
 Two OpenMP threads that spin on one core slow every operation down a thousandfold, so the count follows what this
 process may really use, and waiting threads sleep. Imports torch only inside the functions.
@@ -6,8 +6,11 @@ process may really use, and waiting threads sleep. Imports torch only inside the
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -38,3 +41,18 @@ def set_up_threads() -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(usable_cpus())
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: importing torch and transformers makes a million objects, all of which stay.
+
+    Going through them again and again costs a quarter of the time to start.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,19 @@
+"""For every test of the core and of the plugins: idle threads sleep, nothing is downloaded, transformers is quiet."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_transformers() -> None:
+    """Its progress bars and advice would drown a failure."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
