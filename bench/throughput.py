@@ -86,9 +86,7 @@ def main() -> None:
     prompts = requests(args.requests)
     text = [p for p in prompts if "multi_modal_data" not in p]
     params = SamplingParams(temperature=0, max_tokens=args.tokens, min_tokens=args.tokens)
-    print(
-        f"{args.requests} requests of {args.tokens} tokens, {args.hidden} x {args.layers}, torch threads as corellm sets them"
-    )
+    print(f"{args.requests} requests of {args.tokens} tokens, text model {args.hidden} x {args.layers}")
     print(f"{'dtype':10}{'corellm tok/s':>15}{'vs one at a time':>18}{'text: vs one padded batch':>27}")
     with tempfile.TemporaryDirectory() as directory:
         path = make_tiny_checkpoint(directory, hidden_size=args.hidden, num_layers=args.layers)

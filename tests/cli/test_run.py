@@ -30,7 +30,11 @@ def expected(tiny_llava: Path) -> Callable[[list[Path]], str]:
         parts = [{"type": "image", "image": str(i)} for i in images]
         messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
         with LLM(str(tiny_llava)) as llm:
-            return llm.chat(messages, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)[0].outputs[0].text
+            return (
+                llm.chat(messages, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)[0]
+                .outputs[0]
+                .text.lstrip()
+            )
 
     return answer
 

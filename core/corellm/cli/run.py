@@ -167,7 +167,7 @@ def _stream(engine: LLMEngine, prompt: Any, params: SamplingParams) -> Iterator[
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
-                text = output.outputs[0].text
+                text = output.outputs[0].text.lstrip()  # most models begin an answer with a space
                 yield text[shown:]
                 shown = len(text)
     finally:

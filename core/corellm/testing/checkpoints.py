@@ -62,7 +62,7 @@ def train_tokenizer(
 
 
 def randomize_weights(model: Any, seed: int) -> None:
-    """Spread a model's weights and biases: a default initialisation makes greedy output constant, which would prove nothing."""
+    """Spread a model's weights and biases: a default initialisation makes greedy output constant, proving nothing."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

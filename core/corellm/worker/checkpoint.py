@@ -40,15 +40,15 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
         CheckpointError: there is none; says what was tried.
     """
     local = Path(config.model).expanduser()
-    if local.is_dir():
-        if not (local / "config.json").is_file():
-            raise CheckpointError(f"{config.model}: this directory has no config.json, so it is no model checkpoint")
+    if (local / "config.json").is_file():
         return local.resolve()
+    shipped = shipped_checkpoints()
+    if config.model in shipped:  # also where a directory of that name holds something else
+        return shipped[config.model]
+    if local.is_dir():
+        raise CheckpointError(f"{config.model}: this directory has no config.json, so it is no model checkpoint")
     if local.exists():
         raise CheckpointError(f"{config.model} is a file; give the checkpoint's directory")
-    shipped = shipped_checkpoints()
-    if config.model in shipped:
-        return shipped[config.model]
     if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
         known = ", ".join(sorted(shipped)) or "none"
         raise CheckpointError(

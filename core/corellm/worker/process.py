@@ -1,4 +1,4 @@
-"""This process as a place to compute: how many threads, that idle ones sleep, and when garbage is collected.
+"""The process as a place to compute: how many threads, that idle ones sleep, and when garbage is collected.
 
 Two OpenMP threads that spin on one core slow every operation down a thousandfold, so the count follows what this
 process may really use, and waiting threads sleep. Imports torch only inside the functions.
