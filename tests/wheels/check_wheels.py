@@ -42,6 +42,8 @@ def build_wheels(out: Path) -> list[Path]:
 def make_environment(where: Path) -> Path:
     """A virtual environment that sees the third-party packages of this one and nothing of ours; gives its `bin`."""
     venv.create(where, with_pip=True)
+    # the bundled setuptools would hide the newer one that torch asks for
+    run(where / "bin" / "python", "-m", "pip", "uninstall", "--yes", "--quiet", "setuptools", cwd=where)
     packages = where / "third-party"
     packages.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():

@@ -142,7 +142,6 @@ def _quiet_transformers() -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
 
 
 def _system(args: argparse.Namespace) -> list[dict[str, Any]]:

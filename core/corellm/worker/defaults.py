@@ -5,7 +5,9 @@ Registered last in every model's plugin manager, so an adapter's own answer goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,14 +86,15 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
         CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in the model.
     """
     try:
-        model, report = cls.from_pretrained(
-            load_config.model_path,
-            dtype=load_config.dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            trust_remote_code=load_config.trust_remote_code,
-            output_loading_info=True,
-        )
+        with _progress_bar_if_long(load_config.model_path):
+            model, report = cls.from_pretrained(
+                load_config.model_path,
+                dtype=load_config.dtype,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                trust_remote_code=load_config.trust_remote_code,
+                output_loading_info=True,
+            )
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error
@@ -100,6 +103,22 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
     decoder_config._attn_implementation = load_config.attn_implementation
     loaded: nn.Module = model.to(load_config.device).eval()
     return loaded
+
+
+@contextmanager
+def _progress_bar_if_long(path: Path) -> Iterator[None]:
+    """The progress bar over weights, unless there is less than a gigabyte: that is over at once."""
+    from transformers.utils import logging
+
+    short = sum(file.stat().st_size for file in path.glob("*.safetensors")) < 2**30
+    if not (short and logging.is_progress_bar_enabled()):
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _check_report(load_config: LoadConfig, report: Mapping[str, Any]) -> None:
