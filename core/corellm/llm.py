@@ -164,6 +164,7 @@ class LLM:
         finally:
             for request_id in set(ids) - set(outputs):  # an interrupt or a dead engine: leave nothing behind
                 self.engine.abort_request(request_id)
+            self.engine.output_processor.take_pending()
         ordered = [outputs[request_id] for request_id in ids]
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":

@@ -27,6 +27,8 @@ class _Group:
     prompt: str | None
     stream: bool
     requests: list[Request]
+    prompt_token_ids: list[int]
+    """A copy that outputs share: the engine's own list must not be within callers' reach."""
     metrics: RequestMetrics
     completions: list[_Completion] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
@@ -74,7 +76,7 @@ class OutputProcessor:
     def add(self, request_id: str, prompt: str | None, requests: list[Request], *, stream: bool) -> None:
         """Take over a caller's request, run as one engine request per completion."""
         metrics = RequestMetrics(arrival_time=requests[0].arrival_time)
-        group = _Group(request_id, prompt, stream, requests, metrics)
+        group = _Group(request_id, prompt, stream, requests, list(requests[0].prompt_token_ids), metrics)
         for index, request in enumerate(requests):
             params = request.sampling_params
             completion = _Completion(
@@ -222,7 +224,7 @@ def _snapshot(group: _Group) -> RequestOutput:
     return RequestOutput(
         request_id=group.request_id,
         prompt=group.prompt,
-        prompt_token_ids=list(first.prompt_token_ids),
+        prompt_token_ids=group.prompt_token_ids,
         outputs=[
             CompletionOutput(
                 index=out.index,
