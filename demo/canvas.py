@@ -8,8 +8,10 @@ from __future__ import annotations
 import io
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 Rgb = tuple[int, int, int]
@@ -94,7 +96,7 @@ def wear(rng: random.Random, image: Image.Image) -> Image.Image:
         image = image.resize(size, how)
     if rng.random() < 0.3:
         noise = np.random.default_rng(rng.getrandbits(32))
-        pixels = np.asarray(image, np.float32)  # pixels: [height, width, 3]
+        pixels: NDArray[np.floating[Any]] = np.asarray(image, np.float32)  # [height, width, 3]
         pixels = pixels + noise.normal(0, rng.uniform(1, 12), pixels.shape)
         if rng.random() < 0.5:
             ramp = np.linspace(-1, 1, image.width)[None, :, None] * rng.uniform(-8, 8)

@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -44,6 +45,7 @@ class Task:
     answer: str
 
 
+Maker = Callable[[random.Random, tuple[int, int]], Task]
 Answerer = Callable[[list[Task]], list[str]]
 
 
@@ -81,15 +83,15 @@ def _describe_number_task(rng: random.Random, size: tuple[int, int]) -> Task:
     return Task(image, prompt(ask(rng, scene, "describe")[0]), right_answer(scene, "describe"))
 
 
-def all_kinds() -> dict[str, Callable[[random.Random, tuple[int, int]], Task]]:
+def all_kinds() -> dict[str, Maker]:
     """Row of the table -> how to make one of its tasks."""
-    makers: dict[str, Callable[[random.Random, tuple[int, int]], Task]] = {}
+    makers: dict[str, Maker] = {}
     for kind in (*SHAPE_KINDS, "dialogue"):
-        for part, note in (("train", "new pictures"), ("unseen", "new combinations")):
-            makers[f"{kind}, {note}"] = lambda rng, size, kind=kind, part=part: _shape_task(kind, part, rng, size)
+        makers[f"{kind}, new pictures"] = partial(_shape_task, kind, "train")
+        makers[f"{kind}, new combinations"] = partial(_shape_task, kind, "unseen")
     for digits in (1, 2, 3):
         name = f"number, {COUNT_WORDS[digits - 1]} digit{'s' * (digits > 1)}"
-        makers[name] = lambda rng, size, digits=digits: _number_task(digits, rng, size)
+        makers[name] = partial(_number_task, digits)
     makers["number, described"] = _describe_number_task
     return makers
 

@@ -20,7 +20,8 @@ def orthogonalise(gradients: torch.Tensor, rounds: int = 5) -> torch.Tensor:
     for _ in range(rounds):
         square = x @ x.mT
         x = _A * x + (_B * square + _C * square @ square) @ x
-    return (x if wide else x.mT).float()
+    result: torch.Tensor = x if wide else x.mT
+    return result.float()
 
 
 class Muon(torch.optim.Optimizer):
@@ -38,6 +39,7 @@ class Muon(torch.optim.Optimizer):
             for shape, matrices in by_shape.items():
                 steps = []
                 for matrix in matrices:
+                    assert matrix.grad is not None
                     speed = self.state[matrix].setdefault("speed", torch.zeros_like(matrix))
                     speed.lerp_(matrix.grad, 1 - group["momentum"])
                     steps.append(matrix.grad.lerp(speed, group["momentum"]))  # Nesterov

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 
+from demo.canvas import COLOURS
 from demo.handwriting import NumberScene
-from demo.shapes import COLOURS, PLACES, SHAPES, ShapeScene
+from demo.shapes import PLACES, SHAPES, ShapeScene
 
 Scene = ShapeScene | NumberScene
 

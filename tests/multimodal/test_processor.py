@@ -1,0 +1,195 @@
+"""The multimodal processor around a toy adapter: limits, identity, caching, and whatever an adapter can get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pluggy
+import pytest
+import torch
+from PIL import Image
+
+from corellm import hookspecs
+from corellm.config import MultiModalConfig
+from corellm.errors import (
+    ContractError,
+    InvalidParameterError,
+    ItemLimitError,
+    MediaError,
+    ProcessingError,
+    SurplusPlaceholderError,
+    UnsupportedModalityError,
+)
+from corellm.hookspecs import hookimpl
+from corellm.multimodal import DataParser, MultiModalFieldConfig, PromptReplacement, dummy_images
+from corellm.multimodal.processor import MultiModalProcessor
+
+IMAGE = 9
+
+
+class Toy:
+    """A picture `w` pixels wide becomes `w` tokens; its only tensor is its width and colour."""
+
+    def __init__(self) -> None:
+        self.processed = 0
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        return {"image": 4}
+
+    @hookimpl
+    def get_data_parser(self) -> DataParser:
+        return DataParser(max_image_pixels=10**6, hidden_size=8)
+
+    @hookimpl
+    def get_dummy_text(self) -> str:
+        return "I"
+
+    @hookimpl
+    def get_dummy_mm_data(self) -> Mapping[str, Any]:
+        return {"image": dummy_images(1, width=20, height=2)}
+
+    @hookimpl
+    def call_hf_processor(self, mm_data: Mapping[str, Any]) -> Mapping[str, Any]:
+        (image,) = mm_data["image"]
+        self.processed += 1
+        return {"pixel_values": torch.tensor([[image.width, *image.getpixel((0, 0))]]), "input_ids": torch.ones(1, 3)}
+
+    @hookimpl
+    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
+        return {"pixel_values": MultiModalFieldConfig.batched("image")}
+
+    @hookimpl
+    def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+        return token_ids
+
+    @hookimpl
+    def get_prompt_updates(self, out_mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
+        def replacement(i: int) -> list[int]:
+            return [IMAGE] * int(out_mm_kwargs["image"][i]["pixel_values"].data[0])
+
+        return [PromptReplacement("image", target=[IMAGE], replacement=replacement)]
+
+
+def make(adapter: Toy, **config: Any) -> MultiModalProcessor:
+    manager = pluggy.PluginManager("corellm")
+    manager.add_hookspecs(hookspecs)
+    manager.register(adapter)
+    return MultiModalProcessor(
+        manager.hook,
+        MultiModalConfig(**config),
+        tokenize=lambda text: [IMAGE if c == "I" else ord(c) for c in text],
+        namespace=("toy", "1"),
+        seq_len=100,
+        executor=ThreadPoolExecutor(2),
+    )
+
+
+def picture(width: int, red: int = 0) -> Image.Image:
+    return Image.new("RGB", (width, 2), (red, 0, 0))
+
+
+def test_expands_and_places_items() -> None:
+    """Each picture's placeholder is where its token was and as long as the picture is wide."""
+    tokens, features = make(Toy()).process([1, IMAGE, 2, IMAGE], {"image": [picture(3), picture(5)]})
+    assert tokens == [1, 9, 9, 9, 2, 9, 9, 9, 9, 9]
+    assert [(f.item, f.placeholder.offset, f.placeholder.length) for f in features] == [(0, 1, 3), (1, 5, 5)]
+
+
+def test_equal_items_are_processed_once() -> None:
+    """The second request finds every item in the cache, and gets the same tensors; without a cache it does not."""
+    adapter = Toy()
+    processor = make(adapter)
+    assert processor.profile.max_tokens == {"image": 20}
+    first = processor.process([IMAGE, IMAGE], {"image": [picture(3), picture(3, red=1)]})
+    done = adapter.processed
+    assert (
+        processor.process([IMAGE, IMAGE], {"image": [picture(3, red=1), picture(3)]})[1][0].identifier
+        == first[1][1].identifier
+    )
+    assert adapter.processed == done
+    uncached = Toy()
+    bare = make(uncached, mm_processor_cache_gb=0)
+    for _ in range(2):
+        bare.process([IMAGE], {"image": picture(3)})
+    assert uncached.processed == 3  # the dummy, and twice the picture
+
+
+def test_identity_depends_on_content_arguments_and_name() -> None:
+    """Other pixels, other processor arguments, a uuid: other identifiers."""
+    processor = make(Toy())
+
+    def identifier(**more: Any) -> str:
+        red = more.pop("red", 0)
+        return processor.process([IMAGE], {"image": picture(3, red)}, **more)[1][0].identifier
+
+    variants = [
+        identifier(), identifier(red=1), identifier(mm_kwargs={"a": 1}), identifier(mm_kwargs={"a": 1.0}),
+        identifier(uuids={"image": "x"}), identifier(uuids={"image": ["y"]}),
+    ]  # fmt: skip
+    assert len(set(variants)) == len(variants)
+    assert identifier() == variants[0]
+    assert identifier(red=1, uuids={"image": "x"}) == identifier(uuids={"image": "x"})
+
+
+def test_limits() -> None:
+    """The model's limit, the operator's lower one; a higher one and one for another modality are refused at start."""
+    with pytest.raises(ItemLimitError, match="5 images in the request, at most 4 allowed"):
+        make(Toy()).process([IMAGE] * 5, {"image": [b"never opened"] * 5})
+    with pytest.raises(ItemLimitError, match="at most 1"):
+        make(Toy(), limit_mm_per_prompt={"image": 1}).process([IMAGE] * 2, {"image": [picture(2)] * 2})
+    with pytest.raises(ItemLimitError, match="the model takes at most 4 per prompt"):
+        make(Toy(), limit_mm_per_prompt={"image": 5})
+    with pytest.raises(UnsupportedModalityError, match="takes no video; it takes image"):
+        make(Toy(), limit_mm_per_prompt={"video": 1})
+
+
+def test_a_placeholder_without_any_item() -> None:
+    """Also where the request has no items at all, and for any token that would take an embedding."""
+    with pytest.raises(SurplusPlaceholderError):
+        make(Toy()).process([1, IMAGE], {})
+
+
+def test_errors_name_the_item() -> None:
+    """The second picture is broken; a list of uuids has the wrong length."""
+    with pytest.raises(MediaError, match="image 1: "):
+        make(Toy()).process([IMAGE, IMAGE], {"image": [picture(2), b"junk"]})
+    with pytest.raises(InvalidParameterError, match="has 2 ids for 1 items"):
+        make(Toy()).process([IMAGE], {"image": picture(2)}, uuids={"image": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "error", "message"),
+    [
+        (
+            "call_hf_processor",
+            lambda self: 1 / 0,
+            ProcessingError,
+            "image 0: the processor failed with ZeroDivisionError",
+        ),
+        ("call_hf_processor", lambda self: {"other": torch.ones(1, 2)}, ContractError, "other"),
+        ("call_hf_processor", lambda self: {"pixel_values": torch.ones(2, 4)}, ContractError, "into 2"),
+        ("call_hf_processor", lambda self: {}, ContractError, "into 0"),
+        ("get_prompt_updates", lambda self: 1 / 0, ProcessingError, "the prompt updates failed with ZeroDivisionError"),
+        ("get_prompt_updates", lambda self: [], ContractError, "get_prompt_updates"),
+    ],
+)
+def test_adapters_that_fail(hook: str, answer: Any, error: type[Exception], message: str) -> None:
+    """A failing hook fails the one request, with a typed error that names it."""
+    broken = type("Broken", (Toy,), {hook: hookimpl(answer)})()
+    with pytest.raises(error, match=message):
+        make(broken)._expand([IMAGE], {"image": picture(2)}, None, None, {})
+
+
+def test_stated_maximum_must_cover_the_dummy() -> None:
+    """An adapter whose stated worst case is less than its own dummy is refused; more is taken at its word."""
+
+    def stating(tokens: int) -> Toy:
+        hook = hookimpl(lambda self, seq_len: {"image": tokens})
+        return type("Stating", (Toy,), {"get_mm_max_tokens_per_item": hook})()  # type: ignore[no-any-return]
+
+    with pytest.raises(ContractError, match="says 19 image tokens, but the dummy image becomes 20"):
+        _ = make(stating(19)).profile
+    assert make(stating(50)).profile.max_embeds == {"image": 50}
