@@ -86,6 +86,11 @@ def test_params_are_normalized() -> None:
     assert (params.top_k, params.stop, params.stop_token_ids, params.logit_bias) == (0, ("end",), (3,), {5: 1.0})
 
 
+def test_none_means_nothing() -> None:
+    """Scripts that pass None for a list get the default."""
+    assert SamplingParams(stop=None, stop_token_ids=None, bad_words=None) == SamplingParams()
+
+
 def test_stop_needs_text() -> None:
     """A stop string cannot be found without detokenizing."""
     with pytest.raises(InvalidParameterError, match="stop needs detokenize=True"):

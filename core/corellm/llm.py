@@ -81,8 +81,8 @@ class LLM:
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
         """Complete prompts.
@@ -112,8 +112,8 @@ class LLM:
         self,
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
         on_error: OnError = "raise",
         chat_template: str | None = None,
         add_generation_prompt: bool = True,

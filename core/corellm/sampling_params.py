@@ -39,12 +39,16 @@ def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
     if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
         raise InvalidParameterError(f"{name} must be a list of token ids, got {value!r}", param=name)
     return tuple(_integer(name, token, 0) for token in value)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
         raise InvalidParameterError(f"{name} must be a string or a list of strings, got {value!r}", param=name)
@@ -89,7 +93,7 @@ class SamplingParams:
     """`{token id: value added to its logit}`, values in [-100, 100]."""
     allowed_token_ids: Sequence[int] | None = None
     """Only these tokens may be generated."""
-    bad_words: Sequence[str] = ()
+    bad_words: Sequence[str] | None = ()
     """Strings that must not be generated, with or without a space before them."""
     seed: int | None = None
     """Makes this request's sampling repeat exactly, whatever else is in the batch."""
@@ -101,9 +105,9 @@ class SamplingParams:
     """Stop after this many generated tokens; None for as many as fit."""
     min_tokens: int = 0
     """Generate at least this many tokens before an end-of-sequence or stop token may come."""
-    stop: Sequence[str] | str = ()
+    stop: Sequence[str] | str | None = ()
     """Stop as soon as the text holds one of these."""
-    stop_token_ids: Sequence[int] = ()
+    stop_token_ids: Sequence[int] | None = ()
     """Stop as soon as one of these tokens is generated."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence token."""

@@ -216,7 +216,7 @@ class InputProcessor:
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of `bad_words`: each word at the start of a text and after a space."""
         sequences: list[list[int]] = []
-        for word in params.bad_words:
+        for word in params.bad_words or ():
             for variant in (word, " " + word.lstrip()):
                 ids = self.tokenize(variant)
                 if ids and ids not in sequences:

@@ -94,7 +94,7 @@ class Request:
         params = self.sampling_params
         self.features = sorted(self.features, key=lambda feature: feature.placeholder.offset)
         self.num_prompt_tokens = self.num_tokens = len(self.prompt_token_ids)
-        own_stops = frozenset(params.stop_token_ids)
+        own_stops = frozenset(params.stop_token_ids or ())
         self.stop_token_ids = own_stops if params.ignore_eos else own_stops | self.eos_token_ids
         self.max_output_tokens = sys.maxsize if params.max_tokens is None else params.max_tokens
 
