@@ -21,6 +21,7 @@ from corellm.errors import (
     CorellmError,
     EmbeddingCountError,
     EncoderError,
+    EngineDeadError,
     InvalidParameterError,
     ItemLimitError,
     MediaError,
@@ -274,6 +275,20 @@ def test_failed_forward_fails_the_batch_and_the_queue_goes_on(llm: LLM, monkeypa
     with pytest.raises(RequestFailedError, match="matrix on strike"):
         llm.generate("USER: good ASSISTANT:", GREEDY, use_tqdm=False)
     assert tokens(llm, "USER: good ASSISTANT:") == want
+
+
+def test_an_engine_that_keeps_failing_gives_up(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three failed steps in a row are not a request's fault: everybody is told."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken for good")
+
+    with LLM(str(tiny_llava), max_num_seqs=1) as broken:
+        monkeypatch.setattr(broken.engine.runner._language_model, "forward", forward)
+        with pytest.raises(
+            EngineDeadError, match="3 steps in a row failed, the last with RuntimeError: broken for good"
+        ):
+            broken.generate(["a", "b", "c", "d"], GREEDY, use_tqdm=False)
 
 
 def test_abort_at_any_step(llm: LLM) -> None:
