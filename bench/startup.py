@@ -14,12 +14,12 @@ PICTURE = Path(__file__).resolve().parents[1] / "demo" / "pictures" / "29.png"
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "import corellm": ["-c", "import corellm"],
-    "corellm plugins": ["-m", "corellm.cli", "plugins"],
+    "corellm plugins": ["-m", "corellm", "plugins"],
     "import torch, transformers' LLaVA": [
         "-c",
         "import torch; from transformers import AutoProcessor, LlavaForConditionalGeneration",
     ],
-    "corellm run demo PICTURE QUESTION": ["-m", "corellm.cli", "run", "demo", str(PICTURE), "What number is this?"],
+    "corellm run demo PICTURE QUESTION": ["-m", "corellm", "run", "demo", str(PICTURE), "What number is this?"],
 }
 
 

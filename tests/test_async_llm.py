@@ -18,7 +18,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 @pytest.fixture
 def llm(tiny_llava: Path) -> Iterator[AsyncLLM]:
-    loaded = AsyncLLM.from_kwargs(model=str(tiny_llava), dtype="float32", max_num_batched_tokens=64, block_size=8)
+    loaded = AsyncLLM(str(tiny_llava), dtype="float32", max_num_batched_tokens=64, block_size=8)
     yield loaded
     if loaded.dead is None:
         loaded.close()
@@ -154,7 +154,7 @@ def test_closing_fails_those_who_wait(tiny_llava: Path) -> None:
     """`async with` ends the thread; whoever still streams learns of it."""
 
     async def main() -> None:
-        async with AsyncLLM.from_kwargs(model=str(tiny_llava)) as llm:
+        async with AsyncLLM(str(tiny_llava)) as llm:
             stream = llm.generate("USER: a ASSISTANT:", SamplingParams(max_tokens=900, ignore_eos=True))
             await anext(stream)
         with pytest.raises(EngineDeadError, match="shut down"):

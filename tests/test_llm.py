@@ -129,7 +129,7 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
         ({"prompt_token_ids": []}, PromptError, "the prompt is empty"),
         ({"prompt_token_ids": [5, 10**6]}, PromptError, "1000000 is no token id; they go from 0 to"),
         ({"prompt_token_ids": "abc"}, PromptError, "must be a list of integers"),
-        ({"promt": "x"}, PromptError, "unknown prompt key 'promt'; known: .*prompt"),
+        ({"promt": "x"}, PromptError, "unknown prompt key 'promt'; did you mean 'prompt'"),
         (5, PromptError, "a prompt is text"),
         ({"prompt": "x", "multi_modal_data": [picture]}, PromptError, "multi_modal_data must be like"),
         ("what is <image> this?", SurplusPlaceholderError, "image"),
@@ -186,7 +186,7 @@ def test_item_limits(tiny_llava: Path) -> None:
         assert text_only.generate("hello", GREEDY, use_tqdm=False)[0].finished
         with pytest.raises(ItemLimitError, match="at most 0"):
             text_only.generate(ask(), GREEDY, use_tqdm=False)
-    with pytest.raises(UnsupportedModalityError, match="takes no audio"):
+    with pytest.raises(UnsupportedModalityError, match="takes no 'audio'"):
         LLM(str(tiny_llava), limit_mm_per_prompt={"audio": 1})
 
 

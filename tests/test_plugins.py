@@ -158,19 +158,48 @@ def test_missing_required_hook(install: Install) -> None:
 
 
 def test_misspelt_hook(install: Install) -> None:
-    """Pluggy finds it, we suggest the right name."""
+    """Found at load and by `corellm plugins`, with the right name."""
     install("toy", GOOD + "        @hookimpl\n        def compute_logit(self): return None\n")
-    adapter = find_adapter(["ToyForCausalLM"]).load()
-    with pytest.raises(ContractError, match=r"toy breaks the contract.*compute_logit.*did you mean 'compute_logits'"):
-        build_manager(adapter, context(), distribution="toy")
+    with pytest.raises(ContractError, match=r"toy: Adapter.compute_logit is no hook; did you mean 'compute_logits'"):
+        find_adapter(["ToyForCausalLM"]).load()
 
 
 def test_misspelt_argument(install: Install) -> None:
     """The hook, the plugin and the argument are named."""
     install("toy", GOOD.replace("get_dummy_text(self, mm_counts)", "get_dummy_text(self, mm_count)"))
+    wanted = r"get_dummy_text has no argument 'mm_count'; did you mean 'mm_counts'\?; it may take mm_counts"
+    with pytest.raises(ContractError, match=wanted):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_wrappers_are_checked_too(install: Install) -> None:
+    """An extension's wrapper around a hook that does not exist is refused at load."""
+    from corellm import extensions as specs
+
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def get_suported_mm_limits(self) -> Any:
+            return (yield)
+
+    class Extension:
+        @hookimpl
+        def wrap_adapter(self) -> Wrapper:
+            return Wrapper()
+
+    install("toy", GOOD)
+    extensions = pluggy.PluginManager("corellm")
+    extensions.add_hookspecs(specs)
+    extensions.register(Extension())
     adapter = find_adapter(["ToyForCausalLM"]).load()
-    with pytest.raises(ContractError, match=r"toy.*get_dummy_text.*mm_count"):
-        build_manager(adapter, context(), distribution="toy")
+    with pytest.raises(ContractError, match=r"extension .*Wrapper breaks the contract: .*get_suported_mm_limits"):
+        build_manager(adapter, context(), distribution="toy", extensions=extensions)
+
+
+def test_constructor_without_context(install: Install) -> None:
+    """Refused before a model is loaded."""
+    install("toy", GOOD.replace("def __init__(self, context): self.context = context", "pass"))
+    with pytest.raises(ContractError, match=r"must be made from one argument, __init__\(self, context\)"):
+        find_adapter(["ToyForCausalLM"]).load()
 
 
 def test_constructor_that_raises(install: Install) -> None:

@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from corellm.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What to say after an unknown name: the nearest known one, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
 
 
 def _positive(name: str, value: Any, *, minimum: int = 1) -> None:
@@ -162,8 +168,6 @@ class EngineConfig:
         chosen: dict[str, dict[str, Any]] = {room: {} for room in rooms}
         for name, value in kwargs.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-                raise ConfigError(f"unknown engine argument {name!r}{hint}")
+                raise ConfigError(f"unknown engine argument {name!r}{suggestion(name, known)}")
             chosen[known[name]][name] = value
         return cls(**{room: config(**chosen[room]) for room, config in rooms.items()})

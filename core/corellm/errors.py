@@ -187,6 +187,17 @@ class EmbeddingCountError(RequestFailedError):
     """The embeddings an adapter returned differ in number from the placeholder's mask."""
 
 
+def raised_at(error: BaseException) -> str:
+    """Where an error came from, `file.py:line`: what a plugin's author looks for first."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "?"
+    path = trace.tb_frame.f_code.co_filename
+    return f"{path.rpartition('/')[2]}:{trace.tb_lineno}"
+
+
 class EngineDeadError(CorellmError):
     """The engine stopped; no request can be served until it is started again."""
 

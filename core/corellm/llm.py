@@ -153,6 +153,10 @@ class LLM:
         use_tqdm: bool,
         on_error: OnError,
     ) -> list[RequestOutput]:
+        if self.engine.runner is None:
+            raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
+        if on_error not in ("raise", "return"):
+            raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")
         params = _one_each(sampling_params, len(prepare))
         ids = [f"offline-{next(self._ids)}" for _ in prepare]
         outputs: dict[str, RequestOutput] = {}
@@ -163,8 +167,7 @@ class LLM:
                     progress.update()
         finally:
             for request_id in set(ids) - set(outputs):  # an interrupt or a dead engine: leave nothing behind
-                self.engine.abort_request(request_id)
-            self.engine.output_processor.take_pending()
+                self.engine.abort_request(request_id, silently=True)
         ordered = [outputs[request_id] for request_id in ids]
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":
@@ -204,6 +207,11 @@ class LLM:
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise InvalidParameterError(
+            f"sampling_params must be a SamplingParams or a list of them, got {params!r:.100}",
+            param="sampling_params",
+        )
     if len(params) != count:
         raise InvalidParameterError(
             f"{len(params)} sampling_params for {count} prompts; give one for all, or one each", param="sampling_params"

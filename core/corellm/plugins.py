@@ -65,7 +65,7 @@ class AdapterEntry:
             raise BrokenPluginError(
                 f"the adapter for {self.architecture} in {self.distribution} {self.version} cannot be imported: "
                 f"{type(error).__name__}: {error}\n{_own_traceback(error)}"
-                f"Reinstall or remove it: pip uninstall {self.distribution}"
+                f"Repair it, or remove it: pip uninstall {self.distribution}"
             ) from error
         if not inspect.isclass(adapter):
             raise ContractError(
@@ -201,9 +201,34 @@ def check_adapter_class(adapter: type[Any], distribution: str) -> None:
             f"{distribution}: {adapter.__qualname__}.{unmarked[0]} has a hook's name but lacks @hookimpl, so it would "
             f"never be called; add the decorator (from corellm.hookspecs import hookimpl) or rename the method"
         )
+    for name in sorted(members):
+        if hasattr(members[name], f"{PROJECT_NAME}_impl"):
+            _check_hook(members[name], name, f"{distribution}: {adapter.__qualname__}.{name}")
     missing = [name for name in REQUIRED_HOOKS if name not in members]
     if missing:
         raise ContractError(f"{distribution}: {adapter.__qualname__} lacks the required hook(s) {', '.join(missing)}")
+    try:
+        inspect.signature(adapter).bind("the context")
+    except TypeError as error:
+        raise ContractError(
+            f"{distribution}: {adapter.__qualname__} must be made from one argument, __init__(self, context)"
+        ) from error
+
+
+def _check_hook(member: Any, name: str, where: str) -> None:
+    """Check the name and the arguments of one marked method against the hook of that name."""
+    if name not in HOOK_NAMES:
+        raise ContractError(f"{where} is no hook{_near(name, HOOK_NAMES)}")
+    known = list(inspect.signature(getattr(hookspecs, name)).parameters)
+    for argument in list(inspect.signature(member).parameters)[1:]:
+        if argument not in known:
+            takes = ", ".join(known) or "no arguments"
+            raise ContractError(f"{where} has no argument {argument!r}{_near(argument, known)}; it may take {takes}")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _spoken(versions: range) -> str:
@@ -266,14 +291,7 @@ def _register_checked(manager: pluggy.PluginManager, plugin: object, name: str) 
         manager.register(plugin, name=name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        unknown = [hook for hook in _marked_names(plugin) if hook not in HOOK_NAMES]
-        near = difflib.get_close_matches(unknown[0], HOOK_NAMES, n=1) if unknown else []
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ContractError(f"{name} breaks the contract: {' '.join(str(error).split())}{hint}") from error
-
-
-def _marked_names(plugin: object) -> list[str]:
-    return [name for name, member in inspect.getmembers(plugin) if hasattr(member, f"{PROJECT_NAME}_impl")]
+        raise ContractError(f"{name} breaks the contract: {' '.join(str(error).split())}") from error
 
 
 @cache

@@ -81,6 +81,7 @@ def make(adapter: Toy, **config: Any) -> MultiModalProcessor:
         manager.hook,
         MultiModalConfig(**config),
         tokenize=lambda text: [IMAGE if c == "I" else ord(c) for c in text],
+        token_text=lambda token: "I" if token == IMAGE else chr(token),
         namespace=("toy", "1"),
         seq_len=100,
         executor=ThreadPoolExecutor(2),
@@ -142,13 +143,13 @@ def test_limits() -> None:
         make(Toy(), limit_mm_per_prompt={"image": 1}).process([IMAGE] * 2, {"image": [picture(2)] * 2})
     with pytest.raises(ItemLimitError, match="the model takes at most 4 per prompt"):
         make(Toy(), limit_mm_per_prompt={"image": 5})
-    with pytest.raises(UnsupportedModalityError, match="takes no video; it takes image"):
+    with pytest.raises(UnsupportedModalityError, match="takes no 'video'; it takes image"):
         make(Toy(), limit_mm_per_prompt={"video": 1})
 
 
 def test_a_placeholder_without_any_item() -> None:
     """Also where the request has no items at all, and for any token that would take an embedding."""
-    with pytest.raises(SurplusPlaceholderError):
+    with pytest.raises(SurplusPlaceholderError, match=r"'I' \(token 9\) at position 1"):
         make(Toy()).process([1, IMAGE], {})
 
 
@@ -172,8 +173,15 @@ def test_errors_name_the_item() -> None:
         ("call_hf_processor", lambda self: {"other": torch.ones(1, 2)}, ContractError, "other"),
         ("call_hf_processor", lambda self: {"pixel_values": torch.ones(2, 4)}, ContractError, "into 2"),
         ("call_hf_processor", lambda self: {}, ContractError, "into 0"),
-        ("get_prompt_updates", lambda self: 1 / 0, ProcessingError, "the prompt updates failed with ZeroDivisionError"),
+        (
+            "get_prompt_updates",
+            lambda self: 1 / 0,
+            ProcessingError,
+            "get_prompt_updates failed with ZeroDivisionError.*test_processor.py:",
+        ),
         ("get_prompt_updates", lambda self: [], ContractError, "get_prompt_updates"),
+        ("get_prompt_updates", lambda self: None, ContractError, r"returned None \(a forgotten return\?\); it must"),
+        ("get_mm_fields_config", lambda self: None, ContractError, "get_mm_fields_config returned None"),
     ],
 )
 def test_adapters_that_fail(hook: str, answer: Any, error: type[Exception], message: str) -> None:

@@ -7,7 +7,9 @@ Starting up imports nothing heavy; errors of the typed tree become one line and 
 from __future__ import annotations
 
 import argparse
+import difflib
 import gc
+import os
 import sys
 from collections.abc import Sequence
 
@@ -44,11 +46,20 @@ def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
     load_extensions().hook.register_commands(subparsers=subparsers)
 
 
+def _subparser(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser:
+    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    found: argparse.ArgumentParser = subparsers.choices[command]
+    return found
+
+
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with words and options in any order: argparse alone takes no word after an option."""
     args, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(args, "words") or any(word.startswith("-") and word != "-" for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    unknown = rest if not hasattr(args, "words") else [word for word in rest if word.startswith("-")]
+    if unknown:
+        known = [option for action in _subparser(parser, args.command)._actions for option in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        parser.error(f"unknown option {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
     if rest:
         args.words += rest
     return args
@@ -64,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(parser, argv)
     try:
         status: int = args.run(args)
+        sys.stdout.flush()
     except CorellmError as error:
         if args.traceback:
             raise
@@ -72,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of a pipe went away, e.g. `corellm plugins | head -1`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing at exit would fail again
         return 1
     finally:
         gc.freeze()  # the process ends: looking for garbage among a million imported objects would take a second

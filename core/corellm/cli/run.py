@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from corellm.config import DTYPES, CacheConfig, ModelConfig, SchedulerConfig
-from corellm.errors import CorellmError, InvalidParameterError, RequestError
+from corellm.cli.conversation import Conversation, print_answer, stream_answer, system_message, user_message
+from corellm.config import DTYPES, CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
+from corellm.errors import MediaError, RequestError
 from corellm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -31,12 +31,10 @@ Without a prompt it is read from standard input, or, on a terminal, a conversati
 _EPILOG = """\
 examples:
   corellm run demo picture.png "What number is written here?"
-  corellm run demo --image a.png --image b.png "How many shapes are there?"
+  corellm run demo --image picture.png "How many shapes are there?" --max-tokens 8
   echo "What shape?" | corellm run demo picture.png
   corellm run demo                       # a conversation; /image FILE shows it a picture
 """
-
-_CHAT_HELP = "/image FILE adds a picture to your next message, /reset starts over, /exit (or Ctrl-D) leaves."
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,13 +44,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL", help="a directory, a hub name (owner/name), or `demo`")
-    parser.add_argument("words", metavar="FILE|PROMPT", nargs="*", help="pictures and the question")
+    parser.add_argument("words", metavar="FILE|PROMPT", nargs="*", default=[], help="pictures and the question")
     parser.add_argument("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--raw", action="store_true", help="take the prompt as it is, without a chat template")
     parser.add_argument("--verbose", action="store_true", help="log what the engine does")
     _add_sampling(parser.add_argument_group("sampling"))
     _add_engine(parser.add_argument_group("engine"))
+    parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
@@ -84,40 +83,71 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer, or talk."""
     files, words = _sort_arguments(args.words)
-    images = [*args.image, *files]
-    for image in images:  # before a model is loaded for nothing
-        if not Path(image).is_file():
-            raise RequestError(f"no such file: {image!r}")
+    images = [_checked_picture(image) for image in [*args.image, *files]]  # before a model is loaded for nothing
     params = SamplingParams(
         temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p, seed=args.seed,
         repetition_penalty=args.repetition_penalty, max_tokens=args.max_tokens, stop=args.stop,
     )  # fmt: skip
     prompt = " ".join(words) if words else None
     if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read().strip()
+        prompt = _read_prompt()
     if prompt is not None and not prompt and not images:
         raise RequestError("the prompt is empty; write a question, or give a picture")
     engine = _load(args)
     try:
         if prompt is None:
-            return _converse(engine, params, images, args)
+            return Conversation(engine, params, args.model, args.system, images).run()
         if args.raw:
             processed = engine.input_processor.process({"prompt": prompt, "multi_modal_data": {"image": images}})
         else:
-            processed = engine.input_processor.process_chat([*_system(args), _user_message(prompt, images)])
-        for piece in _stream(engine, processed, params):
-            print(piece, end="", flush=True)
-        print()
+            processed = engine.input_processor.process_chat(
+                [*system_message(args.system), user_message(prompt, images)]
+            )
+        if not print_answer(stream_answer(engine, "answer", processed, params)):
+            print("(an empty answer)", file=sys.stderr)
     finally:
         engine.shutdown()
     return 0
 
 
+def _read_prompt() -> str:
+    try:
+        return sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise RequestError("the prompt on standard input is not text in this terminal's encoding") from error
+
+
 def _sort_arguments(words: list[str]) -> tuple[list[str], list[str]]:
-    """Tell files from text."""
+    """Tell files from text: what exists, ends like a picture, or looks like a path."""
     suffixes = {suffix for known in MEDIA_SUFFIXES.values() for suffix in known}
-    files = [w for w in words if (w and Path(w).is_file()) or (" " not in w and Path(w).suffix.lower() in suffixes)]
-    return files, [w for w in words if w not in files]
+    files = [word for word in words if is_path(word) or (" " not in word and Path(word).suffix.lower() in suffixes)]
+    return files, [word for word in words if word not in files]
+
+
+def is_path(word: str) -> bool:
+    """Whether something of that name exists, or the word can hardly be anything but a path."""
+    try:
+        exists = bool(word) and Path(word).exists()
+    except (OSError, ValueError):  # a whole question is too long for a name
+        return False
+    return exists or (" " not in word and word.startswith(("./", "../", "/", "~/")))
+
+
+def _checked_picture(name: str) -> str:
+    """A file's name, once it is known to be a readable picture.
+
+    Raises:
+        RequestError: what is wrong with it.
+    """
+    from corellm.multimodal.image import load_image
+
+    path = Path(name).expanduser()
+    try:
+        load_image(path, MultiModalConfig().max_image_pixels)
+    except MediaError as error:
+        quoted = "" if path.exists() else " (a question with spaces must be in quotes)"
+        raise RequestError(f"{error}{quoted}") from error
+    return str(path)
 
 
 def _load(args: argparse.Namespace) -> LLMEngine:
@@ -126,7 +156,7 @@ def _load(args: argparse.Namespace) -> LLMEngine:
     from corellm.engine.llm_engine import LLMEngine
     from corellm.worker.process import collector_paused
 
-    logging.basicConfig(level=logging.INFO if args.verbose else logging.ERROR, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.CRITICAL, format="%(name)s: %(message)s")
     if not args.verbose:
         with collector_paused():
             _quiet_transformers()
@@ -142,88 +172,3 @@ def _quiet_transformers() -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
-
-
-def _system(args: argparse.Namespace) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": args.system}] if args.system else []
-
-
-def _user_message(text: str, images: list[str]) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
-    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
-
-
-def _stream(engine: LLMEngine, prompt: Any, params: SamplingParams) -> Iterator[str]:
-    """The answer's text in pieces.
-
-    Raises:
-        CorellmError: the request failed.
-    """
-    engine.add_request("run", prompt, params)
-    shown = 0
-    try:
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.error is not None:
-                    raise output.error
-                text = output.outputs[0].text.lstrip()  # most models begin an answer with a space
-                yield text[shown:]
-                shown = len(text)
-    finally:
-        engine.abort_request("run")
-
-
-def _converse(engine: LLMEngine, params: SamplingParams, images: list[str], args: argparse.Namespace) -> int:
-    """Read, answer, remember, until the end of input. A wrong message costs that message, not the conversation."""
-    print(f"{args.model} is listening. {_CHAT_HELP}")
-    history = _system(args)
-    pending = list(images)
-    while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            print()
-            return 0
-        command, _, argument = line.partition(" ")
-        if command in ("/exit", "/quit"):
-            return 0
-        if command == "/reset":
-            history, pending = _system(args), []
-        elif command == "/image":
-            pending += _checked_file(argument.strip())
-        elif command.startswith("/"):
-            print(_CHAT_HELP)
-        elif line:
-            history, pending = _answer(engine, params, history, _user_message(line, pending), pending)
-
-
-def _checked_file(name: str) -> list[str]:
-    if Path(name).is_file():
-        return [name]
-    print(f"no such file: {name!r}", file=sys.stderr)
-    return []
-
-
-def _answer(
-    engine: LLMEngine,
-    params: SamplingParams,
-    history: list[dict[str, Any]],
-    message: dict[str, Any],
-    pending: list[str],
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """One turn: gives the new history and the pictures still to be shown (the old ones, if the turn failed)."""
-    answer = ""
-    try:
-        processed = engine.input_processor.process_chat([*history, message])
-        for piece in _stream(engine, processed, params):
-            answer += piece
-            print(piece, end="", flush=True)
-        print()
-    except KeyboardInterrupt:
-        print("  (stopped)")
-    except InvalidParameterError:
-        raise
-    except CorellmError as error:
-        print(f"corellm: error: {error}", file=sys.stderr)
-        return history, pending
-    return [*history, message, {"role": "assistant", "content": answer}], []

@@ -30,36 +30,34 @@ class AdmissionLimits:
         return self._prompt_refusal(request) or self._item_refusal(request)
 
     def _prompt_refusal(self, request: Request) -> PromptError | None:
-        length, name = request.num_prompt_tokens, f"request {request.request_id!r}"
+        length = request.num_prompt_tokens
         if length == 0:
-            return PromptError(f"{name}: the prompt has no tokens; give it at least one")
+            return PromptError("the prompt has no tokens; give it at least one")
         if length + 1 > self.max_model_len:
             return PromptTooLongError(
-                f"{name}: the prompt has {length} tokens, which leaves no room to generate within max_model_len="
+                f"the prompt has {length} tokens, which leaves no room to generate within max_model_len="
                 f"{self.max_model_len}; shorten the prompt or raise max_model_len"
             )
         if length + 1 > self.kv_capacity:
             return PromptTooLongError(
-                f"{name}: the prompt has {length} tokens, which leaves no room to generate within the KV cache of "
+                f"the prompt has {length} tokens, which leaves no room to generate within the KV cache of "
                 f"{self.kv_capacity} tokens; shorten the prompt or raise num_kv_blocks or kv_cache_memory"
             )
         if self.max_prompt_step is not None and length > self.max_prompt_step:
             return PromptTooLongError(
-                f"{name}: the prompt has {length} tokens, but without chunked prefill a step takes "
+                f"the prompt has {length} tokens, but without chunked prefill a step takes "
                 f"max_num_batched_tokens={self.max_prompt_step}; shorten it, raise that, or set "
                 "enable_chunked_prefill=True"
             )
         return None
 
     def _item_refusal(self, request: Request) -> RequestError | None:
-        name = f"request {request.request_id!r}"
         for feature in request.features:
             num_embeds = feature.placeholder.num_embeds
             if num_embeds > self.encoder_capacity:
                 return MultiModalError(
-                    f"{name}: {feature.modality} {feature.item} has {num_embeds} embeddings, but the encoder cache "
+                    f"{feature.modality} {feature.item} has {num_embeds} embeddings, but the encoder cache "
                     f"holds {self.encoder_capacity}; make the {feature.modality} smaller or raise encoder_cache_size",
-                    request_id=request.request_id,
                     modality=feature.modality,
                     item=feature.item,
                     expected=self.encoder_capacity,
@@ -68,7 +66,7 @@ class AdmissionLimits:
         distinct = {feature.identifier: feature.placeholder.num_embeds for feature in request.features}
         if self.max_prompt_step is not None and sum(distinct.values()) > self.encoder_capacity:
             return PromptTooLongError(
-                f"{name}: its items have {sum(distinct.values())} embeddings together, but without chunked prefill "
+                f"the items have {sum(distinct.values())} embeddings together, but without chunked prefill "
                 f"the encoder cache must hold all of them and holds {self.encoder_capacity}; send fewer items, raise "
                 "encoder_cache_size, or set enable_chunked_prefill=True"
             )

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self
 
-from corellm.config import EngineConfig
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
@@ -41,31 +40,26 @@ class AsyncLLM:
     """A loaded model that serves many coroutines at once.
 
     Args:
-        config: see `EngineConfig.from_kwargs`.
+        model, **engine_args: as for `LLM`.
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served.
 
     Example:
-        >>> async with AsyncLLM.from_kwargs(model="demo") as llm:
+        >>> async with AsyncLLM("demo") as llm:
         ...     async for output in llm.generate("USER: hello ASSISTANT:", SamplingParams(max_tokens=8)):
         ...         print(output.outputs[0].text)
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.engine = LLMEngine(config)
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        self.engine = LLMEngine.from_kwargs(model=str(model), **engine_args)
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._ids = itertools.count()
         self._dead: EngineDeadError | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="corellm-engine", daemon=True)
         self._thread.start()
-
-    @classmethod
-    def from_kwargs(cls, **kwargs: Any) -> AsyncLLM:
-        """Make one from flat keyword arguments, `model=` at least."""
-        return cls(EngineConfig.from_kwargs(**kwargs))
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,7 +108,7 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request; whoever iterates over it gets its last output with the finish reason `"abort"`."""
-        self._inbox.put(lambda: self._abort(request_id))
+        self._inbox.put(lambda: self.engine.abort_request(request_id))
 
     async def _stream(
         self, prepare: Callable[[], Any], params: SamplingParams | None, request_id: str | None
@@ -141,7 +135,7 @@ class AsyncLLM:
         finally:
             self._streams.pop(request_id, None)
             if not finished:
-                self._inbox.put(lambda: self._abort(request_id))
+                self._inbox.put(lambda: self.engine.abort_request(request_id, silently=True))
 
     # --- in the engine's thread -------------------------------------------------------------------------------------
 
@@ -152,9 +146,6 @@ class AsyncLLM:
             self.engine.add_request(request_id, processed, params)
         except CorellmError as error:
             self._deliver(request_id, error)
-
-    def _abort(self, request_id: str) -> None:
-        self.engine.abort_request(request_id)
 
     def _deliver(self, request_id: str, item: RequestOutput | BaseException) -> None:
         stream = self._streams.get(request_id)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from corellm.config import suggestion
 from corellm.errors import InvalidParameterError, MultiModalError, PromptError
 from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
@@ -101,7 +102,7 @@ class InputProcessor:
             )
         unknown = sorted(map(str, set(prompt) - PROMPT_KEYS))
         if unknown:
-            raise PromptError(f"unknown prompt key {unknown[0]!r}; known: {', '.join(sorted(PROMPT_KEYS))}")
+            raise PromptError(f"unknown prompt key {unknown[0]!r}{suggestion(unknown[0], PROMPT_KEYS)}")
         return prompt
 
     def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
@@ -109,8 +110,7 @@ class InputProcessor:
         if given is None:
             if not isinstance(fields.get("prompt"), str):
                 raise PromptError(f"prompt must be a string, got {fields.get('prompt')!r:.100}")
-            encoded: list[int] = self.tokenizer(fields["prompt"])["input_ids"]
-            return encoded
+            return self._encode(fields["prompt"], add_special_tokens=True)
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise PromptError(f"prompt_token_ids must be a list of integers, got {given!r:.100}")
         for token in given:
@@ -169,7 +169,18 @@ class InputProcessor:
 
     def tokenize(self, text: str) -> list[int]:
         """Text to token ids, nothing added."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"the prompt is not valid Unicode text: character {error.start} is {text[error.start]!r}; "
+                f"decode it with the encoding it was written in"
+            ) from error
+        # verbose=False: whether it is too long is for the engine to say
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return ids
 
     def tokenize_guarded(self, prompt: str) -> list[int]:

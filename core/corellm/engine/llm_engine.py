@@ -43,13 +43,15 @@ class LLMEngine:
             set_up_threads()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up
 
-            self._model = load(config)
-        self.context = self._model.context
-        self.input_processor = self._model.input_processor
-        self.scheduler = self._model.scheduler
-        self.max_model_len = self._model.max_model_len
-        self.executor = self._model.executor
-        self.runner: Any = self._model.runner
+            model = load(config)
+        self.context = model.context
+        self.input_processor = model.input_processor
+        self.scheduler = model.scheduler
+        self.max_model_len = model.max_model_len
+        self.executor = model.executor
+        self.runner: Any = model.runner
+        """The worker; None once the engine was shut down."""
+        self._eos_token_ids = model.eos_token_ids
         self.output_processor = OutputProcessor(self.context.tokenizer)
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
@@ -85,6 +87,8 @@ class LLMEngine:
             RequestError: the request is wrong; nothing was queued.
             RequestFailedError: its items could not be processed; nothing was queued.
         """
+        if self.runner is None:
+            raise EngineDeadError("the engine was shut down; make a new one")
         if request_id in self.output_processor:
             raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
         params = params or SamplingParams()
@@ -100,7 +104,7 @@ class LLMEngine:
                 prompt_token_ids=processed.token_ids,
                 sampling_params=params if params.n == 1 else params.child(index),
                 features=processed.features,
-                eos_token_ids=self._model.eos_token_ids,
+                eos_token_ids=self._eos_token_ids,
                 priority=processed.priority,
                 cache_salt=processed.cache_salt,
                 arrival_time=arrival,
@@ -114,8 +118,12 @@ class LLMEngine:
         self.output_processor.finish_outside_step(r for r in requests if r.status.is_finished)
         self.num_prompt_tokens += len(processed.token_ids)
 
-    def abort_request(self, request_id: str) -> bool:
-        """End a request now, in whatever state it is; its last output comes with the next `step`.
+    def abort_request(self, request_id: str, *, silently: bool = False) -> bool:
+        """End a request now, in whatever state it is.
+
+        Args:
+            request_id: unknown ones are passed over.
+            silently: hand out nothing more of it; otherwise its last output comes with the next `step`.
 
         Returns:
             Whether it was running.
@@ -123,6 +131,8 @@ class LLMEngine:
         engine_ids = self.output_processor.engine_request_ids(request_id)
         finished = self.scheduler.finish_requests(engine_ids, RequestStatus.FINISHED_ABORTED)
         self.output_processor.finish_outside_step(finished)
+        if silently:
+            self.output_processor.discard(request_id)
         return bool(finished)
 
     def has_unfinished_requests(self) -> bool:
@@ -138,7 +148,7 @@ class LLMEngine:
             Outputs of the requests that got a token or ended.
 
         Raises:
-            EngineDeadError: forward passes keep failing; the engine serves nobody any more.
+            EngineDeadError: it was shut down, or forward passes keep failing; the engine serves nobody any more.
         """
         batch = self.scheduler.schedule()
         result = self._execute(batch)
@@ -170,4 +180,3 @@ class LLMEngine:
         """Free the model and the caches. The engine cannot be used after."""
         self.executor.shutdown(wait=False, cancel_futures=True)
         self.runner = None
-        del self._model

@@ -85,6 +85,7 @@ def load(config: EngineConfig) -> LoadedModel:
         hooks,
         config.multimodal,
         tokenize=lambda text: context.tokenizer(text, add_special_tokens=False)["input_ids"],
+        token_text=context.tokenizer.convert_ids_to_tokens,
         namespace=namespace,
         seq_len=max_model_len,
         executor=executor,
@@ -116,6 +117,7 @@ def load(config: EngineConfig) -> LoadedModel:
         device=context.device,
         seed=config.model.seed,
     )
+    runner.encoders.check(mm_processor.profile.features)
     logger.info(
         "%s: %d KV blocks of %d tokens (%.2f GiB), sequences of up to %d tokens, %d tokens per step",
         config.model.model, num_blocks - 1, config.cache.block_size, num_blocks * bytes_per_block / 2**30,

@@ -103,6 +103,13 @@ class OutputProcessor:
         group = self._groups.get(request_id)
         return [] if group is None else [request.request_id for request in group.requests]
 
+    def discard(self, request_id: str) -> None:
+        """Forget a caller's request: nothing of it is handed out any more."""
+        group = self._groups.pop(request_id, None)
+        self._pending.pop(request_id, None)
+        for request in group.requests if group is not None else ():
+            self._completions.pop(request.request_id, None)
+
     # --- after a step -----------------------------------------------------------------------------------------------
 
     def process(

@@ -6,6 +6,7 @@ family and no engine; everything that can be refused about items is refused here
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -19,9 +20,12 @@ from corellm.errors import (
     CorellmError,
     InvalidParameterError,
     ItemLimitError,
+    PlaceholderError,
     ProcessingError,
     UnsupportedModalityError,
+    raised_at,
 )
+from corellm.multimodal.answers import ask
 from corellm.multimodal.cache import ProcessorCache
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem, split_items
 from corellm.multimodal.hashing import hash_item, hash_uuid
@@ -40,6 +44,8 @@ class DummyProfile:
     """`{modality: embeddings}`, never more than the tokens."""
     placeholder_token_ids: Mapping[int, str]
     """Tokens that take embeddings, and their modality: a prompt must not hold any outside a placeholder."""
+    features: Sequence[MultiModalFeature]
+    """The dummy items themselves, one per modality."""
 
 
 class MultiModalProcessor:
@@ -49,6 +55,7 @@ class MultiModalProcessor:
         hooks: the model's hook callers.
         config: limits, default processor arguments, cache size.
         tokenize: text to token ids, without special tokens added.
+        token_text: a token id as text, for messages.
         namespace: what, beside its content, an item's hash depends on: model and adapter version.
         seq_len: the longest sequence the engine serves.
         executor: where several missing items of one request are processed side by side.
@@ -60,6 +67,7 @@ class MultiModalProcessor:
         config: MultiModalConfig,
         *,
         tokenize: Callable[[str], list[int]],
+        token_text: Callable[[int], str],
         namespace: Sequence[str],
         seq_len: int,
         executor: Executor | None = None,
@@ -68,6 +76,7 @@ class MultiModalProcessor:
         self.config = config
         self.cache = ProcessorCache(int(config.mm_processor_cache_gb * 2**30))
         self._tokenize = tokenize
+        self._token_text = token_text
         self._namespace = tuple(namespace)
         self._seq_len = seq_len
         self._executor = executor
@@ -75,12 +84,12 @@ class MultiModalProcessor:
 
     def _resolve_limits(self) -> dict[str, int | None]:
         """The model's limits, lowered by the operator's."""
-        limits: dict[str, int | None] = dict(self.hooks.get_supported_mm_limits())
+        limits: dict[str, int | None] = dict(ask(self.hooks, "get_supported_mm_limits"))
         for modality, wanted in self.config.limit_mm_per_prompt.items():
             if modality not in limits:
                 if wanted:
                     raise UnsupportedModalityError(
-                        f"limit_mm_per_prompt: this model takes no {modality}; it takes {', '.join(limits)}",
+                        f"limit_mm_per_prompt: this model takes no {modality!r}; it takes {', '.join(limits)}",
                         modality=modality,
                     )
                 continue
@@ -140,16 +149,20 @@ class MultiModalProcessor:
         processed = {
             modality: self._process_items(items[modality], identifiers[modality], kwargs) for modality in counts
         }
-        with _adapter_at_work("the prompt updates"):
-            tokens = self.hooks.apply_hf_processor_tokens_only(token_ids=list(token_ids))
+        with _adapter_at_work("get_prompt_updates"):
+            tokens = ask(self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids))
             updates = (
-                self.hooks.get_prompt_updates(mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed)
+                ask(self.hooks, "get_prompt_updates", mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed)
                 if counts
                 else []
             )
-            expanded, placeholders = apply_prompt_updates(
-                tokens, updates, counts, self._tokenize, placeholder_token_ids=placeholder_token_ids
-            )
+            try:
+                expanded, placeholders = apply_prompt_updates(
+                    tokens, updates, counts, self._tokenize, placeholder_token_ids=placeholder_token_ids
+                )
+            except PlaceholderError as error:
+                error.args = (re.sub(r"\btoken (\d+)", self._named_token, str(error)),)
+                raise
         features = [
             MultiModalFeature(
                 modality=modality,
@@ -164,6 +177,10 @@ class MultiModalProcessor:
         ]
         features.sort(key=lambda feature: feature.placeholder.offset)
         return expanded, features
+
+    def _named_token(self, match: re.Match[str]) -> str:
+        """`token 32000` as people know it: `'<image>' (token 32000)`."""
+        return f"{self._token_text(int(match[1]))!r} ({match[0]})"
 
     def check_counts(self, mm_data: Mapping[str, Any]) -> None:
         """Check the numbers of items, before anything is opened.
@@ -221,12 +238,14 @@ class MultiModalProcessor:
     def _process_one(self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]) -> tuple[MultiModalKwargsItem, int]:
         modality = items.modality
         with _adapter_at_work(f"{modality} {i}: the processor"):
-            hf_inputs = self.hooks.call_hf_processor(
-                prompt=self.hooks.get_dummy_text(mm_counts={modality: 1}),
+            hf_inputs = ask(
+                self.hooks,
+                "call_hf_processor",
+                prompt=ask(self.hooks, "get_dummy_text", mm_counts={modality: 1}),
                 mm_data={modality: [items.get(i)]},
                 mm_kwargs=kwargs,
             )
-            fields = self.hooks.get_mm_fields_config(hf_inputs=hf_inputs, mm_kwargs=kwargs)
+            fields = ask(self.hooks, "get_mm_fields_config", hf_inputs=hf_inputs, mm_kwargs=kwargs)
         split = split_items(hf_inputs, fields).get(modality, [])
         if len(split) != 1:
             raise ContractError(
@@ -242,13 +261,15 @@ class MultiModalProcessor:
         max_tokens: dict[str, int] = {}
         max_embeds: dict[str, int] = {}
         token_modality: dict[int, str] = {}
+        features: list[MultiModalFeature] = []
         for modality, limit in self.limits.items():
             if limit == 0:
                 continue
             counts = {modality: 1}
-            text = self.hooks.get_dummy_text(mm_counts=counts)
-            data = self.hooks.get_dummy_mm_data(seq_len=self._seq_len, mm_counts=counts, mm_options={})
+            text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
+            data = ask(self.hooks, "get_dummy_mm_data", seq_len=self._seq_len, mm_counts=counts, mm_options={})
             tokens, (feature,) = self._expand(self._tokenize(text), data, None, None, {})
+            features.append(feature)
             place = feature.placeholder
             mask = place.is_embed or (True,) * place.length
             max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
@@ -266,7 +287,7 @@ class MultiModalProcessor:
             if modality in max_tokens:
                 max_embeds[modality] = max(max_embeds[modality], tokens_stated)
                 max_tokens[modality] = tokens_stated
-        return DummyProfile(max_tokens, max_embeds, token_modality)
+        return DummyProfile(max_tokens, max_embeds, token_modality, features)
 
 
 @contextmanager
@@ -277,7 +298,7 @@ def _adapter_at_work(what: str) -> Iterator[None]:
     except CorellmError:
         raise
     except Exception as error:
-        raise ProcessingError(f"{what} failed with {type(error).__name__}: {error}") from error
+        raise ProcessingError(f"{what} failed with {type(error).__name__}: {error} ({raised_at(error)})") from error
 
 
 def _embedding_item(items: EmbeddingItems, i: int) -> MultiModalKwargsItem:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corellm.errors import CorellmError, EmbeddingCountError, EncoderError
+from corellm.errors import CorellmError, EmbeddingCountError, EncoderError, raised_at
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.defaults import floating_to
@@ -50,6 +50,18 @@ class EncoderRunner:
             )
         return output
 
+    @torch.inference_mode()
+    def check(self, features: Sequence[MultiModalFeature]) -> None:
+        """Embed the adapter's dummy items once, at load: an encoder that does not fit its placeholders is found there.
+
+        Raises:
+            CorellmError: what is wrong with the first that fails.
+        """
+        self.run(features)
+        for feature in features:
+            self.output(feature)
+        self.drop(feature.identifier for feature in features)
+
     def run(self, features: Sequence[MultiModalFeature]) -> None:
         """Embed items, joined into as few encoder batches as their shapes allow. Failures are kept for `output`."""
         self._failures.clear()
@@ -72,8 +84,10 @@ class EncoderRunner:
             feature = features[0]
             if not isinstance(error, CorellmError):
                 logger.exception("%s %d: the encoder failed", feature.modality, feature.item)
-                reason = f"{feature.modality} {feature.item}: the encoder failed with {type(error).__name__}: {error}"
-                failure: CorellmError = EncoderError(reason)
+                failure: CorellmError = EncoderError(
+                    f"{feature.modality} {feature.item}: the encoder failed with {type(error).__name__}: {error} "
+                    f"({raised_at(error)})"
+                )
                 failure.__cause__ = error
             else:
                 failure = error
@@ -99,7 +113,7 @@ class EncoderRunner:
             wanted = feature.placeholder.num_embeds
             if output.ndim != 2 or output.shape[0] != wanted:
                 raise EmbeddingCountError(
-                    f"{feature.modality} {feature.item}: its placeholder takes {wanted} embeddings, "
+                    f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings, "
                     f"get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
                 )
         for feature, output in zip(features, outputs, strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import PagedAttention
-from corellm.errors import ContractError, CorellmError, RequestFailedError
+from corellm.errors import ContractError, CorellmError, RequestFailedError, raised_at
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.encoder_runner import EncoderRunner
@@ -60,7 +60,7 @@ class ModelRunner:
         self._hooks, self._model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
         self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
-        self._encoders = EncoderRunner(hooks, model, dtype, device)
+        self.encoders = EncoderRunner(hooks, model, dtype, device)
         self._sampler = Sampler()
         self._states: dict[str, SequenceState] = {}
 
@@ -72,7 +72,7 @@ class ModelRunner:
     @property
     def num_encoder_outputs(self) -> int:
         """Items whose encoder output is held here."""
-        return len(self._encoders)
+        return len(self.encoders)
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
@@ -85,12 +85,12 @@ class ModelRunner:
         self._kv_cache.swap_in(batch.swap_in)
         for request_id in batch.gone:
             self._states.pop(request_id, None)
-        self._encoders.drop(batch.freed_items)
+        self.encoders.drop(batch.freed_items)
 
         result = StepResult()
         for sequence in batch.new:
             self._admit(sequence, result)
-        self._encoders.run([self._feature(*item) for item in batch.encode if item[0] not in result.failed])
+        self.encoders.run([self._feature(*item) for item in batch.encode if item[0] not in result.failed])
         embeddings = self._gather_embeddings(batch.chunks, result)
         chunks = [chunk for chunk in batch.chunks if chunk.request_id not in result.failed]
         if chunks:
@@ -132,7 +132,7 @@ class ModelRunner:
             end = chunk.start + chunk.num_tokens
             try:
                 found = [
-                    (feature, self._encoders.output(feature))
+                    (feature, self.encoders.output(feature))
                     for feature in self._states[chunk.request_id].sequence.features
                     if feature.placeholder.embeds_before(chunk.start) < feature.placeholder.embeds_before(end)
                 ]
@@ -253,6 +253,6 @@ def _failure(stage: str, error: Exception) -> CorellmError:
     if isinstance(error, CorellmError):
         return error
     logger.error("%s failed", stage, exc_info=error)
-    failure = RequestFailedError(f"{stage} failed with {type(error).__name__}: {error}")
+    failure = RequestFailedError(f"{stage} failed with {type(error).__name__}: {error} ({raised_at(error)})")
     failure.__cause__ = error
     return failure

@@ -1,4 +1,4 @@
-"""`python -m corellm.cli`."""
+"""`python -m corellm`."""
 
 import sys
 

@@ -1,0 +1,141 @@
+"""A conversation on the terminal: read, answer, remember, until the end of input.
+
+A wrong message or picture costs that message, never the conversation. Knows the engine's public calls only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corellm.config import MultiModalConfig
+from corellm.errors import CorellmError, MediaError, PromptTooLongError
+from corellm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from corellm.engine.llm_engine import LLMEngine
+
+_HELP = "/image FILE adds a picture to your next message, /reset starts over, /exit (or Ctrl-D) leaves."
+
+
+def system_message(text: str | None) -> list[dict[str, Any]]:
+    """The system message, if there is one."""
+    return [{"role": "system", "content": text}] if text else []
+
+
+def user_message(text: str, images: list[str]) -> dict[str, Any]:
+    """A message with pictures before its text."""
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def stream_answer(engine: LLMEngine, name: str, prompt: Any, params: SamplingParams) -> Iterator[str]:
+    """The answer's text in pieces, without the space most models begin it with. Leaving early aborts the request.
+
+    Raises:
+        CorellmError: the request failed.
+    """
+    engine.add_request(name, prompt, params)
+    shown = 0
+    try:
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
+                text = output.outputs[0].text.lstrip()
+                yield text[shown:]
+                shown = len(text)
+    finally:
+        engine.abort_request(name, silently=True)
+
+
+def print_answer(pieces: Iterator[str]) -> str:
+    """Print an answer as it comes; gives it whole, or as far as it came when Ctrl-C stopped it."""
+    answer = ""
+    try:
+        for piece in pieces:
+            answer += piece
+            print(piece, end="", flush=True)
+        print()
+    except KeyboardInterrupt:
+        pieces.close()  # type: ignore[attr-defined]  # a generator: aborts the request
+        print("  (stopped)")
+    return answer
+
+
+class Conversation:
+    """What was said so far, and the pictures to go with the next message.
+
+    Args:
+        engine: answers.
+        params: how.
+        name: the model's, for the greeting.
+        system: the system message, if any.
+        images: pictures to go with the first message.
+    """
+
+    def __init__(
+        self, engine: LLMEngine, params: SamplingParams, name: str, system: str | None, images: list[str]
+    ) -> None:
+        self._engine, self._params, self._name, self._system = engine, params, name, system
+        self._history = system_message(system)
+        self._pending = list(images)
+        self._ids = itertools.count()
+
+    def run(self) -> int:
+        """Talk until the end of input."""
+        print(f"{self._name} is listening. {_HELP}")
+        while True:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                print()
+                return 0
+            except KeyboardInterrupt:
+                print("\n(/exit leaves)")
+                continue
+            if line in ("/exit", "/quit"):
+                return 0
+            self._handle(line)
+
+    def _handle(self, line: str) -> None:
+        command, _, argument = line.partition(" ")
+        if command == "/reset":
+            self._history, self._pending = system_message(self._system), []
+        elif command == "/image":
+            self._add_picture(argument.strip().strip("'\""))
+        elif command.startswith("/"):
+            print(_HELP)
+        elif line:
+            self._answer(line)
+
+    def _add_picture(self, name: str) -> None:
+        from corellm.multimodal.image import load_image
+
+        if not name:
+            print(_HELP)
+            return
+        path = Path(name).expanduser()
+        try:
+            picture = load_image(path, MultiModalConfig().max_image_pixels)
+        except MediaError as error:
+            print(f"corellm: error: {error}", file=sys.stderr)
+            return
+        self._pending.append(str(path))
+        print(f"({path.name}, {picture.width} x {picture.height}, goes with your next message)")
+
+    def _answer(self, text: str) -> None:
+        """One turn; a failed one leaves the conversation as it was, without the pictures that came with it."""
+        message, self._pending = user_message(text, self._pending), []
+        try:
+            processed = self._engine.input_processor.process_chat([*self._history, message])
+            answer = print_answer(stream_answer(self._engine, f"turn-{next(self._ids)}", processed, self._params))
+        except PromptTooLongError as error:
+            print(f"corellm: error: the conversation is full: {error}; /reset starts over", file=sys.stderr)
+        except CorellmError as error:
+            print(f"corellm: error: {error}", file=sys.stderr)
+        else:
+            self._history += [message, {"role": "assistant", "content": answer}]
