@@ -13,6 +13,8 @@ help:            ## what there is
 setup: $(VENV)/.ready  ## the virtual environment with everything in it
 
 $(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corellm needs Python 3.11 or newer; set PYTHON=")'
+	@echo "installing into $(VENV); the first time this takes a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@

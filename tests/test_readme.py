@@ -24,10 +24,17 @@ def test_the_python_example(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert capsys.readouterr().out.strip() == "407"
 
 
+def test_the_streaming_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last thing printed is the number in the picture."""
+    monkeypatch.chdir(ROOT)
+    exec(compile(PYTHON[1], "README.md", "exec"), {})
+    assert capsys.readouterr().out.split()[-1] == "407"
+
+
 def test_the_plugin_sketch() -> None:
     """The adapter shown passes the contract's checks."""
     namespace: dict[str, Any] = {}
-    exec(compile(PYTHON[1], "README.md", "exec"), namespace)
+    exec(compile(PYTHON[2], "README.md", "exec"), namespace)
     check_adapter_class(namespace["Llava"], "readme")
 
 
@@ -41,4 +48,4 @@ def test_files_it_names_exist() -> None:
 
 def test_every_required_hook_is_in_the_sketch() -> None:
     """Whoever copies the sketch has every hook that has no default."""
-    assert all(f"def {name}(" in PYTHON[1] for name in REQUIRED_HOOKS)
+    assert all(f"def {name}(" in PYTHON[2] for name in REQUIRED_HOOKS)

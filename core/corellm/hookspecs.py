@@ -311,6 +311,15 @@ def load_model(load_config: LoadConfig) -> nn.Module | None:
 
     Default: the transformers class the checkpoint's `architectures` names, with the text decoder on
     `load_config.attn_implementation`; every weight of the checkpoint must find its place.
+
+    Example, for an architecture that transformers knows by another name:
+
+        model = transformers.LlavaForConditionalGeneration.from_pretrained(
+            load_config.model_path,
+            dtype=load_config.dtype,
+            attn_implementation={"text_config": load_config.attn_implementation},
+        )
+        return model.to(load_config.device).eval()
     """
 
 

@@ -138,14 +138,15 @@ def load(config: EngineConfig) -> LoadedModel:
 
 def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...]]:
     """Find checkpoint and adapter; gives the context, the hook callers, and the namespace of item hashes."""
-    checkpoint = checkpoints.open_checkpoint(config.model)
-    entry = find_adapter(checkpoint.architectures, adapter=config.model.adapter)
+    path = checkpoints.resolve_checkpoint(config.model)
+    entry = find_adapter(checkpoints.read_architectures(path), adapter=config.model.adapter)
     adapter = entry.load()
+    hf_config = checkpoints.load_hf_config(path, trust_remote_code=config.model.trust_remote_code)
     context = ModelContext(
-        model_path=checkpoint.path,
-        hf_config=checkpoint.hf_config,
-        tokenizer=checkpoints.load_tokenizer(checkpoint, trust_remote_code=config.model.trust_remote_code),
-        dtype=checkpoints.resolve_dtype(config.model.dtype, checkpoint.hf_config),
+        model_path=path,
+        hf_config=hf_config,
+        tokenizer=checkpoints.load_tokenizer(path, trust_remote_code=config.model.trust_remote_code),
+        dtype=checkpoints.resolve_dtype(config.model.dtype, hf_config),
         device=torch.device("cpu"),
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=config.model.trust_remote_code,
@@ -158,7 +159,7 @@ def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...
         extensions=load_extensions(),
     )
     context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
-    namespace = (str(checkpoint.path), config.model.revision or "", entry.distribution, entry.version)
+    namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     return context, manager.hook, namespace
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +21,6 @@ if TYPE_CHECKING:
     from corellm.hookspecs import ModelContext
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint's directory and what its small files say."""
-
-    path: Path
-    hf_config: Any
-    architectures: tuple[str, ...]
 
 
 def resolve_checkpoint(config: ModelConfig) -> Path:
@@ -71,28 +61,37 @@ def _download(config: ModelConfig) -> Path:
         ) from error
 
 
-def open_checkpoint(config: ModelConfig) -> Checkpoint:
-    """Read a checkpoint's configuration.
+def read_architectures(path: Path) -> tuple[str, ...]:
+    """The architectures that a checkpoint's `config.json` names, without importing transformers.
 
     Raises:
-        CheckpointError: `config.json` is missing or broken, or it wants to run code that was not allowed.
+        CheckpointError: it is broken, or names none.
     """
-    path = resolve_checkpoint(config)
+    file = path / "config.json"
     try:
-        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        architectures = tuple(raw.get("architectures") or ())
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path / 'config.json'}: not a readable JSON object ({error})") from error
+        architectures = tuple(json.loads(file.read_text(encoding="utf-8")).get("architectures") or ())
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{file}: not a readable JSON object ({error})") from error
+    if not architectures or not all(isinstance(name, str) for name in architectures):
+        raise CheckpointError(f"{file} names no architecture, so no adapter can be chosen")
+    return architectures
+
+
+def load_hf_config(path: Path, *, trust_remote_code: bool) -> Any:
+    """Load the checkpoint's transformers configuration.
+
+    Raises:
+        CheckpointError: it is broken, or it wants to run code that was not allowed.
+    """
     from transformers import AutoConfig
 
     try:
-        hf_config = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise CheckpointError(f"{path / 'config.json'}: {_first_line(error)}") from error
-    return Checkpoint(path, hf_config, architectures)
 
 
-def load_tokenizer(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
+def load_tokenizer(path: Path, *, trust_remote_code: bool) -> Any:
     """Load the checkpoint's tokenizer.
 
     Raises:
@@ -101,9 +100,9 @@ def load_tokenizer(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise CheckpointError(f"{checkpoint.path}: the tokenizer cannot be loaded: {_first_line(error)}") from error
+        raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {_first_line(error)}") from error
 
 
 def load_processor(context: ModelContext, factory: Callable[..., Any] | None) -> Any:
