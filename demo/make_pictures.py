@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parent / "pictures"
 # File name -> seed, scene, width and height, and each question with its kind.
 SAMPLES: dict[str, tuple[int, Scene, tuple[int, int], dict[str, str]]] = {
     "star.png": (
-        3,
+        1,
         ShapeScene("star", "red", 1, "white", place=(0, 2)),
         (240, 240),
         {
@@ -32,7 +32,7 @@ SAMPLES: dict[str, tuple[int, Scene, tuple[int, int], dict[str, str]]] = {
         },
     ),
     "circles.png": (
-        1,
+        3,
         ShapeScene("circle", "orange", 4, "black"),
         (320, 240),
         {
@@ -42,13 +42,13 @@ SAMPLES: dict[str, tuple[int, Scene, tuple[int, int], dict[str, str]]] = {
         },
     ),
     "407.png": (
-        5,
+        2,
         NumberScene("407", "white", "blue"),
         (320, 160),
         {"What number is written here?": "number", "Describe the image.": "describe"},
     ),
     "29.png": (
-        1,
+        0,
         NumberScene("29", "green", "white"),
         (200, 200),
         {"Which number is this?": "number", "What colour is the background?": "background"},

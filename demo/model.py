@@ -48,7 +48,7 @@ def prompt(question: str) -> str:
     return f"USER: <image>\n{question} ASSISTANT:"
 
 
-def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def learn_words(texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE with one token for each digit."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -65,6 +65,10 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         ),
     )
     core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return core
+
+
+def build_tokenizer(core: Tokenizer) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         bos_token="<s>",

@@ -129,7 +129,8 @@ def right_answer(scene: Scene, kind: str) -> str:
     if kind == "where" and scene.place:
         return PLACES[scene.place[0]][scene.place[1]]
     count = COUNT_WORDS[scene.count - 1]
-    described = f"{count} {scene.colour} {_plural(scene.shape, scene.count)} on a {scene.background} background"
+    article = "an" if scene.background == "orange" else "a"
+    described = f"{count} {scene.colour} {_plural(scene.shape, scene.count)} on {article} {scene.background} background"
     answers = {"shape": scene.shape, "colour": scene.colour, "count": count, "describe": described}
     return answers.get(kind, NO_NUMBER)
 

@@ -1,6 +1,6 @@
 """Trains the demo model from scratch on the CPU, from pictures it draws itself, and saves a Hugging Face checkpoint.
 
-    python -m demo.train OUT --steps 7500
+    python -m demo.train OUT --steps 5500
 
 The same arguments give the same pictures, questions and first weights; nothing is downloaded. Sums of bfloat16 numbers
 differ from CPU to CPU, so the weights, and with them the last decimals of the accuracies, do as well.
@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
-from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import LlavaForConditionalGeneration
 
 from demo import handwriting, shapes
 from demo.lessons import IGNORE, NUM_RANKS, Batch, Packer, draw_lessons
-from demo.model import GRID, IMAGE, SIDE, build_model, build_processor, build_tokenizer, save
+from demo.model import GRID, IMAGE, SIDE, build_model, build_processor, build_tokenizer, learn_words, save
 from demo.muon import Muon
 from demo.questions import NO_PICTURE, ask_anything
 
@@ -35,9 +36,9 @@ STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]) * 255
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int = 7500
+    steps: int = 5500
     batch: int = 64
-    cooldown: int = 2500  # the last steps, in which the learning rates sink
+    cooldown: int = 1500  # the last steps, in which the learning rates sink
     pictures: int = 32_000  # drawn for one term; a new term begins when each was seen `views` times
     views: int = 2
     muon_rate: float = 0.015
@@ -106,14 +107,14 @@ class Pupil(nn.Module):
         return answers, patches
 
 
-def learn_words(seed: int) -> PreTrainedTokenizerFast:
+def first_words(seed: int) -> Tokenizer:
     rng = random.Random(seed)
     texts = []
     for k in range(8000):
         scene = handwriting.sample_scene(rng) if k % 2 else shapes.sample_scene(rng, "train")
         question, answer = ask_anything(rng, scene)
         texts.append(f"USER: \n{question} ASSISTANT: {answer}")
-    return build_tokenizer(texts + [f"USER: ASSISTANT: {NO_PICTURE}"] * 50)
+    return learn_words(texts + [f"USER: ASSISTANT: {NO_PICTURE}"] * 50)
 
 
 def build_optimizers(pupil: Pupil, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -148,11 +149,11 @@ class School:
     after any term and go on later.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, words: Tokenizer) -> None:
         torch.set_num_threads(recipe.threads)
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
-        self.tokenizer = learn_words(recipe.seed)
+        self.tokenizer = build_tokenizer(words)
         self.pupil = Pupil(build_model(len(self.tokenizer)))
         self.average = copy.deepcopy(self.pupil.llava)
         self.optimizers = build_optimizers(self.pupil, recipe)
@@ -165,6 +166,7 @@ class School:
 
     def state(self) -> dict[str, Any]:
         return {
+            "words": self.tokenizer.backend_tokenizer.to_str(),
             "pupil": self.pupil.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -225,10 +227,11 @@ class School:
 
 
 def train(out: Path, recipe: Recipe, state: Path | None) -> None:
-    school = School(recipe)
+    saved = torch.load(state) if state is not None and state.exists() else None
+    school = School(recipe, Tokenizer.from_str(saved["words"]) if saved else first_words(recipe.seed))
     processor = build_processor(school.tokenizer)
-    if state is not None and state.exists():
-        school.restore(torch.load(state))
+    if saved:
+        school.restore(saved)
     size = sum(p.numel() for p in school.average.parameters())
     print(f"{size:,} parameters, {len(school.tokenizer)} tokens, from step {school.step}", flush=True)
     while school.step < recipe.steps:
