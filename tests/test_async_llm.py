@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_abort_by_id(llm: AsyncLLM) -> None:
         params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
         reasons = []
         async for output in llm.generate("USER: go on ASSISTANT:", params, request_id="mine"):
-            if len(output.outputs[0].token_ids) == 3:
+            if len(output.outputs[0].token_ids) >= 3:
                 await llm.abort("mine")
             reasons.append(output.outputs[0].finish_reason)
         assert reasons[-1] == "abort"
@@ -118,6 +119,64 @@ def test_errors_reach_the_one_who_caused_them(llm: AsyncLLM) -> None:
             await collect(llm, "hi", SamplingParams(stop_token_ids=[10**7]))
 
     asyncio.run(main())
+
+
+def test_a_name_can_be_used_again_at_once(llm: AsyncLLM) -> None:
+    """A stream that was left does not send its outputs to the next one of the same name."""
+
+    async def main() -> None:
+        want = await collect(llm, "USER: b ASSISTANT:")
+        for _ in range(12):
+            first = llm.generate("USER: something else ASSISTANT:", SamplingParams(max_tokens=500), request_id="x")
+            await anext(first)
+            await first.aclose()
+            seen = [output async for output in llm.generate("USER: b ASSISTANT:", GREEDY, request_id="x")]
+            assert all(
+                o.request_id == "x" and o.outputs[0].token_ids == want[: len(o.outputs[0].token_ids)] for o in seen
+            )
+            assert seen[-1].outputs[0].token_ids == want
+
+    asyncio.run(main())
+
+
+def test_abort_while_the_prompt_is_prepared(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort that comes before the engine knows of the request is not lost."""
+    right = llm.engine.input_processor.process
+
+    def slow(prompt: Any) -> Any:
+        time.sleep(0.2)
+        return right(prompt)
+
+    async def main() -> None:
+        monkeypatch.setattr(llm.engine.input_processor, "process", slow)
+        params = SamplingParams(max_tokens=900, ignore_eos=True)
+        stream = llm.generate("USER: a ASSISTANT:", params, request_id="early")
+        task = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.05)
+        await llm.abort("early")
+        outputs = [await task, *[output async for output in stream]]
+        assert outputs[-1].outputs[0].finish_reason == "abort"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, "greedy"])
+def test_nothing_a_request_brings_ends_the_engine(llm: AsyncLLM, params: Any) -> None:
+    """Parameters of a wrong type are that request's error."""
+
+    async def main() -> None:
+        with pytest.raises(InvalidParameterError, match="must be a SamplingParams"):
+            await collect(llm, "hi", params)
+        assert await collect(llm, "hi")
+
+    asyncio.run(main())
+
+
+def test_calls_after_the_end_fail(llm: AsyncLLM) -> None:
+    """Nobody waits for an engine that is gone."""
+    llm.close()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        llm.call_in_engine(lambda e: None).result(timeout=5)
 
 
 def test_duplicate_id(llm: AsyncLLM) -> None:

@@ -39,14 +39,19 @@ def test_unknown_argument_suggests_the_nearest() -> None:
         ("num_kv_blocks", -1, "num_kv_blocks must be"),
         ("kv_cache_memory", 1.5, "kv_cache_memory must be"),
         ("swap_space", -1, "swap_space must be"),
+        ("swap_space", float("inf"), "swap_space must be"),
+        ("swap_space", "4", "swap_space must be"),
+        ("seed", "x", "seed must be an integer"),
+        ("enable_prefix_caching", "no", "enable_prefix_caching must be True or False, got 'no'"),
+        ("enable_chunked_prefill", 1, "enable_chunked_prefill must be True or False"),
         ("max_num_seqs", 0, "max_num_seqs must be"),
-        ("scheduler_delay_factor", -0.1, "scheduler_delay_factor must be 0 or more"),
+        ("scheduler_delay_factor", -0.1, "scheduler_delay_factor must be a finite number, 0 or more"),
         ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority"),
         ("preemption_mode", "drop", "preemption_mode must be one of recompute, swap"),
         ("limit_mm_per_prompt", {"image": -1}, r"limit_mm_per_prompt\['image'\] must be an integer of at least 0"),
         ("limit_mm_per_prompt", 3, "limit_mm_per_prompt must be like"),
         ("mm_processor_kwargs", [], "mm_processor_kwargs must be a dict"),
-        ("mm_processor_cache_gb", float("nan"), "mm_processor_cache_gb must be 0 or more"),
+        ("mm_processor_cache_gb", float("nan"), "mm_processor_cache_gb must be a finite number, 0 or more"),
     ],
 )
 def test_config_out_of_range(field: str, value: Any, message: str) -> None:
@@ -58,6 +63,7 @@ def test_config_out_of_range(field: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("temperature", 10**400), ("stop_token_ids", [10**5000]), ("logit_bias", {10**5000: 1}),
         ("n", 0), ("n", 1000), ("n", 1.0), ("n", True),
         ("temperature", -0.1), ("temperature", 2.1), ("temperature", float("nan")), ("temperature", "hot"),
         ("top_k", -2), ("top_k", 1.5), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.5),

@@ -20,6 +20,7 @@ from corellm.errors import (
     ConfigError,
     CorellmError,
     EmbeddingCountError,
+    EmbeddingInputError,
     EncoderError,
     EngineDeadError,
     InvalidParameterError,
@@ -111,6 +112,35 @@ def test_precomputed_embeddings_equal_the_picture(llm: LLM, tiny_llava: Path) ->
         assert tokens(llm, {"prompt": IMAGE_PROMPT, "multi_modal_data": data}) == want
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("value", [float("nan"), 1e300])
+def test_values_that_break_arithmetic_stay_with_their_request(llm: LLM, value: float) -> None:
+    """Embeddings that are not finite, as given or in the model's dtype, fail their request and poison no block."""
+    want = tokens(llm, "USER: hello there ASSISTANT:")
+    embeds = torch.full((1, 16, 64), value, dtype=torch.float64)
+    with pytest.raises((EmbeddingInputError, EncoderError, RequestFailedError)):
+        llm.generate({"prompt": IMAGE_PROMPT, "multi_modal_data": {"image": embeds}}, GREEDY, use_tqdm=False)
+    with pytest.raises(EncoderError, match="NaN or infinity"):
+        llm.generate(ask(mm_processor_kwargs={"image_std": [0.0, 0.0, 0.0]}), GREEDY, use_tqdm=False)
+    llm.engine.scheduler.blocks.reset_prefix_cache()
+    crowd = ["USER: hello there ASSISTANT:"] * 8
+    assert all(o.outputs[0].token_ids == want for o in llm.generate(crowd, GREEDY, use_tqdm=False))
+
+
+def test_one_uuid_for_different_embeddings(llm: LLM) -> None:
+    """Two embeddings of other lengths under one name: the second is refused, batched with an innocent one."""
+    want = tokens(llm, "USER: hello ASSISTANT:")
+    for rows, fails in ((5, False), (7, True)):
+        prompt = {
+            "prompt": IMAGE_PROMPT,
+            "multi_modal_data": {"image_embeds": [torch.ones(rows, 64)]},
+            "multi_modal_uuids": {"image": "u"},
+        }
+        outputs = llm.generate(["USER: hello ASSISTANT:", prompt], GREEDY, use_tqdm=False, on_error="return")
+        assert outputs[0].outputs[0].token_ids == want
+        assert isinstance(outputs[1].error, EmbeddingCountError) == fails
+
+
 def test_uuids_name_items(llm: LLM) -> None:
     """A uuid stands for the content: the same uuid finds the first picture in the cache."""
     first, other = random_image(60, 50, 1), random_image(60, 50, 2)
@@ -127,7 +157,11 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
     return [
         ("", PromptError, "the prompt is empty"),
         ({"prompt_token_ids": []}, PromptError, "the prompt is empty"),
-        ({"prompt_token_ids": [5, 10**6]}, PromptError, "1000000 is no token id; they go from 0 to"),
+        (
+            {"prompt_token_ids": [5, 10**6]},
+            PromptError,
+            "token 1000000, which this model does not know; token ids go from 0 to",
+        ),
         ({"prompt_token_ids": "abc"}, PromptError, "must be a list of integers"),
         ({"promt": "x"}, PromptError, "unknown prompt key 'promt'; did you mean 'prompt'"),
         (5, PromptError, "a prompt is text"),
@@ -141,6 +175,10 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
         ({"prompt": IMAGE_PROMPT, "multi_modal_data": {"video": picture}}, UnsupportedModalityError, "video"),
         (ask(mm_processor_kwargs={"sise": 3}), ProcessorKwargsError, "does not take 'sise'; accepted: .*size"),
         ("word " * 2000, PromptTooLongError, "1024"),
+        ("broken \udcff text", PromptError, "not valid Unicode"),
+        ({"prompt": "x", "cache_salt": "\ud800"}, PromptError, "cache_salt must be a non-empty string"),
+        ({"prompt_token_ids": [10**5000]}, PromptError, "an absurdly large number"),
+        (ask(multi_modal_uuids={"image": 5}), InvalidParameterError, "must hold strings"),
     ]
 
 
@@ -184,6 +222,8 @@ def test_item_limits(tiny_llava: Path) -> None:
             limited.generate({"prompt": "x", "multi_modal_data": {"image": [b"not decoded"] * 3}}, use_tqdm=False)
     with LLM(str(tiny_llava), limit_mm_per_prompt={"image": 0}) as text_only:
         assert text_only.generate("hello", GREEDY, use_tqdm=False)[0].finished
+        with pytest.raises(SurplusPlaceholderError):
+            text_only.generate("what is <image>?", GREEDY, use_tqdm=False)
         with pytest.raises(ItemLimitError, match="at most 0"):
             text_only.generate(ask(), GREEDY, use_tqdm=False)
     with pytest.raises(UnsupportedModalityError, match="takes no 'audio'"):
@@ -259,22 +299,37 @@ def test_wrong_row_counts_are_found(llm: LLM, failing_encoder: Any, wrong: Any) 
         llm.generate(ask(RED), GREEDY, use_tqdm=False)
 
 
-def test_failed_forward_fails_the_batch_and_the_queue_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requests in that step fail; those after it run; a cache block written by the failed step is not reused."""
-    want = tokens(llm, "USER: good ASSISTANT:")
+def test_a_failed_forward_pass_fails_only_the_guilty(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A passing fault costs nobody anything; one of a single request's costs that request, batched with others."""
+    prompts = ["USER: good ASSISTANT:", "USER: bad ASSISTANT:", "USER: fine ASSISTANT:"]
+    want = [tokens(llm, p) for p in prompts]
     llm.engine.scheduler.blocks.reset_prefix_cache()
     right, calls = llm.engine.runner._language_model.forward, []
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
+    def failing_once(*args: Any, **kwargs: Any) -> Any:
+        if len(kwargs["paged"].metadata.query_lens) > 1 and not calls:
+            calls.append(1)
             raise RuntimeError("matrix on strike")
         return right(*args, **kwargs)
 
-    monkeypatch.setattr(llm.engine.runner._language_model, "forward", forward)
-    with pytest.raises(RequestFailedError, match="matrix on strike"):
-        llm.generate("USER: good ASSISTANT:", GREEDY, use_tqdm=False)
-    assert tokens(llm, "USER: good ASSISTANT:") == want
+    monkeypatch.setattr(llm.engine.runner._language_model, "forward", failing_once)
+    assert [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)] == want
+    assert calls, "a step of several requests failed"
+
+    def failing_for_one(*args: Any, **kwargs: Any) -> Any:
+        metadata = getattr(kwargs["paged"], "metadata", None)
+        if metadata is not None and any(n > 9 for n in metadata.query_lens):
+            raise RuntimeError("too many at once")
+        return right(*args, **kwargs)
+
+    monkeypatch.setattr(llm.engine.runner._language_model, "forward", failing_for_one)
+    llm.engine.scheduler.blocks.reset_prefix_cache()
+    short, long = "USER: a", "USER: " + "a very long question " * 3
+    for _ in range(4):  # more often than the engine bears with a broken model
+        outputs = llm.generate([short, long, short], GREEDY, use_tqdm=False, on_error="return")
+        assert isinstance(outputs[1].error, RequestFailedError)
+        assert "too many at once" in str(outputs[1].error)
+        assert outputs[0].outputs[0].token_ids == outputs[2].outputs[0].token_ids != []
 
 
 def test_an_engine_that_keeps_failing_gives_up(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,9 +340,7 @@ def test_an_engine_that_keeps_failing_gives_up(tiny_llava: Path, monkeypatch: py
 
     with LLM(str(tiny_llava), max_num_seqs=1) as broken:
         monkeypatch.setattr(broken.engine.runner._language_model, "forward", forward)
-        with pytest.raises(
-            EngineDeadError, match="3 steps in a row failed, the last with RuntimeError: broken for good"
-        ):
+        with pytest.raises(EngineDeadError, match=r"(?s)3 steps in a row failed.*RuntimeError: broken for good"):
             broken.generate(["a", "b", "c", "d"], GREEDY, use_tqdm=False)
 
 
@@ -451,6 +504,48 @@ def test_special_tokens_people_type_stay_text(llm: LLM, role: str) -> None:
     assert output.prompt_token_ids.count(bos) == 1
     kept = tokenizer.decode([t for t in output.prompt_token_ids if t != image])
     assert "I type <image> and </s><s> here" in kept
+
+
+def test_special_tokens_across_parts_stay_text(llm: LLM) -> None:
+    """Nor can a special token be put together from neighbouring parts."""
+    image, eos = llm.get_tokenizer().convert_tokens_to_ids(["<image>", "</s>"])
+    for pieces in (["<ima", "ge>"], ["x <", "/s> y"], ["<", "im", "age>"]):
+        messages = [{"role": "user", "content": [{"type": "text", "text": piece} for piece in pieces]}]
+        (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+        assert not {image, eos} & set(output.prompt_token_ids)
+        assert "".join(pieces) in llm.get_tokenizer().decode(output.prompt_token_ids)
+
+
+TEMPLATES = {
+    "parts only, as LLaVA-1.5's": (
+        "{% for m in messages %}{{ m['role'].upper() + ': ' }}"
+        "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+        "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] + ' ' }}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
+    "text only": (
+        "{% for m in messages %}{{ m['role'].upper() + ': ' + m['content'] + ' ' }}{% endfor %}"
+        "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_templates_over_parts_and_over_text(llm: LLM, template: str) -> None:
+    """Whatever form of content a template takes, every turn's text and every picture is in the prompt."""
+    messages = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "Paris"},
+        *conversation("And this?", random_image(20, 20, 1)),
+    ]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False, chat_template=template)
+    assert output.prompt is not None
+    assert output.prompt.split() == [
+        "USER:", "What", "is", "the", "capital", "of", "France?", "ASSISTANT:", "Paris", "USER:", "<image>", "And",
+        "this?", "ASSISTANT:",
+    ]  # fmt: skip
+    with pytest.raises(PromptError, match="the chat template does not take this conversation"):
+        llm.chat(messages, GREEDY, use_tqdm=False, chat_template="{{ 1 / 0 }}")
 
 
 def test_many_conversations_and_parts_in_order(llm: LLM) -> None:

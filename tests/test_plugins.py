@@ -195,6 +195,29 @@ def test_wrappers_are_checked_too(install: Install) -> None:
         build_manager(adapter, context(), distribution="toy", extensions=extensions)
 
 
+def test_an_extension_must_not_answer_for_the_adapter(install: Install) -> None:
+    """A hook without `wrapper=True` would silently replace the adapter's."""
+    from corellm import extensions as specs
+
+    class Usurper:
+        @hookimpl
+        def get_supported_mm_limits(self) -> dict[str, int]:
+            return {"image": 1}
+
+    class Extension:
+        @hookimpl
+        def wrap_adapter(self) -> Usurper:
+            return Usurper()
+
+    install("toy", GOOD)
+    extensions = pluggy.PluginManager("corellm")
+    extensions.add_hookspecs(specs)
+    extensions.register(Extension())
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    with pytest.raises(ContractError, match=r"Usurper.get_supported_mm_limits must be a wrapper"):
+        build_manager(adapter, context(), distribution="toy", extensions=extensions)
+
+
 def test_constructor_without_context(install: Install) -> None:
     """Refused before a model is loaded."""
     install("toy", GOOD.replace("def __init__(self, context): self.context = context", "pass"))

@@ -26,6 +26,17 @@ def _positive(name: str, value: Any, *, minimum: int = 1) -> None:
         raise ConfigError(f"{name} must be an integer of at least {minimum}, got {value!r}")
 
 
+def _not_negative(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < float("inf"):
+        raise ConfigError(f"{name} must be a finite number, 0 or more; got {value!r}")
+
+
+def _boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
 def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
@@ -58,6 +69,8 @@ class ModelConfig:
         _one_of("dtype", self.dtype, DTYPES)
         if self.max_model_len is not None:
             _positive("max_model_len", self.max_model_len)
+        _boolean("trust_remote_code", self.trust_remote_code)
+        _positive("seed", self.seed, minimum=-(2**63))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +94,8 @@ class CacheConfig:
             _positive("kv_cache_memory", self.kv_cache_memory)
         if self.num_kv_blocks is not None:
             _positive("num_kv_blocks", self.num_kv_blocks)
-        if not self.swap_space >= 0:
-            raise ConfigError(f"swap_space must be a number of GiB, 0 or more; got {self.swap_space!r}")
+        _not_negative("swap_space", self.swap_space)
+        _boolean("enable_prefix_caching", self.enable_prefix_caching)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +124,8 @@ class SchedulerConfig:
             _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         if self.encoder_cache_size is not None:
             _positive("encoder_cache_size", self.encoder_cache_size, minimum=0)
-        if not self.scheduler_delay_factor >= 0:
-            raise ConfigError(f"scheduler_delay_factor must be 0 or more, got {self.scheduler_delay_factor!r}")
+        _boolean("enable_chunked_prefill", self.enable_chunked_prefill)
+        _not_negative("scheduler_delay_factor", self.scheduler_delay_factor)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         _one_of("preemption_mode", self.preemption_mode, ("recompute", "swap"))
 
@@ -137,8 +150,7 @@ class MultiModalConfig:
             _positive(f"limit_mm_per_prompt[{modality!r}]", limit, minimum=0)
         if not isinstance(self.mm_processor_kwargs, Mapping):
             raise ConfigError(f"mm_processor_kwargs must be a dict, got {self.mm_processor_kwargs!r}")
-        if not self.mm_processor_cache_gb >= 0:
-            raise ConfigError(f"mm_processor_cache_gb must be 0 or more, got {self.mm_processor_cache_gb!r}")
+        _not_negative("mm_processor_cache_gb", self.mm_processor_cache_gb)
         _positive("max_image_pixels", self.max_image_pixels)
 
 

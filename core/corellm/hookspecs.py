@@ -165,7 +165,7 @@ def get_mm_max_tokens_per_item(seq_len: int, mm_counts: Mapping[str, int]) -> Ma
 def get_dummy_text(mm_counts: Mapping[str, int]) -> str | None:
     """Give prompt text with a placeholder for each of `mm_counts` items. Required.
 
-    It is what the Hugging Face processor sees beside an item, and what warm-up runs on.
+    It is what the Hugging Face processor sees beside an item.
 
     Example:
         `return "<image>" * mm_counts.get("image", 0)`
@@ -176,7 +176,9 @@ def get_dummy_text(mm_counts: Mapping[str, int]) -> str | None:
 def get_dummy_mm_data(
     seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Give media that become the most placeholder tokens possible, for memory profiling and warm-up. Required.
+    """Give media that become the most placeholder tokens possible. Required.
+
+    By them the encoder is checked at load and memory is planned.
 
     Args:
         seq_len: the longest sequence the engine serves.
@@ -393,10 +395,13 @@ def compute_logits(model: nn.Module, hidden_states: Tensor) -> Tensor | None:
 
 
 @_first_result
-def get_rope_positions(token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]) -> tuple[Tensor, int] | None:
-    """Give the position of every prompt token, and what to add after the prompt.
+def get_rope_positions(
+    model: nn.Module, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+) -> tuple[Tensor, int] | None:
+    """Give the position of every prompt token, and what to add after the prompt. Asked for prompts with items only.
 
     Args:
+        model: what `load_model` gave.
         token_ids: the prompt, placeholders expanded.
         mm_features: its items, by placeholder offset.
 

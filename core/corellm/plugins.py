@@ -282,8 +282,19 @@ def build_manager(
         ) from error
     _register_checked(manager, instance, distribution)
     for wrapper in extensions.hook.wrap_adapter(context=context) if extensions is not None else ():
+        _check_wrapper(wrapper)
         _register_checked(manager, wrapper, f"extension {type(wrapper).__qualname__}")
     return manager
+
+
+def _check_wrapper(wrapper: object) -> None:
+    """An extension surrounds an adapter's hooks; answering in its place would silently be another adapter."""
+    for name, member in inspect.getmembers(wrapper):
+        options = getattr(member, f"{PROJECT_NAME}_impl", None)
+        if options is not None and not options["wrapper"]:
+            raise ContractError(
+                f"extension {type(wrapper).__qualname__}.{name} must be a wrapper: hookimpl(wrapper=True), with a yield"
+            )
 
 
 def _register_checked(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
@@ -306,7 +317,8 @@ def load_extensions() -> pluggy.PluginManager:
     manager.add_hookspecs(extension_specs)
     for entry in entry_points(group=EXTENSIONS_GROUP):
         distribution, version = _distribution(entry)
-        if manager.has_plugin(entry.name):
+        name = f"{distribution}:{entry.name}"
+        if manager.has_plugin(name):  # the same distribution, seen twice on the path
             continue
         try:
             extension = entry.load()
@@ -316,7 +328,7 @@ def load_extensions() -> pluggy.PluginManager:
                 f"{type(error).__name__}: {error}\n{_own_traceback(error)}Remove it: pip uninstall {distribution}"
             ) from error
         try:
-            manager.register(extension() if inspect.isclass(extension) else extension, name=entry.name)
+            manager.register(extension() if inspect.isclass(extension) else extension, name=name)
             manager.check_pending()
         except pluggy.PluginValidationError as error:
             raise ContractError(

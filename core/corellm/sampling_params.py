@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from corellm.errors import InvalidParameterError
@@ -20,21 +20,33 @@ MAX_STOP_LENGTH = 1024
 _GREEDY_EPS = 1e-5
 
 
+MAX_TOKEN_ID = 2**31 - 1
+MAX_INT = 2**63 - 1
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: short, and without the digits of an absurdly large number."""
+    if isinstance(value, int) and abs(value) > MAX_INT:
+        return "an absurdly large number"
+    return f"{value!r:.100}"
+
+
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidParameterError(f"{name} must be a finite number, got {value!r}", param=name)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not (isinstance(value, int) or math.isfinite(value)):
+        raise InvalidParameterError(f"{name} must be a finite number, got {shown(value)}", param=name)
     if value < low or value > high or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise InvalidParameterError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
+        raise InvalidParameterError(f"{name} must be in {bracket}{low:g}, {high:g}], got {shown(value)}", param=name)
     return float(value)
 
 
-def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+def _integer(name: str, value: Any, low: int, high: int = MAX_INT) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParameterError(f"{name} must be an integer, got {value!r}", param=name)
-    if value < low or (high is not None and value > high):
-        wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise InvalidParameterError(f"{name} must be {wanted}, got {value}", param=name)
+        raise InvalidParameterError(f"{name} must be an integer, got {shown(value)}", param=name)
+    if not low <= value <= high:
+        wanted = f"at least {low}" if high == MAX_INT else f"in [{low}, {high}]"
+        raise InvalidParameterError(f"{name} must be {wanted}, got {shown(value)}", param=name)
     return value
 
 
@@ -43,7 +55,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
         return ()
     if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
         raise InvalidParameterError(f"{name} must be a list of token ids, got {value!r}", param=name)
-    return tuple(_integer(name, token, 0) for token in value)
+    return tuple(_integer(name, token, 0, MAX_TOKEN_ID) for token in value)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
@@ -117,8 +129,6 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     detokenize: bool = True
     """Turn tokens into text; without it `text` stays empty and `stop` is refused."""
-    extra_args: Mapping[str, Any] = field(default_factory=dict)
-    """Free-form values for extension plugins."""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -142,7 +152,7 @@ class SamplingParams:
                 raise InvalidParameterError("allowed_token_ids must not be empty", param="allowed_token_ids")
         put("bad_words", _strings("bad_words", self.bad_words))
         if self.seed is not None:
-            put("seed", _integer("seed", self.seed, -(2**63), 2**63 - 1))
+            put("seed", _integer("seed", self.seed, -MAX_INT - 1))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 put(name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
@@ -166,7 +176,7 @@ class SamplingParams:
         if not isinstance(bias, Mapping):
             raise InvalidParameterError(f"logit_bias must map token ids to numbers, got {bias!r}", param="logit_bias")
         return {
-            _integer("logit_bias", _as_int(token), 0): _number("logit_bias", value, -100.0, 100.0)
+            _integer("logit_bias", _as_int(token), 0, MAX_TOKEN_ID): _number("logit_bias", value, -100.0, 100.0)
             for token, value in bias.items()
         }
 
@@ -183,7 +193,7 @@ class SamplingParams:
 
 def _as_int(token: Any) -> Any:
     """JSON objects have string keys: `{"50256": -100}` is accepted."""
-    return int(token) if isinstance(token, str) and token.isdecimal() else token
+    return int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 20 else token
 
 
 def _wrapped(seed: int) -> int:

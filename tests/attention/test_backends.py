@@ -48,7 +48,8 @@ def run(
     lens = sorted(lens, key=lambda pair: pair[0] != 1)
     needed = [-(-seq // block_size) for _, seq in lens]
     order = (torch.randperm(sum(needed) + 3, generator=generator) + 1).tolist()  # block 0 is the null block
-    cache = LayerCache(*(torch.zeros(sum(needed) + 4, block_size, kv_heads, HEAD_SIZE, dtype=dtype) for _ in range(2)))
+    shape = (sum(needed) + 4, block_size, kv_heads, HEAD_SIZE)
+    cache = LayerCache(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))  # what earlier owners may leave
     tables = np.zeros((len(lens), max(needed)), dtype=np.int64)
     queries, keys, values, slots, want = [], [], [], [], []
     for row, ((n, length), blocks) in enumerate(zip(lens, needed, strict=True)):

@@ -93,14 +93,22 @@ class _DecodeGroup:
         if window is not None:
             mask &= positions >= lens[:, None] - window
         self.mask = None if bool(mask.all()) else mask[:, None, None]
+        # A mask alone does not keep out what earlier owners left behind the sequence's end: NaN survives a weight of 0.
+        self.behind = (positions >= lens[:, None]).flatten().nonzero().flatten()
 
     def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float) -> None:
         """Attend for the group's rows of `query` and put the result into the same rows of `output`."""
         num_seqs, padded = self.shape
         kv_heads, head_size = cache.key.shape[2:]
         # keys, values: [num_seqs, num_kv_heads, padded, head_size]
-        keys = cache.key.index_select(0, self.blocks).view(num_seqs, padded, kv_heads, -1).transpose(1, 2)
-        values = cache.value.index_select(0, self.blocks).view(num_seqs, padded, kv_heads, -1).transpose(1, 2)
+        keys, values = (
+            tensor.index_select(0, self.blocks)
+            .flatten(0, 1)
+            .index_fill_(0, self.behind, 0)
+            .view(num_seqs, padded, kv_heads, -1)
+            .transpose(1, 2)
+            for tensor in (cache.key, cache.value)
+        )
         folded = query[self.rows].view(num_seqs, kv_heads, -1, head_size)
         attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scale)
         output[self.rows] = attended.reshape(num_seqs, -1, attended.shape[-1])

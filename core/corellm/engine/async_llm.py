@@ -6,34 +6,61 @@ One thread owns the engine; coroutines talk to it through an inbox, it talks bac
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
+from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
+from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
 class _Stream:
-    """Where a request's outputs go: an asyncio queue of the loop that waits for them."""
+    """Where a request's outputs go: the newest one, for the coroutine that waits in its event loop.
 
-    loop: asyncio.AbstractEventLoop
-    outputs: asyncio.Queue[RequestOutput | BaseException]
+    Outputs are cumulative, so a slow reader misses nothing by getting only the newest.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        """The caller's name for the request."""
+        self.is_aborted = False
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._newest: RequestOutput | BaseException | None = None
 
     def put(self, item: RequestOutput | BaseException) -> None:
         """Called from the engine's thread."""
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._set, item)
+
+    def _set(self, item: RequestOutput | BaseException) -> None:
+        self._newest = item
+        self._changed.set()
+
+    async def get(self) -> RequestOutput:
+        """Wait for something new.
+
+        Raises:
+            BaseException: what was put instead of an output.
+        """
+        await self._changed.wait()
+        self._changed.clear()
+        item = self._newest
+        assert item is not None
+        if isinstance(item, BaseException):
+            raise item
+        return item
 
 
 class AsyncLLM:
@@ -55,6 +82,8 @@ class AsyncLLM:
         self.engine = LLMEngine.from_kwargs(model=str(model), **engine_args)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
+        """By the engine's own names, which are never used again; callers' names may be."""
+        self._futures: set[Future[Any]] = set()
         self._ids = itertools.count()
         self._dead: EngineDeadError | None = None
         self._stopping = False
@@ -74,7 +103,7 @@ class AsyncLLM:
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams | None = None, request_id: str | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt, giving its state after every new token.
 
         Closing or cancelling the iteration aborts the request.
@@ -89,10 +118,10 @@ class AsyncLLM:
             RequestFailedError: it failed while it ran.
             EngineDeadError: the engine stopped.
         """
-        async for output in self._stream(
-            lambda: self.engine.input_processor.process(prompt), sampling_params, request_id
-        ):
-            yield output
+        prepare = partial(self.engine.input_processor.process, prompt)
+        async with contextlib.aclosing(self._stream(prepare, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def chat(
         self,
@@ -100,57 +129,67 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         **chat_args: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation; `chat_args` as for `InputProcessor.process_chat`. Otherwise like `generate`."""
-        prepare = lambda: self.engine.input_processor.process_chat(messages, **chat_args)  # noqa: E731
-        async for output in self._stream(prepare, sampling_params, request_id):
-            yield output
+        prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
+        async with contextlib.aclosing(self._stream(prepare, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def abort(self, request_id: str) -> None:
         """End a request; whoever iterates over it gets its last output with the finish reason `"abort"`."""
-        self._inbox.put(lambda: self.engine.abort_request(request_id))
+        for name, stream in list(self._streams.items()):
+            if stream.request_id == request_id:
+                stream.is_aborted = True  # it may not have reached the engine yet
+                self._inbox.put(partial(self.engine.abort_request, name))
 
     async def _stream(
-        self, prepare: Callable[[], Any], params: SamplingParams | None, request_id: str | None
-    ) -> AsyncIterator[RequestOutput]:
-        if self._dead is not None:
-            raise EngineDeadError(str(self._dead)) from self._dead
-        request_id = request_id if request_id is not None else f"async-{next(self._ids)}"
-        if request_id in self._streams:
-            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
-        stream = self._streams[request_id] = _Stream(asyncio.get_running_loop(), asyncio.Queue())
+        self, prepare: Callable[[], ProcessedPrompt], params: SamplingParams | None, request_id: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        name = str(next(self._ids))
+        stream = _Stream(f"async-{name}" if request_id is None else request_id)
+        if any(other.request_id == stream.request_id for other in self._streams.values()):
+            raise InvalidParameterError(f"request id {stream.request_id!r} is running already", param="request_id")
+        self._streams[name] = stream
         finished = False
         try:
+            if self._dead is not None:  # looked at after registering: dying tells everybody who is registered
+                raise EngineDeadError(str(self._dead)) from self._dead
             processed = await asyncio.to_thread(prepare)
-            self._inbox.put(lambda: self._add(request_id, processed, params))
+            self._inbox.put(partial(self._add, name, processed, params))
             while not finished:
-                item = await stream.outputs.get()
-                if isinstance(item, BaseException):
-                    finished = True
-                    raise item
-                finished = item.finished
-                if item.error is not None:
-                    raise item.error
-                yield item
+                output = await stream.get()
+                finished = output.finished
+                if output.error is not None:
+                    raise output.error
+                yield output
         finally:
-            self._streams.pop(request_id, None)
+            del self._streams[name]
             if not finished:
-                self._inbox.put(lambda: self.engine.abort_request(request_id, silently=True))
+                self._inbox.put(partial(self.engine.abort_request, name, silently=True))
 
     # --- in the engine's thread -------------------------------------------------------------------------------------
 
-    def _add(self, request_id: str, processed: Any, params: SamplingParams | None) -> None:
-        if request_id not in self._streams:
+    def _add(self, name: str, processed: ProcessedPrompt, params: SamplingParams | None) -> None:
+        stream = self._streams.get(name)
+        if stream is None:
             return  # cancelled meanwhile
         try:
-            self.engine.add_request(request_id, processed, params)
+            self.engine.add_request(name, processed, params)
         except CorellmError as error:
-            self._deliver(request_id, error)
+            stream.put(error)
+        except Exception as error:  # no request may end the engine
+            logger.exception("adding a request failed")
+            stream.put(RequestFailedError(f"adding the request failed with {type(error).__name__}"))
+        else:
+            if stream.is_aborted:
+                self.engine.abort_request(name)
 
-    def _deliver(self, request_id: str, item: RequestOutput | BaseException) -> None:
-        stream = self._streams.get(request_id)
+    def _deliver(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.request_id)
         if stream is not None:
-            stream.put(item)
+            output.request_id = stream.request_id
+            stream.put(output)
 
     def _run(self) -> None:
         """Take in what was asked, step, hand out; sleep when there is nothing to do."""
@@ -159,7 +198,7 @@ class AsyncLLM:
                 self._take_in(wait=not self.engine.has_unfinished_requests())
                 if self.engine.has_unfinished_requests():
                     for output in self.engine.step():
-                        self._deliver(output.request_id, output)
+                        self._deliver(output)
         except BaseException as error:
             logger.exception("the engine stopped")
             self._die(error if isinstance(error, EngineDeadError) else EngineDeadError(f"the engine stopped: {error}"))
@@ -174,8 +213,11 @@ class AsyncLLM:
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
-        for request_id in list(self._streams):
-            self._deliver(request_id, error)
+        for stream in list(self._streams.values()):
+            stream.put(error)
+        for future in list(self._futures):
+            if not future.done():
+                future.set_exception(error)
 
     def close(self) -> None:
         """Stop the engine's thread, fail whoever still waits, free everything. Blocks until that is done."""
@@ -188,14 +230,24 @@ class AsyncLLM:
         self.engine.shutdown()
 
     def call_in_engine(self, function: Callable[[LLMEngine], Any]) -> Future[Any]:
-        """Run a function in the engine's thread between two steps, e.g. to read its state."""
+        """Run a function in the engine's thread between two steps, e.g. to read its state.
+
+        Raises:
+            EngineDeadError: from the future, if the engine stops before.
+        """
         future: Future[Any] = Future()
 
         def call() -> None:
             try:
-                future.set_result(function(self.engine))
+                result = function(self.engine)
             except Exception as error:
                 future.set_exception(error)
+            else:
+                future.set_result(result)
 
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
         self._inbox.put(call)
+        if self._dead is not None and not future.done():
+            future.set_exception(self._dead)
         return future

@@ -6,18 +6,19 @@ threads; knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from corellm.config import suggestion
-from corellm.errors import InvalidParameterError, MultiModalError, PromptError
+from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
 from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.sampling_params import SamplingParams
+from corellm.sampling_params import SamplingParams, shown
 
 PROMPT_KEYS = frozenset(
     {
@@ -47,17 +48,26 @@ class InputProcessor:
         tokenizer: the model's.
         hooks: the model's hook callers.
         mm_processor: the model's multimodal processor.
-        vocab_size: token ids at or above this are refused.
+        vocab_size: width of the logits: token ids in sampling parameters are below.
+        embedding_size: token ids in prompts are below, those of placeholders excepted.
         max_model_len: of the engine; families that shorten conversations keep to it.
     """
 
     def __init__(
-        self, tokenizer: Any, hooks: Any, mm_processor: MultiModalProcessor, *, vocab_size: int, max_model_len: int
+        self,
+        tokenizer: Any,
+        hooks: Any,
+        mm_processor: MultiModalProcessor,
+        *,
+        vocab_size: int,
+        embedding_size: int,
+        max_model_len: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
         self._hooks = hooks
         self._vocab_size = vocab_size
+        self._embedding_size = embedding_size
         self._max_model_len = max_model_len
 
     # --- prompts ----------------------------------------------------------------------------------------------------
@@ -68,7 +78,12 @@ class InputProcessor:
         Raises:
             PromptError: malformed, empty, or with token ids the model does not know.
             MultiModalError: whatever is wrong with the items.
+            ProcessingError: the adapter, or a library behind it, raised.
         """
+        with _preparing():
+            return self._process(prompt)
+
+    def _process(self, prompt: Any) -> ProcessedPrompt:
         fields = self._fields(prompt)
         mm_data = fields.get("multi_modal_data") or {}
         if not isinstance(mm_data, Mapping):
@@ -86,8 +101,8 @@ class InputProcessor:
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
         salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
-        if salt is not None and not (isinstance(salt, str) and salt):
-            raise PromptError(f"cache_salt must be a non-empty string, got {salt!r:.100}")
+        if salt is not None and not (isinstance(salt, str) and salt and is_unicode(salt)):
+            raise PromptError(f"cache_salt must be a non-empty string of valid Unicode, got {salt!r:.100}")
         if not isinstance(priority, int):
             raise PromptError(f"priority must be an integer, got {priority!r:.100}")
         return ProcessedPrompt(text, expanded, features, salt, priority)
@@ -110,15 +125,31 @@ class InputProcessor:
         if given is None:
             if not isinstance(fields.get("prompt"), str):
                 raise PromptError(f"prompt must be a string, got {fields.get('prompt')!r:.100}")
-            return self._encode(fields["prompt"], add_special_tokens=True)
+            encoded = self._encode(fields["prompt"], add_special_tokens=True)
+            if encoded and max(encoded) >= self._embedding_size:  # a tokenizer wider than the model
+                for token in encoded:
+                    self._check_token(token)
+            return encoded
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise PromptError(f"prompt_token_ids must be a list of integers, got {given!r:.100}")
         for token in given:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self._vocab_size:
-                raise PromptError(
-                    f"prompt_token_ids: {token!r:.50} is no token id; they go from 0 to {self._vocab_size - 1}"
-                )
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise PromptError(f"prompt_token_ids must be a list of integers, but holds {type(token).__name__}")
+            self._check_token(token)
         return list(given)
+
+    def _check_token(self, token: int) -> None:
+        """Every token of a prompt must have an embedding, or stand for an item.
+
+        Raises:
+            PromptError: it does neither.
+        """
+        known = 0 <= token < self._embedding_size or token in self.mm_processor.profile.placeholder_token_ids
+        if not known:
+            raise PromptError(
+                f"the prompt has token {shown(token)}, which this model does not know; "
+                f"token ids go from 0 to {self._embedding_size - 1}"
+            )
 
     # --- conversations ----------------------------------------------------------------------------------------------
 
@@ -138,6 +169,24 @@ class InputProcessor:
             PromptError: malformed messages, or no way to place their media.
             MultiModalError: whatever is wrong with the items.
         """
+        with _preparing():
+            text, token_ids, mm_data = self._render(messages, chat_template, add_generation_prompt)
+        processed = self.process(
+            {
+                "prompt_token_ids": token_ids,
+                "multi_modal_data": mm_data,
+                "mm_processor_kwargs": mm_processor_kwargs,
+                "cache_salt": cache_salt,
+                "priority": priority,
+            }
+        )
+        processed.text = text
+        return processed
+
+    def _render(
+        self, messages: Any, chat_template: str | None, add_generation_prompt: bool
+    ) -> tuple[str | None, list[int], dict[str, Any]]:
+        """A conversation as text (if the family makes text of it), token ids and media."""
         normalized = normalize_messages(messages, self._special_literals)
         chat: ChatPrompt | None = self._hooks.make_context(
             messages=normalized,
@@ -149,36 +198,17 @@ class InputProcessor:
             chat = join_chat(
                 normalized, lambda modality, index: self._hooks.get_placeholder_str(modality=modality, index=index)
             )
-        if chat is None:
-            raise PromptError("this model has no chat template and names no placeholder; pass chat_template")
         if isinstance(chat.prompt, str):
-            text, token_ids = chat.prompt.replace(GUARD, ""), self.tokenize_guarded(chat.prompt)
-        else:
-            text, token_ids = None, chat.prompt
-        processed = self.process(
-            {
-                "prompt_token_ids": token_ids,
-                "multi_modal_data": dict(chat.mm_data),
-                "mm_processor_kwargs": mm_processor_kwargs,
-                "cache_salt": cache_salt,
-                "priority": priority,
-            }
-        )
-        processed.text = text
-        return processed
+            return chat.prompt.replace(GUARD, ""), self.tokenize_guarded(chat.prompt), dict(chat.mm_data)
+        return None, chat.prompt, dict(chat.mm_data)
 
     def tokenize(self, text: str) -> list[int]:
         """Text to token ids, nothing added."""
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise PromptError(
-                f"the prompt is not valid Unicode text: character {error.start} is {text[error.start]!r}; "
-                f"decode it with the encoding it was written in"
-            ) from error
+        if not is_unicode(text):
+            raise PromptError("the prompt is not valid Unicode text; decode it with the encoding it was written in")
         # verbose=False: whether it is too long is for the engine to say
         ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return ids
@@ -220,7 +250,7 @@ class InputProcessor:
             for token in getattr(params, name) or ():
                 if token >= self._vocab_size:
                     raise InvalidParameterError(
-                        f"{name}: {token} is no token id of this model; they go from 0 to {self._vocab_size - 1}",
+                        f"{name}: {shown(token)} is no token id of this model; they are below {self._vocab_size}",
                         param=name,
                     )
 
@@ -233,6 +263,28 @@ class InputProcessor:
                 if ids and ids not in sequences:
                     sequences.append(ids)
         return sequences
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a string can be encoded, i.e. has no lone surrogates (what is left of wrongly decoded bytes)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def _preparing() -> Iterator[None]:
+    """What is no typed error while a prompt is prepared came out of an adapter, a template or a tokenizer."""
+    try:
+        yield
+    except CorellmError:
+        raise
+    except Exception as error:
+        raise ProcessingError(
+            f"preparing the prompt failed with {type(error).__name__}: {error} ({raised_at(error)})"
+        ) from error
 
 
 def with_request_id(error: Exception, request_id: str) -> Exception:

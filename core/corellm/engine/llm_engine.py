@@ -15,7 +15,7 @@ from corellm.config import EngineConfig
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
+from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult
@@ -24,7 +24,7 @@ from corellm.worker.process import collector_paused, set_up_threads
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
-"""After so many failed forward passes in a row the engine gives up: the fault is not a request's."""
+"""After so many failed steps in a row the engine gives up: the fault is not a request's."""
 
 
 class LLMEngine:
@@ -91,12 +91,15 @@ class LLMEngine:
             raise EngineDeadError("the engine was shut down; make a new one")
         if request_id in self.output_processor:
             raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameterError(f"params must be a SamplingParams, got {type(params).__name__}", param="params")
         self.input_processor.check_params(params)
         try:
             processed = prompt if isinstance(prompt, ProcessedPrompt) else self.input_processor.process(prompt)
         except CorellmError as error:
             raise with_request_id(error, request_id) from error.__cause__
+        bad_words_ids = self.input_processor.bad_words_ids(params)
         arrival = time.monotonic() if arrival_time is None else arrival_time
         requests = [
             Request(
@@ -108,7 +111,7 @@ class LLMEngine:
                 priority=processed.priority,
                 cache_salt=processed.cache_salt,
                 arrival_time=arrival,
-                bad_words_ids=self.input_processor.bad_words_ids(params),
+                bad_words_ids=bad_words_ids,
             )
             for index in range(params.n)
         ]
@@ -156,24 +159,24 @@ class LLMEngine:
         self.num_generated_tokens += len(result.sampled)
         outputs, stopped = self.output_processor.process(changed, batch, result)
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
+        if not self.scheduler.has_unfinished_requests():
+            self.runner.execute(
+                self.scheduler.schedule()
+            )  # nothing to compute: the worker only lets go of the last ones
         return outputs
 
     def _execute(self, batch: ScheduledBatch) -> StepResult:
-        """Run the worker; a failed forward pass fails the requests in it, and only those."""
-        try:
-            result: StepResult = self.runner.execute(batch)
-        except Exception as error:
-            self._failed_steps += 1
-            logger.exception("a step of %d requests failed", len(batch.chunks))
-            if self._failed_steps >= MAX_FAILED_STEPS:
-                raise EngineDeadError(
-                    f"{self._failed_steps} steps in a row failed, the last with {type(error).__name__}: {error}"
-                ) from error
-            failure = RequestFailedError(f"the step this request ran in failed with {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return StepResult(failed={chunk.request_id: failure for chunk in batch.chunks})
-        if batch.chunks:
+        """Run the worker. Requests may fail; only if all do, and the model does not run without them, that counts."""
+        result: StepResult = self.runner.execute(batch)
+        if not batch.chunks:
+            return result
+        if len(result.failed) < len(batch.chunks) or self.runner.is_healthy():
             self._failed_steps = 0
+            return result
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            last = next(iter(result.failed.values()))
+            raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {last}") from last
         return result
 
     def shutdown(self) -> None:

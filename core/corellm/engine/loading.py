@@ -26,7 +26,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugins import build_manager, find_adapter, load_extensions
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.defaults import ModelDefaults, freeze, model_width
-from corellm.worker.kv_cache import KVCache, block_bytes, choose_num_blocks, probe_layout
+from corellm.worker.kv_cache import KVCache, block_bytes, choose_num_blocks, probe_decoder
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
@@ -68,9 +68,10 @@ def load(config: EngineConfig) -> LoadedModel:
     )
     freeze(model)
     language_model = hooks.get_language_model(model=model)
-    vocab_size = model_width(model)
     width = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).shape[-1]
-    layout = probe_layout(language_model, width, context.dtype, context.device)
+    layout, hidden = probe_decoder(language_model, width, context.dtype, context.device)
+    vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
+    embedding_size = model_width(model)
     if packing_helps(context.dtype, context.device):
         pack_linears(model)
 
@@ -92,7 +93,8 @@ def load(config: EngineConfig) -> LoadedModel:
     )
     swap_blocks = _swap_blocks(config, bytes_per_block, num_blocks)
     largest_item = max(mm_processor.profile.max_embeds.values(), default=0)
-    encoder_capacity = max(config.scheduler.encoder_cache_size or budget, largest_item)
+    wished = config.scheduler.encoder_cache_size
+    encoder_capacity = max(budget if wished is None else wished, largest_item)
     scheduler = Scheduler(
         config.scheduler,
         BlockManager(
@@ -113,6 +115,7 @@ def load(config: EngineConfig) -> LoadedModel:
         select_backend(context.device, context.dtype, config.model.attention_backend),
         block_size=config.cache.block_size,
         vocab_size=vocab_size,
+        hidden_size=width,
         dtype=context.dtype,
         device=context.device,
         seed=config.model.seed,
@@ -126,7 +129,12 @@ def load(config: EngineConfig) -> LoadedModel:
     return LoadedModel(
         context=context,
         input_processor=InputProcessor(
-            context.tokenizer, hooks, mm_processor, vocab_size=vocab_size, max_model_len=max_model_len
+            context.tokenizer,
+            hooks,
+            mm_processor,
+            vocab_size=vocab_size,
+            embedding_size=embedding_size,
+            max_model_len=max_model_len,
         ),
         scheduler=scheduler,
         runner=runner,
@@ -151,13 +159,15 @@ def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=config.model.trust_remote_code,
     )
+    processing = ProcessingDefaults(context, config.multimodal.max_image_pixels)
     manager = build_manager(
         adapter,
         context,
         distribution=entry.distribution,
-        defaults=[ProcessingDefaults(context, config.multimodal.max_image_pixels), ModelDefaults(context)],
+        defaults=[processing, ModelDefaults(context)],
         extensions=load_extensions(),
     )
+    processing.hooks = manager.hook
     context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     return context, manager.hook, namespace

@@ -270,8 +270,8 @@ class Scheduler:
         while self.waiting and self._has_place(step) and len(passed_over) < MAX_PASSED_OVER:
             if self.blocks.num_free_blocks <= self._reserve(self.waiting.peek()):
                 break  # it needs one block at least: not worth looking up its prefix
+            computed_blocks = self.blocks.get_computed_blocks(self.waiting.peek())
             request = self.waiting.pop()
-            computed_blocks = self.blocks.get_computed_blocks(request)
             if self._prefix_is_coming(request, len(computed_blocks), step):
                 passed_over.append(request)
             elif not self._admit(request, computed_blocks, step):

@@ -7,11 +7,19 @@ rendered, and the tokenizer is later fed the pieces between guards, none of whic
 
 from __future__ import annotations
 
+import itertools
+import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from corellm.errors import MediaError, PromptError
 from corellm.hookspecs import ChatPrompt
+
+logger = logging.getLogger(__name__)
+
+Placeholder = Callable[[str, int], str | None]
+"""Of `(modality, index of the item)`: its placeholder string, None where the family names none."""
 
 GUARD = "\ue0c0"
 """A private-use character: in no tokenizer's special tokens. Users' own are removed from guarded text."""
@@ -63,12 +71,32 @@ def _normalize_message(index: int, message: Any, literals: Collection[str]) -> d
     if message["role"] not in ROLES:
         raise PromptError(f"{where}.role must be one of {', '.join(ROLES)}; got {message['role']!r:.100}")
     content = message.get("content")
+    if content is None and message["role"] == "assistant":
+        content = []  # a turn that was only tool calls
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise PromptError(f"{where}.content must be text or a list of parts, got {content!r:.100}")
     parts = [_normalize_part(f"{where}.content[{j}]", part, literals) for j, part in enumerate(content)]
-    return {**message, "content": parts}
+    _guard_borders(parts, literals)
+    others = {key: guard_text(v, literals) if isinstance(v, str) else v for key, v in message.items() if key != "role"}
+    return {"role": message["role"], **others, "content": parts}
+
+
+def _guard_borders(parts: list[dict[str, Any]], literals: Collection[str]) -> None:
+    """Guard the borders between adjacent text parts, where a special token's literal runs across one of them."""
+    for first, second in itertools.pairwise(parts):
+        if first["type"] == second["type"] == "text" and _joins(first["text"], second["text"], literals):
+            first["text"] += GUARD
+
+
+def _joins(left: str, right: str, literals: Collection[str]) -> bool:
+    """Whether `left` ends with a beginning of a literal that `right` could go on with."""
+    return any(
+        left.endswith(literal[:i]) and (right.startswith(literal[i:]) or literal[i:].startswith(right))
+        for literal in literals
+        for i in range(1, len(literal))
+    )
 
 
 def _normalize_part(where: str, part: Any, literals: Collection[str]) -> dict[str, Any]:
@@ -92,6 +120,8 @@ def _normalize_part(where: str, part: Any, literals: Collection[str]) -> dict[st
         raise MediaError(f"{where} has no {kind!r}", modality=modality)
     if isinstance(media, str) and media.startswith("file://"):
         media = media.removeprefix("file://")
+    if kind == "image_embeds" and getattr(media, "ndim", None) == 3 and len(media) == 1:
+        media = media[0]
     return {"type": modality, modality: media}
 
 
@@ -106,60 +136,88 @@ def collect_media(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]
 
 
 def render_chat(
-    messages: Sequence[Mapping[str, Any]], template: str, tokenizer: Any, *, add_generation_prompt: bool
+    messages: Sequence[Mapping[str, Any]],
+    template: str,
+    tokenizer: Any,
+    placeholder: Placeholder,
+    *,
+    add_generation_prompt: bool,
 ) -> ChatPrompt:
     """Render a Jinja chat template over normalized messages.
 
-    Messages of one text part are given to the template as plain text, as most text templates expect.
+    Some templates walk over content parts, others take content as text; which, is found out by trying. The latter get
+    media as their placeholder strings.
 
     Raises:
-        PromptError: the template refuses the conversation or is broken.
+        PromptError: the template refuses the conversation or is broken, or there is no placeholder string.
     """
-    import jinja2
 
-    conversation = [_for_template(message) for message in messages]
-    try:
-        prompt = tokenizer.apply_chat_template(
-            conversation, chat_template=template, tokenize=False, add_generation_prompt=add_generation_prompt
+    def render(conversation: Sequence[Mapping[str, Any]], generation: bool) -> str:
+        prompt: str = tokenizer.apply_chat_template(
+            conversation, chat_template=template, tokenize=False, add_generation_prompt=generation
         )
-    except (jinja2.TemplateError, TypeError) as error:
+        return prompt
+
+    try:
+        if _takes_parts(render):
+            conversation = [_with_parts(message) for message in messages]
+        else:
+            conversation = _with_text(messages, placeholder)
+        return ChatPrompt(render(conversation, add_generation_prompt), collect_media(messages))
+    except PromptError:
+        raise
+    except Exception as error:  # whatever a template can raise
         raise PromptError(f"the chat template does not take this conversation: {error}") from error
-    return ChatPrompt(prompt, collect_media(messages))
 
 
-def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
+def _takes_parts(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> bool:
+    """Whether a template walks over parts: then their text comes out, and nothing of their form does."""
+    probe = "corellm-probe"
+    try:
+        rendered = render([{"role": "user", "content": [{"type": "text", "text": probe}]}], False)
+    except Exception:
+        logger.debug("the chat template takes content as text only", exc_info=True)
+        return False
+    return probe in rendered and "'type'" not in rendered
+
+
+def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     """Media parts keep only their type: a template places them, it never sees pixels."""
     parts = [part if part["type"] == "text" else {"type": part["type"]} for part in message["content"]]
-    if all(part["type"] == "text" for part in parts):
-        return {**message, "content": "".join(part["text"] for part in parts)}
     return {**message, "content": parts}
 
 
-def join_chat(
-    messages: Sequence[Mapping[str, Any]], placeholder: Callable[[str, int], str | None]
-) -> ChatPrompt | None:
-    """Build a prompt without any template: `role: content` lines, media as their placeholder strings.
+def _with_text(messages: Sequence[Mapping[str, Any]], placeholder: Placeholder) -> list[dict[str, Any]]:
+    """Content as text, media as placeholder strings.
 
-    Args:
-        messages: normalized.
-        placeholder: of `(modality, index of the item)`, None where the family says nothing.
-
-    Returns:
-        None if a placeholder is needed and the family names none.
+    Raises:
+        PromptError: the family names no placeholder string.
     """
-    counts: dict[str, int] = {}
-    lines = []
+    counts: Counter[str] = Counter()
+    conversation = []
     for message in messages:
         text = ""
         for part in message["content"]:
             if part["type"] == "text":
                 text += part["text"]
                 continue
-            index = counts.get(part["type"], 0)
-            counts[part["type"]] = index + 1
-            string = placeholder(part["type"], index)
+            string = placeholder(part["type"], counts[part["type"]])
+            counts[part["type"]] += 1
             if string is None:
-                return None
+                raise PromptError(f"this model has no way to place {part['type']} parts in a conversation")
             text += string
-        lines.append(f"{message['role'].upper()}: {text}" if message["role"] != "system" else text)
+        conversation.append({**message, "content": text})
+    return conversation
+
+
+def join_chat(messages: Sequence[Mapping[str, Any]], placeholder: Placeholder) -> ChatPrompt:
+    """Build a prompt without any template: `ROLE: content` lines, media as their placeholder strings.
+
+    Raises:
+        PromptError: a placeholder is needed and the family names none.
+    """
+    lines = [
+        m["content"] if m["role"] == "system" else f"{m['role'].upper()}: {m['content']}"
+        for m in _with_text(messages, placeholder)
+    ]
     return ChatPrompt("\n".join([*lines, "ASSISTANT:"]), collect_media(messages))

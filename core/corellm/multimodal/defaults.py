@@ -31,6 +31,8 @@ class ProcessingDefaults:
     def __init__(self, context: ModelContext, max_image_pixels: int) -> None:
         self.context = context
         self.max_image_pixels = max_image_pixels
+        self.hooks: Any = None
+        """The model's hook callers, this object's among them: set once they are known."""
 
     @hookimpl(trylast=True)
     def get_data_parser(self) -> DataParser:
@@ -62,7 +64,13 @@ class ProcessingDefaults:
         template = chat_template or self._chat_template()
         if template is None:
             return None
-        return render_chat(messages, template, self.context.tokenizer, add_generation_prompt=add_generation_prompt)
+        return render_chat(
+            messages,
+            template,
+            self.context.tokenizer,
+            lambda modality, index: self.hooks.get_placeholder_str(modality=modality, index=index),
+            add_generation_prompt=add_generation_prompt,
+        )
 
     def _chat_template(self) -> str | None:
         """The processor's template if it has one (that is where multimodal checkpoints keep it), or the tokenizer's."""

@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
-from corellm.errors import EmbeddingInputError, MediaError, MultiModalError, UnsupportedModalityError
+from corellm.errors import (
+    EmbeddingInputError,
+    MediaError,
+    MediaTooLargeError,
+    MultiModalError,
+    UnsupportedModalityError,
+)
 from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems, is_array, is_tensor
 
 if TYPE_CHECKING:
     from PIL import Image
+
+MAX_ASPECT_RATIO = 200
+"""Longer to shorter side of a picture: a line of a few bytes is scaled up to gigabytes otherwise."""
 
 _EMBEDS = "_embeds"
 _CHANNELS = frozenset({1, 3, 4})
@@ -113,10 +122,19 @@ class DataParser:
 
         Raises:
             MediaError: see `image.load_image`; also URLs other than `data:`, which are not fetched here.
+            A picture much longer than wide is a `MediaTooLargeError`.
         """
         from corellm.multimodal.image import load_image
 
-        return load_image(read_url(value) if isinstance(value, str) else value, self.max_image_pixels)
+        image = load_image(read_url(value) if isinstance(value, str) else value, self.max_image_pixels)
+        if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
+            raise MediaTooLargeError(
+                f"{image.width} x {image.height} pixels: one side is more than {MAX_ASPECT_RATIO} times the other; "
+                "processors that scale by the shorter side would make it enormous",
+                expected=MAX_ASPECT_RATIO,
+                got=image.size,
+            )
+        return image
 
     def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
         if not isinstance(mm_data, Mapping):

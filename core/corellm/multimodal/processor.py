@@ -131,6 +131,7 @@ class MultiModalProcessor:
             ProcessingError: the adapter or the processor raised.
             ContractError: the adapter returned something the contract does not allow.
         """
+        self.check_counts(mm_data)
         return self._expand(token_ids, mm_data, mm_kwargs, uuids, self.profile.placeholder_token_ids)
 
     def _expand(
@@ -141,7 +142,6 @@ class MultiModalProcessor:
         uuids: Mapping[str, Any] | None,
         placeholder_token_ids: Mapping[int, str],
     ) -> tuple[list[int], list[MultiModalFeature]]:
-        self.check_counts(mm_data)
         items: MultiModalItems = self._parser.parse(mm_data)
         counts = {modality: count for modality, count in items.get_counts().items() if count}
         kwargs = {**self.config.mm_processor_kwargs, **(mm_kwargs or {})}
@@ -207,13 +207,22 @@ class MultiModalProcessor:
         self, modality: str, items: ModalityItems, kwargs: Mapping[str, Any], uuids: Mapping[str, Any]
     ) -> list[str]:
         given = uuids.get(modality)
-        given = [given] if isinstance(given, str) else list(given or [None] * len(items))
+        if not isinstance(given, (list, tuple)):
+            given = [None] * len(items) if given is None else [given]
         if len(given) != len(items):
             raise InvalidParameterError(
                 f"multi_modal_uuids[{modality!r}] has {len(given)} ids for {len(items)} items",
                 param="multi_modal_uuids",
             )
-        keys: dict[str, Any] = {"modality": modality, "kwargs": kwargs, "namespace": self._namespace}
+        for uuid in given:
+            if uuid is not None and not isinstance(uuid, str):
+                raise InvalidParameterError(
+                    f"multi_modal_uuids[{modality!r}] must hold strings (or None), got {type(uuid).__name__}",
+                    param="multi_modal_uuids",
+                )
+        # embeddings and media of the same uuid are different things
+        kind = f"{modality}_embeds" if isinstance(items, EmbeddingItems) else modality
+        keys: dict[str, Any] = {"modality": kind, "kwargs": kwargs, "namespace": self._namespace}
         return [
             hash_item(items.get(i), **keys) if uuid is None else hash_uuid(uuid, **keys) for i, uuid in enumerate(given)
         ]
@@ -262,9 +271,7 @@ class MultiModalProcessor:
         max_embeds: dict[str, int] = {}
         token_modality: dict[int, str] = {}
         features: list[MultiModalFeature] = []
-        for modality, limit in self.limits.items():
-            if limit == 0:
-                continue
+        for modality in self.limits:  # also those the operator allows none of: their placeholders must be known
             counts = {modality: 1}
             text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
             data = ask(self.hooks, "get_dummy_mm_data", seq_len=self._seq_len, mm_counts=counts, mm_options={})

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 class EncoderRunner:
     """Encoder outputs by item identifier: `[num_embeds, hidden_size]` each."""
 
-    def __init__(self, hooks: Any, model: Any, dtype: torch.dtype, device: torch.device) -> None:
-        self._hooks, self._model, self._dtype, self._device = hooks, model, dtype, device
+    def __init__(self, hooks: Any, model: Any, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._hooks, self._model, self._hidden_size = hooks, model, hidden_size
+        self._dtype, self._device = dtype, device
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
 
@@ -48,11 +49,16 @@ class EncoderRunner:
             raise self._failures.get(feature.identifier) or EncoderError(
                 f"{feature.modality} {feature.item}: its encoder output is gone"
             )
+        if len(output) != feature.placeholder.num_embeds:  # another item of the same uuid
+            raise EmbeddingCountError(
+                f"{feature.modality} {feature.item}: its placeholder takes {feature.placeholder.num_embeds} embeddings "
+                f"and {len(output)} are known under its identifier; give different items different uuids"
+            )
         return output
 
     @torch.inference_mode()
     def check(self, features: Sequence[MultiModalFeature]) -> None:
-        """Embed the adapter's dummy items once, at load: an encoder that does not fit its placeholders is found there.
+        """Embed the adapter's dummy items, at load: an encoder that does not fit its placeholders is found there.
 
         Raises:
             CorellmError: what is wrong with the first that fails.
@@ -111,10 +117,16 @@ class EncoderRunner:
     def _store(self, features: Sequence[MultiModalFeature], outputs: Sequence[Tensor]) -> None:
         for feature, output in zip(features, outputs, strict=True):
             wanted = feature.placeholder.num_embeds
-            if output.ndim != 2 or output.shape[0] != wanted:
+            if tuple(output.shape) != (wanted, self._hidden_size):
                 raise EmbeddingCountError(
-                    f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings, "
-                    f"get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
+                    f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
+                    f"{self._hidden_size}, get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
                 )
-        for feature, output in zip(features, outputs, strict=True):
-            self._outputs[feature.identifier] = output.to(device=self._device, dtype=self._dtype)
+        converted = [output.to(device=self._device, dtype=self._dtype) for output in outputs]
+        for feature, output in zip(features, converted, strict=True):
+            if not bool(output.isfinite().all()):
+                raise EncoderError(
+                    f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {self._dtype}"
+                )
+        for feature, output in zip(features, converted, strict=True):
+            self._outputs[feature.identifier] = output

@@ -43,16 +43,19 @@ class _LayoutProbe:
 
 
 @torch.inference_mode()
-def probe_layout(
+def probe_decoder(
     language_model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
-) -> dict[int, LayerLayout]:
+) -> tuple[dict[int, LayerLayout], Tensor]:
     """Learn every layer's layout by running one token through the decoder, rather than by guessing at configurations.
 
+    Returns:
+        The layout by layer, and the token's hidden state `[1, hidden_size]`.
+
     Raises:
-        ContractError: the decoder never came to paged attention.
+        ContractError: the decoder never came to paged attention, or gives something else than hidden states.
     """
     probe = _LayoutProbe()
-    language_model(
+    output = language_model(
         inputs_embeds=torch.zeros(1, 1, hidden_size, dtype=dtype, device=device),
         position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
         use_cache=False,
@@ -63,7 +66,13 @@ def probe_layout(
             f"{type(language_model).__name__} never called paged attention; load_model must set "
             f"load_config.attn_implementation on the text decoder's config"
         )
-    return probe.layers
+    hidden: Tensor = output[0][0]
+    if hidden.shape != (1, hidden_size):
+        raise ContractError(
+            f"get_language_model gave {type(language_model).__name__}, whose output is {hidden.shape[-1]} wide, not "
+            f"{hidden_size}: it must give the decoder without its output layer"
+        )
+    return probe.layers, hidden
 
 
 def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dtype) -> int:
@@ -84,6 +93,11 @@ def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: 
         ConfigError: the memory given does not hold a single block.
     """
     if config.num_kv_blocks is not None:
+        wanted = (config.num_kv_blocks + 1) * bytes_per_block
+        if wanted > free_memory():
+            raise ConfigError(
+                f"num_kv_blocks={config.num_kv_blocks} takes {wanted:,} bytes, but {free_memory():,} are free; lower it"
+            )
         return config.num_kv_blocks + 1
     useful = -(-useful_tokens // config.block_size)
     memory = config.kv_cache_memory if config.kv_cache_memory is not None else int(_FREE_SHARE * free_memory())
@@ -118,7 +132,6 @@ class KVCache:
         num_host_blocks: int = 0,
     ) -> None:
         def make(blocks: int, where: torch.device) -> dict[int, LayerCache]:
-            # zeros, not empty: masked slots are multiplied by a weight of 0, which garbage NaN would survive
             return {
                 i: LayerCache(
                     torch.zeros(blocks, block_size, layer.num_kv_heads, layer.key_size, dtype=dtype, device=where),

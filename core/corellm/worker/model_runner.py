@@ -21,11 +21,14 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.input_batch import SequenceState, build_flat_batch
-from corellm.worker.kv_cache import KVCache
+from corellm.worker.kv_cache import KVCache, probe_decoder
 from corellm.worker.sampler import Sampler, gather_logprobs
 from corellm.worker.sampling_state import SamplingState
 
 logger = logging.getLogger(__name__)
+
+_LOGIT_ROWS = 128
+"""Prompt positions whose logits are held at once."""
 
 
 class ModelRunner:
@@ -39,6 +42,7 @@ class ModelRunner:
         backend: the attention backend.
         block_size: slots per block.
         vocab_size: width of the logits.
+        hidden_size: width of embeddings.
         dtype, device: of the model.
         seed: of requests that bring none.
     """
@@ -53,14 +57,16 @@ class ModelRunner:
         *,
         block_size: int,
         vocab_size: int,
+        hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
     ) -> None:
         self._hooks, self._model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
-        self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
-        self.encoders = EncoderRunner(hooks, model, dtype, device)
+        self._block_size, self._vocab_size, self._hidden_size = block_size, vocab_size, hidden_size
+        self._dtype, self._device, self._seed = dtype, device, seed
+        self.encoders = EncoderRunner(hooks, model, hidden_size, dtype, device)
         self._sampler = Sampler()
         self._states: dict[str, SequenceState] = {}
 
@@ -78,8 +84,7 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step.
 
-        Raises:
-            Exception: whatever the forward pass raises; nothing of the batch was computed then.
+        Whatever fails, fails the requests it belongs to: they are in the result's `failed`.
         """
         self._kv_cache.swap_out(batch.swap_out)
         self._kv_cache.swap_in(batch.swap_in)
@@ -90,16 +95,44 @@ class ModelRunner:
         result = StepResult()
         for sequence in batch.new:
             self._admit(sequence, result)
-        self.encoders.run([self._feature(*item) for item in batch.encode if item[0] not in result.failed])
+        self.encoders.run([self._feature(*item) for item in batch.encode])
         embeddings = self._gather_embeddings(batch.chunks, result)
         chunks = [chunk for chunk in batch.chunks if chunk.request_id not in result.failed]
         if chunks:
-            states = [self._states[chunk.request_id] for chunk in chunks]
-            hidden = self._forward(chunks, states, embeddings)
-            self._sample(chunks, states, hidden, result)
+            self._compute(chunks, embeddings, result)
         for request_id in result.failed:
             self._states.pop(request_id, None)
         return result
+
+    def _compute(
+        self,
+        chunks: Sequence[SequenceChunk],
+        embeddings: Mapping[str, list[tuple[MultiModalFeature, Tensor]]],
+        result: StepResult,
+    ) -> None:
+        """Forward pass and sampling. If that fails, each chunk runs alone, so that only the guilty ones fail.
+
+        Running a chunk again writes the same keys and values to the same slots and draws the same random numbers.
+        """
+        states = [self._states[chunk.request_id] for chunk in chunks]
+        try:
+            self._sample(chunks, states, self._forward(chunks, states, embeddings), result)
+        except Exception as error:
+            if len(chunks) == 1:
+                result.failed[chunks[0].request_id] = _failure("the forward pass", error)
+                return
+            logger.warning("a step of %d requests failed; running them one by one", len(chunks), exc_info=error)
+            for chunk in chunks:
+                self._compute([chunk], embeddings, result)
+
+    def is_healthy(self) -> bool:
+        """Whether the decoder still runs at all, on one token of nobody's."""
+        try:
+            probe_decoder(self._language_model, self._hidden_size, self._dtype, self._device)
+        except Exception:
+            logger.exception("the decoder does not run any more")
+            return False
+        return True
 
     # --- sequences --------------------------------------------------------------------------------------------------
 
@@ -109,7 +142,9 @@ class ModelRunner:
         if not sequence.features:
             return
         try:
-            answer = self._hooks.get_rope_positions(token_ids=sequence.prompt_token_ids, mm_features=sequence.features)
+            answer = self._hooks.get_rope_positions(
+                model=self._model, token_ids=sequence.prompt_token_ids, mm_features=sequence.features
+            )
             if answer is not None:
                 positions, state.position_offset = answer
                 state.prompt_positions = _checked_positions(positions, len(sequence.prompt_token_ids))
@@ -230,10 +265,15 @@ class ModelRunner:
             if num_top is None or not targets or state.sequence.output_token_ids:
                 continue
             first = int(last) - chunk.num_tokens + 1
-            logits = self._logits(hidden[first : first + len(targets)])
-            result.prompt_logprobs[chunk.request_id] = gather_logprobs(
-                logits, torch.tensor(targets, device=self._device), num_top
-            )
+            rows = hidden[first : first + len(targets)]
+            ids = torch.tensor(targets, device=self._device)
+            result.prompt_logprobs[chunk.request_id] = [
+                position  # few rows at a time: logits are as wide as the vocabulary
+                for some_rows, some_ids in zip(
+                    torch.split(rows, _LOGIT_ROWS), torch.split(ids, _LOGIT_ROWS), strict=True
+                )
+                for position in gather_logprobs(self._logits(some_rows), some_ids, num_top)
+            ]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._hooks.compute_logits(model=self._model, hidden_states=hidden)
