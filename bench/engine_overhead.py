@@ -1,0 +1,90 @@
+"""What deciding costs: scheduler and bookkeeping per step, with a model that costs nothing.
+
+1,000 requests, 64 running; then 64 running with 100, 1,000 and 10,000 waiting. Microseconds of `schedule` and `update`
+per step, and the ratio to the shortest queue: it must not grow with the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+
+from corellm.config import SchedulerConfig
+from corellm.engine.block_manager import BlockManager
+from corellm.engine.encoder_cache import EncoderCache
+from corellm.engine.request import Request
+from corellm.engine.scheduler import Scheduler
+from corellm.sampling_params import SamplingParams
+from corellm.worker.batch import ScheduledBatch, StepResult
+
+RUNNING = 64
+BLOCK = 16
+
+
+def make_scheduler(policy: str) -> Scheduler:
+    """Room for everything that runs; nothing is ever preempted."""
+    return Scheduler(
+        SchedulerConfig(max_num_seqs=RUNNING, scheduling_policy=policy),  # type: ignore[arg-type]
+        BlockManager(RUNNING * 64 + 1, BLOCK, enable_prefix_caching=True),
+        EncoderCache(4096),
+        max_model_len=1024,
+        max_num_batched_tokens=2048,
+    )
+
+
+def add(scheduler: Scheduler, count: int, tokens: int, seed: int) -> None:
+    """Queue text requests with prompts of their own, 50 to 200 tokens long."""
+    rng = random.Random(seed)
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    for i in range(count):
+        prompt = [rng.randrange(1000) for _ in range(rng.randrange(50, 200))]
+        scheduler.add_request(Request(f"{seed}-{i}", prompt, params, priority=rng.randrange(4)))
+
+
+def free_model(batch: ScheduledBatch) -> StepResult:
+    """A token for whoever gets one."""
+    return StepResult(sampled={chunk.request_id: 7 for chunk in batch.chunks if chunk.samples})
+
+
+def run(scheduler: Scheduler, steps: int | None) -> list[float]:
+    """Microseconds of deciding in each step, until all is done or for so many steps."""
+    spent: list[float] = []
+    while scheduler.has_unfinished_requests() and (steps is None or len(spent) < steps):
+        start = time.perf_counter()
+        batch = scheduler.schedule()
+        between = time.perf_counter()
+        result = free_model(batch)
+        resumed = time.perf_counter()
+        scheduler.update(batch, result)
+        spent.append(1e6 * (between - start + time.perf_counter() - resumed))
+    return spent
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000, help="requests of the first table (default 1000)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens each generates (default 64)")
+    parser.add_argument("--steps", type=int, default=400, help="steps measured per queue length (default 400)")
+    args = parser.parse_args()
+    scheduler = make_scheduler("fcfs")
+    add(scheduler, args.requests, args.tokens, seed=0)
+    spent = run(scheduler, None)
+    print(f"{args.requests} requests of {args.tokens} tokens, {RUNNING} running: {len(spent)} steps,")
+    print(f"  {statistics.median(spent):.0f} us per step (median), {statistics.fmean(spent):.0f} us (mean)")
+    print(f"\n{'policy':10}{'waiting':>9}{'us per step (median)':>22}{'ratio':>8}")
+    for policy in ("fcfs", "priority"):
+        base = None
+        for waiting in (100, 1_000, 10_000):
+            scheduler = make_scheduler(policy)
+            add(scheduler, RUNNING + waiting, 900, seed=1)
+            run(scheduler, 20)  # until all that can run, does
+            median = statistics.median(run(scheduler, args.steps))
+            base = base or median
+            print(f"{policy:10}{scheduler.num_waiting:>9}{median:>22.0f}{median / base:>7.2f}x")
+
+
+if __name__ == "__main__":
+    main()
