@@ -152,30 +152,35 @@ def test_chunks_and_prefix_caching(oracle: Oracle, size: str, chunk: int, prefix
     assert (cached > 0) == prefix_caching
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preemption(oracle: Oracle, block_size: int, mode: str) -> None:
+def test_preemption(oracle: Oracle, size: str, block_size: int, mode: str) -> None:
     """So few blocks that requests are preempted, by recompute and by swap, in blocks of any size."""
     blocks = 192 // block_size
     _, outputs = check(
-        oracle("tiny"), num_kv_blocks=blocks, max_model_len=192, block_size=block_size, preemption_mode=mode,
+        oracle(size), num_kv_blocks=blocks, max_model_len=192, block_size=block_size, preemption_mode=mode,
         max_num_batched_tokens=64,
     )  # fmt: skip
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("chunk", [16, 8192])
-def test_caches_of_one_item(oracle: Oracle, chunk: int) -> None:
+def test_caches_of_one_item(oracle: Oracle, size: str, chunk: int) -> None:
     """An encoder cache and a processor cache that hold a single item."""
-    check(oracle("tiny"), encoder_cache_size=0, mm_processor_cache_gb=50e-6, max_num_batched_tokens=chunk)
+    llm, _ = check(oracle(size), encoder_cache_size=0, mm_processor_cache_gb=50e-6, max_num_batched_tokens=chunk)
+    assert llm.engine.scheduler.encoder_cache.capacity_embeds == 16
+    assert len(llm.engine.input_processor.mm_processor.cache) == 1
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("delay", [0.0, 0.5])
 @pytest.mark.parametrize("blocks", [None, 20])
-def test_whole_prompts(oracle: Oracle, delay: float, blocks: int | None) -> None:
+def test_whole_prompts(oracle: Oracle, size: str, delay: float, blocks: int | None) -> None:
     """Without chunked prefill: whole prompts first, also when blocks are short and with a delay factor."""
     check(
-        oracle("tiny"), enable_chunked_prefill=False, scheduler_delay_factor=delay, num_kv_blocks=blocks,
+        oracle(size), enable_chunked_prefill=False, scheduler_delay_factor=delay, num_kv_blocks=blocks,
         max_model_len=320,
     )  # fmt: skip
 
