@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.attention.registry import select_backend
@@ -26,7 +27,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugins import build_manager, find_adapter, load_extensions
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.defaults import ModelDefaults, freeze, model_width
-from corellm.worker.kv_cache import KVCache, block_bytes, choose_num_blocks, probe_decoder
+from corellm.worker.kv_cache import KVCache, LayerLayout, block_bytes, choose_num_blocks, probe_decoder
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
@@ -49,6 +50,30 @@ class LoadedModel:
     max_model_len: int
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """The model in memory, and what running one token through it showed."""
+
+    model: nn.Module
+    language_model: nn.Module
+    layout: dict[int, LayerLayout]
+    hidden_size: int
+    vocab_size: int
+    """Width of the logits."""
+    embedding_size: int
+    """Token ids that can be embedded."""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much of everything: blocks on the device and on the host, tokens per sequence and per step."""
+
+    num_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    token_budget: int
+
+
 def load(config: EngineConfig) -> LoadedModel:
     """Load a model and build the engine's parts around it.
 
@@ -56,6 +81,40 @@ def load(config: EngineConfig) -> LoadedModel:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     context, hooks, namespace = _open_model(config)
+    weights = _load_weights(hooks, context)
+    sizes = _plan_sizes(config, context, weights)
+    executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
+    mm_processor = MultiModalProcessor(
+        hooks,
+        config.multimodal,
+        tokenize=lambda text: context.tokenizer(text, add_special_tokens=False)["input_ids"],
+        token_text=context.tokenizer.convert_ids_to_tokens,
+        namespace=namespace,
+        seq_len=sizes.max_model_len,
+        executor=executor,
+    )
+    runner = _make_runner(config, context, hooks, weights, sizes)
+    runner.encoders.check(mm_processor.profile.features)
+    return LoadedModel(
+        context=context,
+        input_processor=InputProcessor(
+            context.tokenizer,
+            hooks,
+            mm_processor,
+            vocab_size=weights.vocab_size,
+            embedding_size=weights.embedding_size,
+            max_model_len=sizes.max_model_len,
+        ),
+        scheduler=_make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
+        runner=runner,
+        executor=executor,
+        eos_token_ids=_eos_token_ids(weights.model, context),
+        max_model_len=sizes.max_model_len,
+    )
+
+
+def _load_weights(hooks: Any, context: ModelContext) -> _Weights:
+    """Load the model and find its decoder, layout and widths."""
     register_attention()
     model = hooks.load_model(
         load_config=LoadConfig(
@@ -74,73 +133,58 @@ def load(config: EngineConfig) -> LoadedModel:
     embedding_size = model_width(model)
     if packing_helps(context.dtype, context.device):
         pack_linears(model)
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size)
 
-    bytes_per_block = block_bytes(layout, config.cache.block_size, context.dtype)
+
+def _plan_sizes(config: EngineConfig, context: ModelContext, weights: _Weights) -> _Sizes:
+    """Divide the memory: as many blocks as fit and could be used, and what follows from their number."""
+    block_size = config.cache.block_size
+    bytes_per_block = block_bytes(weights.layout, block_size, context.dtype)
     wanted_len = config.model.max_model_len or checkpoints.default_max_model_len(context.hf_config)
     num_blocks = choose_num_blocks(config.cache, bytes_per_block, config.scheduler.max_num_seqs * wanted_len)
-    max_model_len = _max_model_len(config, context.hf_config, (num_blocks - 1) * config.cache.block_size)
+    max_model_len = _max_model_len(config, context.hf_config, (num_blocks - 1) * block_size)
     budget = _token_budget(config, max_model_len)
+    logger.info(
+        "%s: %d KV blocks of %d tokens (%.2f GiB), sequences of up to %d tokens, %d tokens per step",
+        config.model.model, num_blocks - 1, block_size, num_blocks * bytes_per_block / 2**30, max_model_len, budget,
+    )  # fmt: skip
+    return _Sizes(num_blocks, _swap_blocks(config, bytes_per_block, num_blocks), max_model_len, budget)
 
-    executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
-    mm_processor = MultiModalProcessor(
-        hooks,
-        config.multimodal,
-        tokenize=lambda text: context.tokenizer(text, add_special_tokens=False)["input_ids"],
-        token_text=context.tokenizer.convert_ids_to_tokens,
-        namespace=namespace,
-        seq_len=max_model_len,
-        executor=executor,
-    )
-    swap_blocks = _swap_blocks(config, bytes_per_block, num_blocks)
-    largest_item = max(mm_processor.profile.max_embeds.values(), default=0)
+
+def _make_scheduler(config: EngineConfig, sizes: _Sizes, largest_item: int) -> Scheduler:
+    """The scheduler with its block manager and encoder cache, which holds at least the largest item."""
     wished = config.scheduler.encoder_cache_size
-    encoder_capacity = max(budget if wished is None else wished, largest_item)
-    scheduler = Scheduler(
+    return Scheduler(
         config.scheduler,
         BlockManager(
-            num_blocks,
+            sizes.num_blocks,
             config.cache.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
-            num_host_blocks=swap_blocks,
+            num_host_blocks=sizes.num_host_blocks,
         ),
-        EncoderCache(encoder_capacity),
-        max_model_len=max_model_len,
-        max_num_batched_tokens=budget,
+        EncoderCache(max(sizes.token_budget if wished is None else wished, largest_item)),
+        max_model_len=sizes.max_model_len,
+        max_num_batched_tokens=sizes.token_budget,
     )
-    runner = ModelRunner(
+
+
+def _make_runner(
+    config: EngineConfig, context: ModelContext, hooks: Any, weights: _Weights, sizes: _Sizes
+) -> ModelRunner:
+    """The worker, with the KV cache allocated."""
+    block_size = config.cache.block_size
+    return ModelRunner(
         hooks,
-        model,
-        language_model,
-        KVCache(layout, num_blocks, config.cache.block_size, context.dtype, context.device, swap_blocks),
+        weights.model,
+        weights.language_model,
+        KVCache(weights.layout, sizes.num_blocks, block_size, context.dtype, context.device, sizes.num_host_blocks),
         select_backend(context.device, context.dtype, config.model.attention_backend),
-        block_size=config.cache.block_size,
-        vocab_size=vocab_size,
-        hidden_size=width,
+        block_size=block_size,
+        vocab_size=weights.vocab_size,
+        hidden_size=weights.hidden_size,
         dtype=context.dtype,
         device=context.device,
         seed=config.model.seed,
-    )
-    runner.encoders.check(mm_processor.profile.features)
-    logger.info(
-        "%s: %d KV blocks of %d tokens (%.2f GiB), sequences of up to %d tokens, %d tokens per step",
-        config.model.model, num_blocks - 1, config.cache.block_size, num_blocks * bytes_per_block / 2**30,
-        max_model_len, budget,
-    )  # fmt: skip
-    return LoadedModel(
-        context=context,
-        input_processor=InputProcessor(
-            context.tokenizer,
-            hooks,
-            mm_processor,
-            vocab_size=vocab_size,
-            embedding_size=embedding_size,
-            max_model_len=max_model_len,
-        ),
-        scheduler=scheduler,
-        runner=runner,
-        executor=executor,
-        eos_token_ids=_eos_token_ids(model, context),
-        max_model_len=max_model_len,
     )
 
 
