@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -219,8 +219,7 @@ class OutputProcessor:
             positions = result.prompt_logprobs.get(chunk.request_id)
             if positions is None or completion is None or completion.output.index:
                 continue  # every completion has the same prompt: the first one's are enough
-            known = completion.group.prompt_logprobs or [None]
-            del known[chunk.start + 1 :]  # computed again after a preemption
+            known = (completion.group.prompt_logprobs or [None])[: chunk.start + 1]  # the rest is computed again
             completion.group.prompt_logprobs = [*known, *(self._position(p) for p in positions)]
 
 
@@ -246,7 +245,7 @@ def _snapshot(group: _Group) -> RequestOutput:
         ],
         finished=group.finished,
         prompt_logprobs=group.prompt_logprobs,
-        metrics=group.metrics,
+        metrics=replace(group.metrics),
         num_cached_tokens=first.num_cached_tokens,
         error=group.error,
     )
