@@ -84,10 +84,10 @@ def expected_output(request: Request, max_total_tokens: int) -> list[int]:
     for position, token in enumerate(request.prompt_token_ids):
         kv = next_kv(kv, token, embedding_at(request.features, position))
     output: list[int] = []
+    stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {EOS})
     while len(output) < limit:
         assert kv is not None
         output.append(token_after(kv))
-        stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
         if output[-1] in stops and len(output) >= params.min_tokens:
             break
         kv = next_kv(kv, output[-1], None)
@@ -165,8 +165,8 @@ class FakeWorker:
     def _missing_items(self, chunk: SequenceChunk) -> set[str]:
         features = self.sequences[chunk.request_id].features
         positions = range(chunk.start, chunk.start + chunk.num_tokens)
-        needed = {found[0] for found in (embedding_at(features, position) for position in positions) if found}
-        return needed - self.encoder_outputs.keys()
+        found = (embedding_at(features, position) for position in positions)
+        return {embedding[0] for embedding in found if embedding} - self.encoder_outputs.keys()
 
     def _compute(self, chunk: SequenceChunk, result: StepResult) -> None:
         sequence = self.sequences[chunk.request_id]

@@ -106,6 +106,7 @@ class Simulation:
         self.check_integrity()
         assert batch.num_tokens <= setup.max_num_batched_tokens, "token budget exceeded"
         assert self.scheduler.num_running <= setup.max_num_seqs, "too many sequences"
+        assert not (batch.swap_out and (batch.swap_in or batch.new)), "admitted or resumed in a step that preempted"
         names = [chunk.request_id for chunk in batch.chunks]
         assert len(set(names)) == len(names) <= setup.max_num_seqs
         requests = [self.scheduler.requests[name] for name in names]

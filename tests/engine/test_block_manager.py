@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -46,6 +47,14 @@ def test_equal_prefixes_share_blocks_while_used_and_after() -> None:
     blocks.free(second)  # nothing left to give back
     assert blocks.num_free_blocks == 10
     assert blocks.get_computed_blocks(third) == shared
+
+
+def test_a_sequence_that_found_a_prefix_offers_its_own_blocks_too() -> None:
+    """The chain grows: first, then second on top of it, then both are found."""
+    blocks = manager()
+    compute(blocks, make_request("a", [1] * 5))
+    compute(blocks, make_request("b", [1] * 9))
+    assert blocks.get_computed_blocks(make_request("c", [1] * 9)) == blocks.block_table("b")[:2]
 
 
 @pytest.mark.parametrize(("length", "found"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (16, 3)])
@@ -200,7 +209,7 @@ def test_check_integrity_notices() -> None:
         compute(blocks, make_request("a", [1] * 9))
         return blocks
 
-    for damage in (
+    damages: list[Callable[[BlockManager], object]] = [
         lambda blocks: blocks._pool._blank.pop(),
         lambda blocks: blocks._pool._blank.append(blocks._pool._blank[0]),
         lambda blocks: blocks._pool._blank.append(0),
@@ -208,7 +217,8 @@ def test_check_integrity_notices() -> None:
         lambda blocks: blocks._pool._block_of.popitem(),
         lambda blocks: blocks._pool.share(blocks._tables["a"][0]),
         lambda blocks: blocks._host_free.pop(),
-    ):
+    ]
+    for damage in damages:
         blocks = broken()
         blocks.check_integrity()
         damage(blocks)

@@ -112,9 +112,10 @@ def test_a_chunk_ends_before_the_item_that_does_not_fit() -> None:
     assert encoders.commit(request, features) == [("r", 0)]
     assert encoders.plan(request, 2, 4) == (4, [])  # held already
     assert encoders.plan(request, 9, 11) == (0, [])
-    request.num_computed_tokens = 6
-    encoders.release_computed(request)
-    assert cache.referenced_embeds == 0
+    for computed, referenced in ((5, 4), (6, 0)):
+        request.num_computed_tokens = computed
+        encoders.release_computed(request)
+        assert cache.referenced_embeds == referenced
     # The cache has room again, but the step's encoder budget has 2 left.
     assert encoders.plan(request, 8, 12) == (0, [])
     encoders.begin_step()

@@ -229,6 +229,16 @@ def test_who_waits_for_a_prefix_is_passed_over_but_keeps_its_place() -> None:
     simulation.run()
 
 
+def test_a_block_that_is_only_half_computed_in_this_step_is_worth_waiting_for() -> None:
+    """Where the encoder budget cuts the leader's chunk within a block, the follower does not compute that block too."""
+    simulation = simulate(block_size=8, encoder_capacity=6)
+    prompt, features = [1] * 20, [make_feature("a", 0, 6), make_feature("b", 6, 6)]
+    simulation.add(*(make_request(name, prompt, features, max_tokens=1) for name in ("leader", "follower")))
+    assert shape(simulation.step()) == [("leader", 0, 6)]
+    assert shape(simulation.step()) == [("leader", 6, 14)]
+    assert shape(simulation.step()) == [("follower", 16, 4)]
+
+
 @pytest.mark.parametrize("fault", ["fails", "abort"])
 def test_who_waits_for_a_prefix_that_never_comes_computes_it(fault: str) -> None:
     """If the leader fails or is aborted, nothing of its unfinished step is reused, and the follower takes over."""
@@ -355,23 +365,29 @@ def test_nobody_is_admitted_beside_a_swapped_request() -> None:
     simulation.check_end()
 
 
-def test_a_request_in_the_middle_of_an_item_survives_preemption() -> None:
-    """Swapped between two chunks of an image, it has the image encoded again if it was evicted meanwhile."""
-    for preemption in ("recompute", "swap"):
-        simulation = simulate(
-            num_blocks=8,
-            block_size=4,
-            num_host_blocks=20,
-            preemption=preemption,
-            max_num_batched_tokens=4,
-            encoder_capacity=8,
-            prefix_caching=False,
-        )
-        older = text("a", 3, 20)
-        newer = make_request("b", [1] * 16, [make_feature("cat", 4, 8)], max_tokens=2, ignore_eos=True)
-        simulation.add(older, newer)
-        simulation.run()
-        assert older.num_preemptions == 0
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_request_preempted_in_the_middle_of_an_item_lets_go_of_it(preemption: str) -> None:
+    """Preempted between two chunks of an image it references nothing, and finds the image again while there is room."""
+    simulation = simulate(
+        num_blocks=12,
+        block_size=2,
+        num_host_blocks=20,
+        preemption=preemption,
+        max_num_batched_tokens=4,
+        encoder_capacity=8,
+        prefix_caching=False,
+    )
+    older = text("a", 3, 12)
+    newer = make_request("b", [1] * 16, [make_feature("cat", 4, 8)], max_tokens=2, ignore_eos=True)
+    simulation.add(older, newer)
+    while not newer.num_preemptions:
+        before = newer.num_computed_tokens
+        simulation.step()
+    assert 4 < before < 12
+    assert not simulation.encoder_cache.held("b")
+    assert "cat" in simulation.encoder_cache
+    simulation.run()
+    assert simulation.worker.num_encoder_runs == 1
 
 
 # The end of a request -------------------------------------------------------------------------------------------------
