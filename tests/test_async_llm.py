@@ -172,6 +172,32 @@ def test_nothing_a_request_brings_ends_the_engine(llm: AsyncLLM, params: Any) ->
     asyncio.run(main())
 
 
+def test_a_cancelled_call_harms_nobody(llm: AsyncLLM) -> None:
+    """Whoever stops waiting for a call into the engine does not end it."""
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(llm.call_in_engine(lambda e: time.sleep(0.3))), 0.05)
+        assert await collect(llm, "hi")
+
+    asyncio.run(main())
+
+
+def test_a_finished_output_outlives_the_engine(llm: AsyncLLM) -> None:
+    """A slow reader still gets the end of what was finished before the engine stopped."""
+
+    async def main() -> None:
+        stream = llm.generate("USER: a ASSISTANT:", GREEDY)
+        await anext(stream)
+        await free_blocks(llm)
+        await asyncio.to_thread(llm.close)
+        rest = [output async for output in stream]
+        assert rest[-1].finished
+        assert len(rest[-1].outputs[0].token_ids) == 12
+
+    asyncio.run(main())
+
+
 def test_calls_after_the_end_fail(llm: AsyncLLM) -> None:
     """Nobody waits for an engine that is gone."""
     llm.close()

@@ -127,6 +127,37 @@ def test_values_that_break_arithmetic_stay_with_their_request(llm: LLM, value: f
     assert all(o.outputs[0].token_ids == want for o in llm.generate(crowd, GREEDY, use_tqdm=False))
 
 
+def test_callers_may_reuse_their_tensors(llm: LLM) -> None:
+    """What a caller does to embeddings after handing them over changes nothing that was cached."""
+    mine = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(1))
+    kept = mine.clone()
+
+    def answer(embeds: torch.Tensor) -> list[int]:
+        llm.engine.scheduler.blocks.reset_prefix_cache()
+        return tokens(llm, {"prompt": IMAGE_PROMPT, "multi_modal_data": {"image_embeds": embeds}})
+
+    want = answer(mine)
+    mine.mul_(-3)
+    assert answer(kept) == want != answer(mine)
+
+
+def test_an_interrupt_in_the_encoder_is_forgotten(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a picture is encoded: the next request with it is answered."""
+    prompt = ask(random_image(33, 44, 77))
+    right, calls = llm.engine.runner.encoders._embed, []
+
+    def interrupted(features: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return right(features)
+
+    monkeypatch.setattr(llm.engine.runner.encoders, "_embed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens(llm, prompt)
+    assert len(tokens(llm, prompt)) > 0
+
+
 def test_one_uuid_for_different_embeddings(llm: LLM) -> None:
     """Two embeddings of other lengths under one name: the second is refused, batched with an innocent one."""
     want = tokens(llm, "USER: hello ASSISTANT:")
@@ -509,14 +540,22 @@ def test_special_tokens_people_type_stay_text(llm: LLM, role: str) -> None:
 def test_special_tokens_across_parts_stay_text(llm: LLM) -> None:
     """Nor can a special token be put together from neighbouring parts."""
     image, eos = llm.get_tokenizer().convert_tokens_to_ids(["<image>", "</s>"])
+    joined = "{% for m in messages %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endfor %}"
     for pieces in (["<ima", "ge>"], ["x <", "/s> y"], ["<", "im", "age>"]):
-        messages = [{"role": "user", "content": [{"type": "text", "text": piece} for piece in pieces]}]
-        (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
-        assert not {image, eos} & set(output.prompt_token_ids)
-        assert "".join(pieces) in llm.get_tokenizer().decode(output.prompt_token_ids)
+        parts = [{"type": "text", "text": piece} for piece in pieces]
+        for messages in ([{"role": "user", "content": parts}], [{"role": "user", "content": [part]} for part in parts]):
+            (output,) = llm.chat(messages, GREEDY, use_tqdm=False, chat_template=joined)
+            assert not {image, eos} & set(output.prompt_token_ids)
+            assert "".join(pieces) in llm.get_tokenizer().decode(output.prompt_token_ids)
 
 
 TEMPLATES = {
+    "text for the assistant, parts for others": (
+        "{% for m in messages %}{{ m['role'].upper() + ': ' }}{% if m['role'] == 'assistant' %}{{ m['content'] + ' ' }}"
+        "{% else %}{% for c in m['content'] %}"
+        "{{ '<image>\n' if c['type'] == 'image' else c['text'] + ' ' }}{% endfor %}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
     "parts only, as LLaVA-1.5's": (
         "{% for m in messages %}{{ m['role'].upper() + ': ' }}"
         "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"

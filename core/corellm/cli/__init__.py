@@ -54,14 +54,17 @@ def _subparser(parser: argparse.ArgumentParser, command: str) -> argparse.Argume
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with words and options in any order: argparse alone takes no word after an option."""
-    args, rest = parser.parse_known_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    cut = given.index("--") if "--" in given else len(given)  # after it everything is text
+    args, rest = parser.parse_known_args(given[:cut])
     unknown = rest if not hasattr(args, "words") else [word for word in rest if word.startswith("-")]
     if unknown:
         known = [option for action in _subparser(parser, args.command)._actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
         parser.error(f"unknown option {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
-    if rest:
-        args.words += rest
+    words = rest + given[cut + 1 :]
+    if words and hasattr(args, "words"):
+        args.words += words
     return args
 
 

@@ -133,6 +133,8 @@ class Conversation:
         try:
             processed = self._engine.input_processor.process_chat([*self._history, message])
             answer = print_answer(stream_answer(self._engine, f"turn-{next(self._ids)}", processed, self._params))
+        except KeyboardInterrupt:
+            print("  (stopped)")
         except PromptTooLongError as error:
             print(f"corellm: error: the conversation is full: {error}; /reset starts over", file=sys.stderr)
         except CorellmError as error:

@@ -125,12 +125,13 @@ def _sort_arguments(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def is_path(word: str) -> bool:
-    """Whether something of that name exists, or the word can hardly be anything but a path."""
+    """Whether there is a file of that name, or the word can hardly be anything but a path."""
     try:
-        exists = bool(word) and Path(word).exists()
+        if word and Path(word).is_file():
+            return True
     except (OSError, ValueError):  # a whole question is too long for a name
         return False
-    return exists or (" " not in word and word.startswith(("./", "../", "/", "~/")))
+    return " " not in word and (word.startswith(("./", "../", "/", "~/")) or word.endswith("/"))
 
 
 def _checked_picture(name: str) -> str:

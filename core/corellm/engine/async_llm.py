@@ -12,11 +12,11 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, Self
 
-from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
@@ -45,7 +45,8 @@ class _Stream:
             self._loop.call_soon_threadsafe(self._set, item)
 
     def _set(self, item: RequestOutput | BaseException) -> None:
-        self._newest = item
+        if not (isinstance(self._newest, RequestOutput) and self._newest.finished):  # a final output stays
+            self._newest = item
         self._changed.set()
 
     async def get(self) -> RequestOutput:
@@ -177,7 +178,7 @@ class AsyncLLM:
         try:
             self.engine.add_request(name, processed, params)
         except CorellmError as error:
-            stream.put(error)
+            stream.put(with_request_id(error, stream.request_id))
         except Exception as error:  # no request may end the engine
             logger.exception("adding a request failed")
             stream.put(RequestFailedError(f"adding the request failed with {type(error).__name__}"))
@@ -216,8 +217,7 @@ class AsyncLLM:
         for stream in list(self._streams.values()):
             stream.put(error)
         for future in list(self._futures):
-            if not future.done():
-                future.set_exception(error)
+            _fail(future, error)
 
     def close(self) -> None:
         """Stop the engine's thread, fail whoever still waits, free everything. Blocks until that is done."""
@@ -238,6 +238,8 @@ class AsyncLLM:
         future: Future[Any] = Future()
 
         def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has gone
             try:
                 result = function(self.engine)
             except Exception as error:
@@ -248,6 +250,12 @@ class AsyncLLM:
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         self._inbox.put(call)
-        if self._dead is not None and not future.done():
-            future.set_exception(self._dead)
+        if self._dead is not None:
+            _fail(future, self._dead)
         return future
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    """Fail a future that nobody will answer any more, unless that has happened already."""
+    with contextlib.suppress(InvalidStateError):
+        future.set_exception(error)

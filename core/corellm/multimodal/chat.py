@@ -61,7 +61,9 @@ def normalize_messages(messages: Any, literals: Collection[str]) -> list[dict[st
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
         raise PromptError(f"messages must be a non-empty list of {{role, content}}, got {messages!r:.100}")
-    return [_normalize_message(i, message, literals) for i, message in enumerate(messages)]
+    normalized = [_normalize_message(i, message, literals) for i, message in enumerate(messages)]
+    _guard_borders([p for m in normalized for p in m["content"] if p["type"] == "text"], literals)
+    return normalized
 
 
 def _normalize_message(index: int, message: Any, literals: Collection[str]) -> dict[str, Any]:
@@ -78,15 +80,25 @@ def _normalize_message(index: int, message: Any, literals: Collection[str]) -> d
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise PromptError(f"{where}.content must be text or a list of parts, got {content!r:.100}")
     parts = [_normalize_part(f"{where}.content[{j}]", part, literals) for j, part in enumerate(content)]
-    _guard_borders(parts, literals)
-    others = {key: guard_text(v, literals) if isinstance(v, str) else v for key, v in message.items() if key != "role"}
+    others = {key: _guard_nested(value, literals) for key, value in message.items() if key != "role"}
     return {"role": message["role"], **others, "content": parts}
 
 
+def _guard_nested(value: Any, literals: Collection[str]) -> Any:
+    """Guard every string in whatever else a message carries, tool calls for instance."""
+    if isinstance(value, str):
+        return guard_text(value, literals)
+    if isinstance(value, Mapping):
+        return {key: _guard_nested(item, literals) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_guard_nested(item, literals) for item in value]
+    return value
+
+
 def _guard_borders(parts: list[dict[str, Any]], literals: Collection[str]) -> None:
-    """Guard the borders between adjacent text parts, where a special token's literal runs across one of them."""
+    """Guard borders between texts where a special token's literal runs across one, should a template join them."""
     for first, second in itertools.pairwise(parts):
-        if first["type"] == second["type"] == "text" and _joins(first["text"], second["text"], literals):
+        if _joins(first["text"], second["text"], literals):
             first["text"] += GUARD
 
 
@@ -145,8 +157,8 @@ def render_chat(
 ) -> ChatPrompt:
     """Render a Jinja chat template over normalized messages.
 
-    Some templates walk over content parts, others take content as text; which, is found out by trying. The latter get
-    media as their placeholder strings.
+    Some templates walk over content parts, others take content as text, some do either depending on the role; which,
+    is found out by trying. Where content is text, media are their placeholder strings.
 
     Raises:
         PromptError: the template refuses the conversation or is broken, or there is no placeholder string.
@@ -159,10 +171,9 @@ def render_chat(
         return prompt
 
     try:
-        if _takes_parts(render):
-            conversation = [_with_parts(message) for message in messages]
-        else:
-            conversation = _with_text(messages, placeholder)
+        in_parts = _roles_in_parts(render, {message["role"] for message in messages})
+        as_text = _with_text([m for m in messages if m["role"] not in in_parts], placeholder)
+        conversation = [_with_parts(m) if m["role"] in in_parts else as_text.pop(0) for m in messages]
         return ChatPrompt(render(conversation, add_generation_prompt), collect_media(messages))
     except PromptError:
         raise
@@ -170,15 +181,24 @@ def render_chat(
         raise PromptError(f"the chat template does not take this conversation: {error}") from error
 
 
-def _takes_parts(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> bool:
-    """Whether a template walks over parts: then their text comes out, and nothing of their form does."""
+def _roles_in_parts(
+    render: Callable[[Sequence[Mapping[str, Any]], bool], str], roles: Collection[str]
+) -> frozenset[str]:
+    """The roles whose content a template walks over: then its text comes out, and nothing of its form does."""
     probe = "corellm-probe"
-    try:
-        rendered = render([{"role": "user", "content": [{"type": "text", "text": probe}]}], False)
-    except Exception:
-        logger.debug("the chat template takes content as text only", exc_info=True)
-        return False
-    return probe in rendered and "'type'" not in rendered
+    found: set[str] = set()
+    for role in ("user", *sorted(set(roles) - {"user"})):
+        user: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "x"}] if "user" in found else "x"}
+        probed: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": probe}]}
+        conversations = {"user": [probed], "system": [probed, user], "developer": [probed, user]}
+        try:
+            rendered = render(conversations.get(role, [user, probed]), False)
+        except Exception:
+            logger.debug("the chat template takes %s content as text only", role, exc_info=True)
+            continue
+        if probe in rendered and "'type'" not in rendered:
+            found.add(role)
+    return frozenset(found)
 
 
 def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:

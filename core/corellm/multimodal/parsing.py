@@ -80,7 +80,7 @@ class DataParser:
         return {modality: len(raw.values) for modality, raw in self._split(mm_data).items()}
 
     def parse(self, mm_data: Mapping[str, Any]) -> MultiModalItems:
-        """Read everything. Nothing given is changed; embeddings are views of what was given.
+        """Read everything. Nothing given is changed; embeddings are copied.
 
         Args:
             mm_data: `{"image": ...}` with one picture or a list of them: PIL image, array or tensor (see
@@ -208,7 +208,7 @@ def split_embeddings(modality: str, value: Any) -> RawItems:
 
 
 def check_embedding(modality: str, item: int, value: Any, hidden_size: int | None) -> Any:
-    """Check one item's embeddings `[tokens, hidden]`, and return them without their autograd history.
+    """Check one item's embeddings `[tokens, hidden]`, and return a copy without their autograd history.
 
     Raises:
         EmbeddingInputError: with modality, item, expected and got.
@@ -232,7 +232,7 @@ def check_embedding(modality: str, item: int, value: Any, hidden_size: int | Non
         require(shape[1] == hidden_size, "the model's hidden size", hidden_size, shape[1])
     require(str(value.dtype) in _EMBEDDING_DTYPES, "dtype", " or ".join(_EMBEDDING_DTYPES), str(value.dtype))
     require(bool(value.isfinite().all()), "", "finite values", "NaN or infinity")
-    return value.detach()
+    return value.detach().clone()  # ours: what callers do with theirs after must not reach the caches
 
 
 def _require_dense(modality: str, item: int | None, value: Any) -> None:

@@ -276,10 +276,11 @@ class MultiModalProcessor:
             text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
             data = ask(self.hooks, "get_dummy_mm_data", seq_len=self._seq_len, mm_counts=counts, mm_options={})
             tokens, (feature,) = self._expand(self._tokenize(text), data, None, None, {})
-            features.append(feature)
             place = feature.placeholder
             mask = place.is_embed or (True,) * place.length
-            max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
+            if self.limits[modality] != 0:
+                features.append(feature)
+                max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
             span = tokens[place.offset : place.end]
             token_modality.update({token: modality for token, embeds in zip(span, mask, strict=True) if embeds})
         stated = self.hooks.get_mm_max_tokens_per_item(

@@ -33,6 +33,9 @@ class EncoderRunner:
     def __len__(self) -> int:
         return len(self._outputs)
 
+    def __contains__(self, feature: MultiModalFeature) -> bool:
+        return feature.identifier in self._outputs
+
     def drop(self, identifiers: Iterable[str]) -> None:
         """Forget outputs."""
         for identifier in identifiers:

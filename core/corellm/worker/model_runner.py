@@ -18,10 +18,11 @@ from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import PagedAttention
 from corellm.errors import ContractError, CorellmError, RequestFailedError, raised_at
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.input_batch import SequenceState, build_flat_batch
-from corellm.worker.kv_cache import KVCache, probe_decoder
+from corellm.worker.kv_cache import KVCache
 from corellm.worker.sampler import Sampler, gather_logprobs
 from corellm.worker.sampling_state import SamplingState
 
@@ -64,8 +65,7 @@ class ModelRunner:
     ) -> None:
         self._hooks, self._model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
-        self._block_size, self._vocab_size, self._hidden_size = block_size, vocab_size, hidden_size
-        self._dtype, self._device, self._seed = dtype, device, seed
+        self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
         self.encoders = EncoderRunner(hooks, model, hidden_size, dtype, device)
         self._sampler = Sampler()
         self._states: dict[str, SequenceState] = {}
@@ -95,7 +95,7 @@ class ModelRunner:
         result = StepResult()
         for sequence in batch.new:
             self._admit(sequence, result)
-        self.encoders.run([self._feature(*item) for item in batch.encode])
+        self.encoders.run(self._features_to_encode(batch))
         embeddings = self._gather_embeddings(batch.chunks, result)
         chunks = [chunk for chunk in batch.chunks if chunk.request_id not in result.failed]
         if chunks:
@@ -126,11 +126,14 @@ class ModelRunner:
                 self._compute([chunk], embeddings, result)
 
     def is_healthy(self) -> bool:
-        """Whether the decoder still runs at all, on one token of nobody's."""
+        """Whether a step still works at all: one token of nobody's, in the null block."""
+        sequence = NewSequence("", [0], [], SamplingParams(temperature=0), [])
+        state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self._device, self._seed))
         try:
-            probe_decoder(self._language_model, self._hidden_size, self._dtype, self._device)
+            hidden = self._forward([SequenceChunk("", 0, 1, [0], [0], samples=True)], [state], {})
+            self._sampler(self._logits(hidden), [state.sampling])
         except Exception:
-            logger.exception("the decoder does not run any more")
+            logger.exception("the model does not run any more")
             return False
         return True
 
@@ -151,8 +154,20 @@ class ModelRunner:
         except Exception as error:
             result.failed[sequence.request_id] = _failure("get_rope_positions", error)
 
-    def _feature(self, request_id: str, index: int) -> MultiModalFeature:
-        return self._states[request_id].sequence.features[index]
+    def _touched(self, chunk: SequenceChunk) -> list[MultiModalFeature]:
+        """The items of which a chunk needs embeddings."""
+        end = chunk.start + chunk.num_tokens
+        return [
+            feature
+            for feature in self._states[chunk.request_id].sequence.features
+            if feature.placeholder.embeds_before(chunk.start) < feature.placeholder.embeds_before(end)
+        ]
+
+    def _features_to_encode(self, batch: ScheduledBatch) -> list[MultiModalFeature]:
+        """What the engine asked for, and what it believes to be here but an interrupted step never computed."""
+        asked = [self._states[request_id].sequence.features[index] for request_id, index in batch.encode]
+        lost = [f for chunk in batch.chunks for f in self._touched(chunk) if f not in self.encoders]
+        return list({feature.identifier: feature for feature in (*asked, *lost)}.values())
 
     # --- embeddings -------------------------------------------------------------------------------------------------
 
@@ -164,13 +179,8 @@ class ModelRunner:
         for chunk in chunks:
             if chunk.request_id in result.failed:
                 continue
-            end = chunk.start + chunk.num_tokens
             try:
-                found = [
-                    (feature, self.encoders.output(feature))
-                    for feature in self._states[chunk.request_id].sequence.features
-                    if feature.placeholder.embeds_before(chunk.start) < feature.placeholder.embeds_before(end)
-                ]
+                found = [(feature, self.encoders.output(feature)) for feature in self._touched(chunk)]
             except CorellmError as error:
                 result.failed[chunk.request_id] = error
                 continue

@@ -124,7 +124,7 @@ def _first_beyond(masses: torch.Tensor, ends: torch.Tensor, target: torch.Tensor
 
 
 def _failure(state: SamplingState, peak: float) -> CorellmError:
-    where = f"request {state.request_id}, generated token {state.num_generated}"
+    where = f"generated token {state.num_generated}"
     if peak == float("-inf"):
         return RequestFailedError(f"{where}: the model gave every token probability zero")
     if peak != peak or peak == float("inf"):
