@@ -25,8 +25,8 @@ demo: setup      ## ask the demo model about pictures
 demo-eval: setup ## the demo model's accuracy on held-out pictures
 	$(BIN)/python -m demo.evaluate
 
-demo-train: setup ## train the demo model again (about an hour on two cores)
-	$(BIN)/python -m demo.train
+demo-train: setup ## train the demo model again, into demo/runs/new (about an hour on two cores)
+	$(BIN)/python -m demo.train demo/runs/new
 
 test: setup      ## all tests
 	$(BIN)/python -m pytest
