@@ -7,7 +7,12 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
+
+# how fast an example runs says more of the machine's other work than of the code
+hypothesis.settings.register_profile("corellm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("corellm")
 
 
 @pytest.fixture(scope="session", autouse=True)
