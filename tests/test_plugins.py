@@ -11,6 +11,7 @@ from typing import Any
 import pluggy
 import pytest
 
+from corellm import extensions
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
 from corellm.hookspecs import REQUIRED_HOOKS, ModelContext, hookimpl
 from corellm.plugins import HOOK_NAMES, build_manager, check_adapter_class, find_adapter, installed_adapters
@@ -57,6 +58,20 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def context() -> ModelContext:
     """A context for adapters that do not look at it."""
     return ModelContext(Path("."), None, None, None, None)  # type: ignore[arg-type]
+
+
+def wrapped_by(wrapper: object) -> pluggy.PluginManager:
+    """The manager of one extension, which surrounds every adapter with `wrapper`."""
+
+    class Extension:
+        @hookimpl
+        def wrap_adapter(self) -> object:
+            return wrapper
+
+    manager = pluggy.PluginManager("corellm")
+    manager.add_hookspecs(extensions)
+    manager.register(Extension())
+    return manager
 
 
 def test_every_required_hook_is_a_hook() -> None:
@@ -174,48 +189,30 @@ def test_misspelt_argument(install: Install) -> None:
 
 def test_wrappers_are_checked_too(install: Install) -> None:
     """An extension's wrapper around a hook that does not exist is refused at load."""
-    from corellm import extensions as specs
 
     class Wrapper:
         @hookimpl(wrapper=True)
         def get_suported_mm_limits(self) -> Any:
             return (yield)
 
-    class Extension:
-        @hookimpl
-        def wrap_adapter(self) -> Wrapper:
-            return Wrapper()
-
     install("toy", GOOD)
-    extensions = pluggy.PluginManager("corellm")
-    extensions.add_hookspecs(specs)
-    extensions.register(Extension())
     adapter = find_adapter(["ToyForCausalLM"]).load()
     with pytest.raises(ContractError, match=r"extension .*Wrapper breaks the contract: .*get_suported_mm_limits"):
-        build_manager(adapter, context(), distribution="toy", extensions=extensions)
+        build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Wrapper()))
 
 
 def test_an_extension_must_not_answer_for_the_adapter(install: Install) -> None:
     """A hook without `wrapper=True` would silently replace the adapter's."""
-    from corellm import extensions as specs
 
     class Usurper:
         @hookimpl
         def get_supported_mm_limits(self) -> dict[str, int]:
             return {"image": 1}
 
-    class Extension:
-        @hookimpl
-        def wrap_adapter(self) -> Usurper:
-            return Usurper()
-
     install("toy", GOOD)
-    extensions = pluggy.PluginManager("corellm")
-    extensions.add_hookspecs(specs)
-    extensions.register(Extension())
     adapter = find_adapter(["ToyForCausalLM"]).load()
     with pytest.raises(ContractError, match=r"Usurper.get_supported_mm_limits must be a wrapper"):
-        build_manager(adapter, context(), distribution="toy", extensions=extensions)
+        build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Usurper()))
 
 
 def test_constructor_without_context(install: Install) -> None:
@@ -251,7 +248,6 @@ def test_none_falls_through_to_the_default(install: Install) -> None:
 
 def test_extension_wrapper_surrounds_the_adapter(install: Install) -> None:
     """An extension sees the adapter's answer and may change it."""
-    from corellm import extensions as specs
 
     class Doubling:
         @hookimpl(wrapper=True)
@@ -259,17 +255,9 @@ def test_extension_wrapper_surrounds_the_adapter(install: Install) -> None:
             limits = yield
             return {modality: 2 * limit for modality, limit in limits.items()}
 
-    class Extension:
-        @hookimpl
-        def wrap_adapter(self, context: ModelContext) -> Doubling:
-            return Doubling()
-
     install("toy", GOOD)
-    extensions = pluggy.PluginManager("corellm")
-    extensions.add_hookspecs(specs)
-    extensions.register(Extension())
     adapter = find_adapter(["ToyForCausalLM"]).load()
-    manager = build_manager(adapter, context(), distribution="toy", extensions=extensions)
+    manager = build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Doubling()))
     assert manager.hook.get_supported_mm_limits() == {"image": 4}
 
 

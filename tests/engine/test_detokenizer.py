@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from corellm.engine.detokenizer import IncrementalDetokenizer, StopStringMatcher
+from corellm.engine.detokenizer import IncrementalDetokenizer
+from corellm.engine.stop_strings import StopStringMatcher
 
 CORPUS = ["what shape is in the picture? a red circle, a blue square.", "USER: describe it. ASSISTANT: über naïve 0123"]
 WORDS = [word for line in CORPUS for word in line.split()]
@@ -257,58 +258,6 @@ def test_a_token_costs_a_bounded_window(name: str, kind: str) -> None:
     tokenizer.longest = 0
     streamed(tokenizer, encode(tokenizer, CORPUS[1]) * 50, ids * 200)
     assert tokenizer.longest <= 17
-
-
-def search(text: str, stop: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """The text up to the stop string that ends first (of several, the longest), by trying every prefix."""
-    for end in range(1, len(text) + 1):
-        ending = [string for string in stop if text[:end].endswith(string)]
-        if ending:
-            found = max(ending, key=len)
-            return text[: end if include else end - len(found)], found
-    return text, None
-
-
-STOPS = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
-PIECES = st.lists(st.text("aab.", max_size=4), max_size=12)
-
-
-@settings(deadline=None)
-@given(pieces=PIECES, stop=STOPS, include=st.booleans())
-@example(pieces=["b", "aa", "ab"], stop=["aab"], include=False)
-@example(pieces=["abab", "ab", "aab"], stop=["ababaa", "bb"], include=True)
-@example(pieces=["ab", "ab"], stop=["abab", "bab"], include=False)
-def test_any_split_gives_the_same_match(pieces: list[str], stop: list[str], include: bool) -> None:
-    """Text by pieces gives what a search of the whole gives, and holds back real beginnings of stop strings only."""
-    matcher = StopStringMatcher(stop, include=include)
-    released, seen = "", ""
-    for piece in pieces:
-        released += matcher.append(piece)
-        seen += piece
-        if matcher.matched is None:
-            beginnings = [s[:length] for s in stop for length in range(1, len(s))]
-            held = max((b for b in beginnings if seen.endswith(b)), key=len, default="")
-            assert released + held == seen
-    assert (released + matcher.flush(), matcher.matched) == search("".join(pieces), stop, include)
-    assert matcher.flush() == ""
-
-
-def test_text_before_min_tokens_is_passed_over() -> None:
-    """What is skipped is given out at once, is not searched, and is no beginning of a later match."""
-    matcher = StopStringMatcher(["END"])
-    assert matcher.skip("xENDE") == "xENDE"
-    assert matcher.append("ND E") == "ND "
-    assert matcher.append("ND more") == ""
-    assert matcher.matched == "END"
-    assert matcher.append("later") + matcher.skip("later") + matcher.flush() == ""
-
-
-def test_held_text_is_released_by_skip_and_flush() -> None:
-    """Nothing that was held back is lost."""
-    matcher = StopStringMatcher(["END"])
-    assert [matcher.append("aE"), matcher.append("N"), matcher.flush(), matcher.matched] == ["a", "", "EN", None]
-    matcher = StopStringMatcher(["END"])
-    assert [matcher.append("aE"), matcher.skip("N"), matcher.append("ND"), matcher.flush()] == ["a", "EN", "ND", ""]
 
 
 def test_stop_strings_meet_characters_of_many_tokens() -> None:

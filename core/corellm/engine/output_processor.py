@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from corellm.engine.detokenizer import IncrementalDetokenizer, StopStringMatcher
+from corellm.engine.detokenizer import IncrementalDetokenizer
 from corellm.engine.request import Request, RequestStatus
+from corellm.engine.stop_strings import StopStringMatcher
 from corellm.errors import CorellmError
 from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
@@ -62,11 +63,6 @@ class OutputProcessor:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
-
-    @property
-    def num_requests(self) -> int:
-        """Callers' requests that have not finished."""
-        return len(self._groups)
 
     @property
     def has_pending(self) -> bool:

@@ -30,9 +30,6 @@ class EncoderRunner:
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
 
-    def __len__(self) -> int:
-        return len(self._outputs)
-
     def __contains__(self, feature: MultiModalFeature) -> bool:
         return feature.identifier in self._outputs
 

@@ -70,16 +70,6 @@ class ModelRunner:
         self._sampler = Sampler()
         self._states: dict[str, SequenceState] = {}
 
-    @property
-    def num_sequences(self) -> int:
-        """Sequences whose state is held here."""
-        return len(self._states)
-
-    @property
-    def num_encoder_outputs(self) -> int:
-        """Items whose encoder output is held here."""
-        return len(self.encoders)
-
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step.

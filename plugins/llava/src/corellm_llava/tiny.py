@@ -47,15 +47,6 @@ def make_tiny_checkpoint(
     path = Path(path)
     tokenizer = train_tokenizer(["<image>"], bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
     strategy = vision_feature_select_strategy or ("default" if vision == "clip" else "full")
-    tower: dict[str, Any] = {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "image_size": 56, "patch_size": 14,
-    }  # fmt: skip
-    vision_config = (
-        transformers.CLIPVisionConfig(**tower, projection_dim=32)
-        if vision == "clip"
-        else transformers.SiglipVisionConfig(**tower, vision_use_head=False)
-    )
     text_class = {
         "llama": transformers.LlamaConfig,
         "mistral": transformers.MistralConfig,
@@ -74,7 +65,7 @@ def make_tiny_checkpoint(
         pad_token_id=tokenizer.pad_token_id,
     )
     config = transformers.LlavaConfig(
-        vision_config=vision_config,
+        vision_config=_vision_config(vision),
         text_config=text_config,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         vision_feature_layer=vision_feature_layer,
@@ -82,14 +73,8 @@ def make_tiny_checkpoint(
     )
     model = transformers.LlavaForConditionalGeneration(config)
     randomize_weights(model, seed)
-    if vision == "clip":
-        image_processor = transformers.CLIPImageProcessorPil(
-            size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
-        )
-    else:
-        image_processor = transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56})
     processor = transformers.LlavaProcessor(
-        image_processor,
+        _image_processor(vision),
         tokenizer,
         patch_size=14,
         vision_feature_select_strategy=strategy,
@@ -99,3 +84,28 @@ def make_tiny_checkpoint(
     model.save_pretrained(path)
     processor.save_pretrained(path)
     return path
+
+
+def _vision_config(vision: str) -> Any:
+    """A tower of three layers that sees 4 x 4 patches."""
+    import transformers
+
+    size: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
+    size |= {"image_size": 56, "patch_size": 14}
+    if vision == "clip":
+        return transformers.CLIPVisionConfig(**size, projection_dim=32)
+    return transformers.SiglipVisionConfig(**size, vision_use_head=False)
+
+
+def _image_processor(vision: str) -> Any:
+    """As the tower's family has it: CLIP crops to a square, SigLIP squeezes into one."""
+    import transformers
+
+    if vision == "clip":
+        return transformers.CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    return transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56})
