@@ -11,10 +11,10 @@ from typing import Any
 import pluggy
 import pytest
 
-from corellm import extensions
+from corellm import extensions, plugins
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
-from corellm.hookspecs import REQUIRED_HOOKS, ModelContext, hookimpl
-from corellm.plugins import HOOK_NAMES, build_manager, check_adapter_class, find_adapter, installed_adapters
+from corellm.hookspecs import REQUIRED_HOOKS, STATIC_HOOKS, ModelContext, hookimpl
+from corellm.plugins import HOOK_NAMES, ask_class, build_manager, check_adapter_class, find_adapter, installed_adapters
 
 GOOD = """
     from corellm.hookspecs import hookimpl
@@ -75,9 +75,39 @@ def wrapped_by(wrapper: object) -> pluggy.PluginManager:
 
 
 def test_every_required_hook_is_a_hook() -> None:
-    """The list of required hooks names hooks."""
-    assert set(REQUIRED_HOOKS) <= HOOK_NAMES
-    assert len(HOOK_NAMES) == 19
+    """The lists of required and of static hooks name hooks."""
+    assert {*REQUIRED_HOOKS, *STATIC_HOOKS} <= HOOK_NAMES
+    assert len(HOOK_NAMES) == 21
+
+
+STATIC = """
+        @staticmethod
+        @hookimpl
+        def register_config(): return {answer}
+"""
+
+
+def test_a_static_hook_is_asked_of_the_class(install: Install) -> None:
+    """Before there is a context; a class without the hook answers None."""
+    install("toy", GOOD + STATIC.format(answer="str.upper"))
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    assert ask_class(adapter, "register_config", "toy") is str.upper
+    assert ask_class(adapter, "register_tokenizer", "toy") is None
+
+
+def test_a_static_hook_that_raises(install: Install) -> None:
+    """The error names the distribution and the hook, with the traceback of the plugin."""
+    install("toy", GOOD + STATIC.format(answer="1 / 0"))
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    with pytest.raises(BrokenPluginError, match=r"toy: Adapter.register_config failed: ZeroDivisionError(.|\n)*1 / 0"):
+        ask_class(adapter, "register_config", "toy")
+
+
+def test_a_static_hook_that_is_no_static_method(install: Install) -> None:
+    """Refused when the adapter is loaded, with what to write."""
+    install("toy", GOOD + "        @hookimpl\n        def register_config(self): return str.upper\n")
+    with pytest.raises(ContractError, match="register_config must be a @staticmethod"):
+        find_adapter(["ToyForCausalLM"]).load()
 
 
 def test_llava_is_found_by_entry_point() -> None:
@@ -94,10 +124,17 @@ def test_a_good_plugin_loads(install: Install) -> None:
     assert manager.hook.get_supported_mm_limits() == {"image": 2}
 
 
-def test_no_plugin_for_a_known_family_names_the_distribution() -> None:
+def test_no_plugin_for_a_known_family_names_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what to install and lists what is installed."""
-    with pytest.raises(PluginNotFoundError, match=r"pip install corellm-fuyu.*Installed: .*corellm-llava"):
-        find_adapter(["FuyuForCausalLM"])
+    monkeypatch.setitem(plugins.KNOWN_FAMILIES, "ToyForCausalLM", "corellm-toy")
+    with pytest.raises(PluginNotFoundError, match=r"pip install corellm-toy.*Installed: .*corellm-llava"):
+        find_adapter(["ToyForCausalLM"])
+
+
+def test_every_known_family_is_at_home_here() -> None:
+    """The advice names the distributions that do serve these architectures."""
+    homes = {entry.architecture: entry.distribution for entry in installed_adapters()}
+    assert plugins.KNOWN_FAMILIES == {name: homes.get(name) for name in plugins.KNOWN_FAMILIES}
 
 
 def test_no_plugin_for_an_unknown_family() -> None:

@@ -22,10 +22,11 @@ A hook may take any subset of its arguments, by name. Answering `None` passes th
 Hooks marked *required* have no default. Hooks run per item, per encoder batch or per load, never per decoded token.
 Whatever a hook raises fails the one request it was called for, or, at load, the load.
 
-Lifecycle: at load `load_model`, `get_language_model`, `get_supported_mm_limits`, `get_dummy_*`; per request, in the
-front end, `make_context`, `apply_hf_processor_tokens_only`, `call_hf_processor`, `get_mm_fields_config`,
-`get_prompt_updates`; per step, in the worker, `get_multimodal_embeddings`, `get_input_embeddings`,
-`merge_multimodal_embeddings`, `get_rope_positions`, `compute_logits`.
+Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
+`get_supported_mm_limits`, `get_dummy_*`; per request, in the front end, `make_context`,
+`apply_hf_processor_tokens_only`, `call_hf_processor`, `get_mm_fields_config`, `get_prompt_updates`; per step, in the
+worker, `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `get_rope_positions`,
+`compute_logits`.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """
@@ -130,6 +131,31 @@ class ChatPrompt:
     prompt: str | list[int]
     mm_data: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """`{modality: media in the order of their placeholders}`."""
+
+
+# --- before there is a model ---------------------------------------------------------------------------------------
+
+
+@_first_result
+def register_config() -> Callable[..., Any] | None:
+    """Give the configuration class or factory, for a checkpoint that transformers can only read by running its code.
+
+    A static method (`@staticmethod` above `@hookimpl`): it is asked before there is a context.
+
+    Returns:
+        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is a
+        `transformers.PretrainedConfig`, with `get_text_config()`. Default: `transformers.AutoConfig`.
+    """
+
+
+@_first_result
+def register_tokenizer() -> Callable[..., Any] | None:
+    """Give the tokenizer class or factory, where transformers has none. A static method, as `register_config` is.
+
+    Returns:
+        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is a
+        `transformers.PreTrainedTokenizerFast` or works like one. Default: `transformers.AutoTokenizer`.
+    """
 
 
 # --- what the model takes -------------------------------------------------------------------------------------------
@@ -265,8 +291,13 @@ def get_prompt_updates(
 
 
 @_first_result
-def apply_hf_processor_tokens_only(token_ids: list[int]) -> list[int] | None:
-    """Do to a prompt's tokens what the Hugging Face processor does regardless of items (Chameleon appends a token).
+def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int] | None:
+    """Do to a prompt's tokens what the Hugging Face processor does beside placing items.
+
+    Args:
+        token_ids: the prompt with unexpanded placeholders, the tokenizer's own special tokens included.
+        mm_counts: `{modality: items}` of this prompt; empty for text alone. Chameleon appends a token to every prompt,
+            Fuyu only to one with a picture.
 
     Default: unchanged.
     """
@@ -420,3 +451,6 @@ REQUIRED_HOOKS = (
     "get_multimodal_embeddings",
 )
 """Hooks without a default: an adapter that lacks one is refused at load."""
+
+STATIC_HOOKS = ("register_config", "register_tokenizer")
+"""Hooks that are asked of the adapter's class, before it is made."""

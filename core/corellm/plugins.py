@@ -10,7 +10,7 @@ import difflib
 import importlib.util
 import inspect
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +22,14 @@ import pluggy
 from corellm import extensions as extension_specs
 from corellm import hookspecs
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
-from corellm.hookspecs import CONTRACT_VERSION, OLDEST_CONTRACT_VERSION, PROJECT_NAME, REQUIRED_HOOKS, ModelContext
+from corellm.hookspecs import (
+    CONTRACT_VERSION,
+    OLDEST_CONTRACT_VERSION,
+    PROJECT_NAME,
+    REQUIRED_HOOKS,
+    STATIC_HOOKS,
+    ModelContext,
+)
 
 MODELS_GROUP = "corellm.models"
 EXTENSIONS_GROUP = "corellm.extensions"
@@ -199,8 +206,15 @@ def check_adapter_class(adapter: type[Any], distribution: str) -> None:
     if unmarked:
         raise ContractError(
             f"{distribution}: {adapter.__qualname__}.{unmarked[0]} has a hook's name but lacks @hookimpl, so it would "
-            f"never be called; add the decorator (from corellm.hookspecs import hookimpl) or rename the method"
+            f"never be called; add the decorator (from corellm.hookspecs import hookimpl; below @staticmethod where "
+            f"there is one) or rename the method"
         )
+    for name in STATIC_HOOKS:
+        if name in members and not isinstance(inspect.getattr_static(adapter, name), (staticmethod, classmethod)):
+            raise ContractError(
+                f"{distribution}: {adapter.__qualname__}.{name} must be a @staticmethod: it is asked before the "
+                f"adapter is made"
+            )
     for name in sorted(members):
         if hasattr(members[name], f"{PROJECT_NAME}_impl"):
             _check_hook(members[name], name, f"{distribution}: {adapter.__qualname__}.{name}")
@@ -243,6 +257,23 @@ def _own_traceback(error: BaseException) -> str:
         if frame.filename != __file__ and "importlib" not in frame.filename
     ]
     return "".join(traceback.format_list(frames))
+
+
+def ask_class(adapter: type[Any], hook: str, distribution: str) -> Callable[..., Any] | None:
+    """The answer of an adapter's class to one of `STATIC_HOOKS`; None where it has none.
+
+    Raises:
+        BrokenPluginError: it raised.
+    """
+    method = getattr(adapter, hook, None)
+    try:
+        answer: Callable[..., Any] | None = method() if method is not None else None
+    except Exception as error:
+        raise BrokenPluginError(
+            f"{distribution}: {adapter.__qualname__}.{hook} failed: {type(error).__name__}: {error}\n"
+            f"{_own_traceback(error)}"
+        ) from error
+    return answer
 
 
 # --- one manager per loaded model -------------------------------------------------------------------------------------

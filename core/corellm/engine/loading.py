@@ -24,7 +24,7 @@ from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.plugins import build_manager, find_adapter, load_extensions
+from corellm.plugins import ask_class, build_manager, find_adapter, load_extensions
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.defaults import ModelDefaults, freeze, model_width
 from corellm.worker.kv_cache import KVCache, LayerLayout, block_bytes, choose_num_blocks, probe_decoder
@@ -193,15 +193,21 @@ def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...
     path = checkpoints.resolve_checkpoint(config.model)
     entry = find_adapter(checkpoints.read_architectures(path), adapter=config.model.adapter)
     adapter = entry.load()
-    hf_config = checkpoints.load_hf_config(path, trust_remote_code=config.model.trust_remote_code)
+    trusted = config.model.trust_remote_code
+    hf_config = checkpoints.load_hf_config(
+        path, ask_class(adapter, "register_config", entry.distribution), trust_remote_code=trusted
+    )
+    tokenizer = checkpoints.load_tokenizer(
+        path, ask_class(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
+    )
     context = ModelContext(
         model_path=path,
         hf_config=hf_config,
-        tokenizer=checkpoints.load_tokenizer(path, trust_remote_code=config.model.trust_remote_code),
+        tokenizer=tokenizer,
         dtype=checkpoints.resolve_dtype(config.model.dtype, hf_config),
         device=torch.device("cpu"),
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
-        trust_remote_code=config.model.trust_remote_code,
+        trust_remote_code=trusted,
     )
     processing = ProcessingDefaults(context, config.multimodal.max_image_pixels)
     manager = build_manager(

@@ -150,7 +150,7 @@ class MultiModalProcessor:
             modality: self._process_items(items[modality], identifiers[modality], kwargs) for modality in counts
         }
         with _adapter_at_work("get_prompt_updates"):
-            tokens = ask(self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids))
+            tokens = ask(self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids), mm_counts=counts)
             updates = (
                 ask(self.hooks, "get_prompt_updates", mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed)
                 if counts

@@ -77,8 +77,8 @@ def read_architectures(path: Path) -> tuple[str, ...]:
     return architectures
 
 
-def load_hf_config(path: Path, *, trust_remote_code: bool) -> Any:
-    """Load the checkpoint's transformers configuration.
+def load_hf_config(path: Path, factory: Callable[..., Any] | None = None, *, trust_remote_code: bool) -> Any:
+    """Load the checkpoint's transformers configuration: by the adapter's class or function, else `AutoConfig`.
 
     Raises:
         CheckpointError: it is broken, or it wants to run code that was not allowed.
@@ -86,13 +86,17 @@ def load_hf_config(path: Path, *, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     try:
+        if factory is not None:
+            return _made_by(factory, path)
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{path / 'config.json'}: {_first_line(error)}") from error
 
 
-def load_tokenizer(path: Path, *, trust_remote_code: bool) -> Any:
-    """Load the checkpoint's tokenizer.
+def load_tokenizer(path: Path, factory: Callable[..., Any] | None = None, *, trust_remote_code: bool) -> Any:
+    """Load the checkpoint's tokenizer: by the adapter's class or function, else `AutoTokenizer`.
 
     Raises:
         CheckpointError: there is none, or it is broken.
@@ -100,7 +104,11 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
+        if factory is not None:
+            return _made_by(factory, path)
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {_first_line(error)}") from error
 
@@ -113,11 +121,17 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None) ->
     """
     from transformers import AutoProcessor
 
-    maker: Any = factory or AutoProcessor
     try:
-        return getattr(maker, "from_pretrained", maker)(context.model_path)
+        return _made_by(factory or AutoProcessor, context.model_path)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{context.model_path}: the processor cannot be made: {_first_line(error)}") from error
+
+
+def _made_by(factory: Callable[..., Any], path: Path) -> Any:
+    """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it."""
+    return getattr(factory, "from_pretrained", factory)(path)
 
 
 def resolve_dtype(name: str, hf_config: Any) -> torch.dtype:
