@@ -12,6 +12,8 @@ import sys
 import sysconfig
 import tempfile
 import venv
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,30 +56,85 @@ def make_environment(where: Path) -> Path:
     return where / "bin"
 
 
+@dataclass(frozen=True)
+class Plugin:
+    """One plugin's wheel, and what proves that it runs by itself."""
+
+    distribution: str
+    architecture: str
+    make: str
+    """Python that writes a tiny checkpoint to `checkpoint`."""
+    media: str | None
+    """File to ask about."""
+
+
+def _plugin(family: str, architecture: str, media: str, module: str = "tiny", options: str = "") -> Plugin:
+    make = f"from corellm_{family}.{module} import make_tiny_checkpoint; make_tiny_checkpoint('checkpoint'{options})"
+    return Plugin(f"corellm-{family.replace('_', '-')}", architecture, make, media)
+
+
+PLUGINS = (
+    _plugin("llava", "LlavaForConditionalGeneration", "picture.png"),
+    _plugin("fuyu", "FuyuForCausalLM", "picture.png"),
+    _plugin("blip2", "Blip2ForConditionalGeneration", "picture.png"),
+    _plugin("qwen_vl", "Qwen2VLForConditionalGeneration", "clip.mp4"),
+    _plugin("qwen_vl", "QWenLMHeadModel", "picture.png", "original.tiny"),
+    _plugin("qwen_audio", "Qwen2AudioForConditionalGeneration", "sound.wav"),
+)
+
+MAKE_MEDIA = """
+import av, numpy, wave
+from PIL import Image
+noise = numpy.random.default_rng(0).integers(0, 256, (8, 64, 96, 3), dtype=numpy.uint8)
+Image.fromarray(noise[0]).save("picture.png")
+with av.open("clip.mp4", "w") as clip:
+    stream = clip.add_stream("mpeg4", rate=8)
+    stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+    for frame in noise:
+        clip.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+    clip.mux(stream.encode(None))
+with wave.open("sound.wav", "wb") as sound:
+    sound.setparams((1, 2, 8000, 8000, "NONE", ""))
+    sound.writeframes(noise.tobytes()[:16000])
+"""
+
+
+def check_alone(plugin: Plugin, wheels: Mapping[str, Path], bin_dir: Path, work: Path) -> None:
+    """With no other plugin installed: its checkpoint answers. Without it: the error names what to install."""
+    print(f"{plugin.distribution} alone, {plugin.architecture}")
+    python = bin_dir / "python"
+    run(python, "-m", "pip", "install", "--no-index", "--no-deps", wheels[plugin.distribution], cwd=work)
+    run(python, "-m", "pip", "check", cwd=work)
+    expect(plugin.architecture, run(bin_dir / "corellm", "plugins", cwd=work))
+    shutil.rmtree(work / "checkpoint", ignore_errors=True)
+    run(python, "-c", plugin.make, cwd=work)
+    words = ["What is this?"] if plugin.media is None else [plugin.media, "What is this?"]
+    run(bin_dir / "corellm", "run", "checkpoint", *words, "--max-tokens", "4", cwd=work)
+    run(python, "-m", "pip", "uninstall", "--yes", plugin.distribution, cwd=work)
+    output = run(bin_dir / "corellm", "run", "checkpoint", "hello", cwd=work, status=1)
+    expect(f"no installed plugin serves {plugin.architecture}; install it: pip install {plugin.distribution}", output)
+
+
 def main() -> None:
     """Build, install, use, uninstall."""
     with tempfile.TemporaryDirectory(prefix="corellm-wheels-") as name:
         work = Path(name)
-        wheels = build_wheels(work / "dist") if (work / "dist").mkdir() is None else []
-        print("built", ", ".join(wheel.name for wheel in wheels))
+        (work / "dist").mkdir()
+        wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in build_wheels(work / "dist")}
+        print("built", ", ".join(wheel.name for wheel in wheels.values()))
         bin_dir = make_environment(work / "env")
-        run(bin_dir / "python", "-m", "pip", "install", "--no-index", *wheels, cwd=work)
-        run(bin_dir / "python", "-m", "pip", "check", cwd=work)
+        run(bin_dir / "python", "-m", "pip", "install", "--no-index", wheels["corellm"], cwd=work)
+        run(bin_dir / "python", "-c", MAKE_MEDIA, cwd=work)
+        for plugin in PLUGINS:
+            check_alone(plugin, wheels, bin_dir, work)
 
+        run(bin_dir / "python", "-m", "pip", "install", "--no-index", *wheels.values(), cwd=work)
+        run(bin_dir / "python", "-m", "pip", "check", cwd=work)
         location = run(bin_dir / "python", "-c", "import corellm; print(corellm.__file__)", cwd=work)
         expect(str(work / "env"), location)
-        expect("LlavaForConditionalGeneration", run(bin_dir / "corellm", "plugins", cwd=work))
-
-        checkpoint = work / "tiny"
-        make = f"from corellm_llava.tiny import make_tiny_checkpoint; make_tiny_checkpoint({str(checkpoint)!r})"
-        run(bin_dir / "python", "-c", make, cwd=work)
-        shutil.copy(next(iter(sorted((ROOT / "demo" / "pictures").glob("*.png")))), work / "picture.png")
-        run(bin_dir / "corellm", "run", checkpoint, "picture.png", "What shape?", "--max-tokens", "4", cwd=work)
-        answer = run(bin_dir / "corellm", "run", "demo", "picture.png", "Describe the picture.", cwd=work)
-        print("corellm run demo:", answer.strip())
-
-        run(bin_dir / "python", "-m", "pip", "uninstall", "--yes", "corellm-llava", cwd=work)
-        expect("pip install corellm-llava", run(bin_dir / "corellm", "run", checkpoint, "hello", cwd=work, status=1))
+        for model, media in (("demo", ROOT / "demo/pictures/407.png"), ("demo-video", work / "clip.mp4")):
+            answer = run(bin_dir / "corellm", "run", model, media, "Describe it.", cwd=work)
+            print(f"corellm run {model}:", answer.strip())
     print("wheels: 1 passed, 0 failed")
 
 

@@ -236,6 +236,7 @@ class InputProcessor:
         """Strings that tokenize to special or placeholder tokens, longest first."""
         placeholders = self.tokenizer.convert_ids_to_tokens(list(self.mm_processor.profile.placeholder_token_ids))
         literals = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens, *placeholders}
+        literals.discard(None)  # a placeholder that only the model's configuration knows: nobody can type it
         return sorted((literal for literal in literals if literal.strip()), key=lambda s: (-len(s), s))
 
     # --- parameters against the model -------------------------------------------------------------------------------

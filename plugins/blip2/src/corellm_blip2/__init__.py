@@ -1,0 +1,149 @@
+"""BLIP-2 for corellm: `Blip2ForConditionalGeneration` with a decoder for its text model (OPT).
+
+A picture becomes the outputs of the Q-Former's queries, always the same number, and they stand before the whole prompt,
+its BOS included; the text has no placeholder for them. One picture per prompt, as in training. Knows no
+encoder-decoder text model (T5), and not InstructBLIP, whose Q-Former reads the question too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from corellm.errors import CheckpointError
+from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
+from corellm.multimodal import MultiModalFieldConfig, PromptIndexTargets, PromptInsertion, dummy_images
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from corellm.multimodal import MultiModalItems
+
+__all__ = ["Blip2"]
+
+
+class Blip2:
+    """The adapter."""
+
+    contract = 1
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    @hookimpl
+    def load_model(self) -> None:
+        """Refuse what cannot be served, before a weight is read; the core's default then loads.
+
+        Raises:
+            CheckpointError: the text model is an encoder-decoder, there is no image token, or the processor and the
+                model disagree about the number of queries.
+        """
+        config, path = self.context.hf_config, self.context.model_path
+        if config.text_config.is_encoder_decoder:
+            raise CheckpointError(
+                f"{path}: the text model of this BLIP-2 is {config.text_config.model_type!r}, an encoder-decoder, and "
+                f"corellm runs decoders only; take a checkpoint with OPT (Salesforce/blip2-opt-2.7b), or run this one "
+                f"with transformers' own generate"
+            )
+        processor = self.context.hf_processor
+        if config.image_token_id is None:
+            token = processor.tokenizer.convert_tokens_to_ids(str(processor.image_token))
+            raise CheckpointError(
+                f"{path}: config.json names no image token, as in checkpoints from before there was one; take a newer "
+                f'revision, or add "image_token_index": {token} to it'
+            )
+        if processor.num_query_tokens not in (None, config.num_query_tokens):
+            raise CheckpointError(
+                f"{path}: num_query_tokens is {processor.num_query_tokens} in the processor's configuration and "
+                f"{config.num_query_tokens} in config.json; make the former what the model has"
+            )
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """One picture."""
+        return {"image": 1}
+
+    @hookimpl
+    def get_dummy_text(self) -> str:
+        """Nothing in the text stands for a picture."""
+        return ""
+
+    @hookimpl
+    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """Every picture is resized to the tower's size, so all are equally large."""
+        size = self.context.hf_config.vision_config.image_size
+        return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str) -> str | None:
+        """Nothing in the text, for chat templates too."""
+        return "" if modality == "image" else None
+
+    @hookimpl
+    def make_context(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, chat_template: str | None
+    ) -> ChatPrompt | None:
+        """The prompt for visual question answering: `Question: ... Answer: ... Question: ... Answer:`.
+
+        That is how BLIP-2 (Li et al. 2023, arXiv:2301.12597) asks, earlier turns with their answers first. Other roles'
+        text goes in as it is. A picture without any text is captioned: its prompt is empty.
+        """
+        if chat_template or self.context.hf_processor.chat_template or self.context.tokenizer.chat_template:
+            return None
+        turns: list[str] = []
+        media: dict[str, list[Any]] = {}
+        for message in messages:
+            text = ""
+            for part in message["content"]:
+                if part["type"] == "text":
+                    text += part["text"]
+                else:
+                    media.setdefault(part["type"], []).append(part[part["type"]])
+            if text := text.strip():
+                turns.append(_turn(message["role"], text))
+        if add_generation_prompt and turns:
+            turns.append("Answer:")
+        return ChatPrompt(" ".join(turns), media)
+
+    @hookimpl
+    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
+        """`pixel_values` is `[images, channels, height, width]`."""
+        return {"pixel_values": MultiModalFieldConfig.batched("image")}
+
+    @hookimpl
+    def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptInsertion]:
+        """An image token per query at the very start.
+
+        The number is the model's: processors of older checkpoints do not state it.
+        """
+        config = self.context.hf_config
+
+        def insertion(index: int) -> list[int]:
+            return [config.image_token_id] * (mm_items["image"].num_embeddings(index) or config.num_query_tokens)
+
+        return [PromptInsertion("image", PromptIndexTargets.start(), insertion)]
+
+    @hookimpl
+    def get_language_model(self, model: nn.Module) -> nn.Module:
+        """BLIP-2's own `get_decoder` gives the text model with its output layer; the decoder is inside."""
+        decoder: nn.Module = model.language_model.get_decoder()  # type: ignore[operator, union-attr]
+        return decoder
+
+    @hookimpl
+    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Tensor:
+        """Tower, Q-Former, projection: `[images, queries, hidden_size]`.
+
+        A request may ask for another `size`, so positions are interpolated; at the tower's own size they are its own.
+        """
+        features = model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)  # type: ignore[operator]
+        embeddings: Tensor = features.pooler_output
+        return embeddings
+
+
+def _turn(role: str, text: str) -> str:
+    """One message of a conversation."""
+    if role == "user":
+        return f"Question: {text}"
+    if role == "assistant":
+        return f"Answer: {text.removesuffix('.')}."
+    return text

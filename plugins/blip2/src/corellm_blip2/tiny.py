@@ -1,0 +1,87 @@
+"""A tiny random BLIP-2 checkpoint, written from nothing: for contract tests and anybody's experiments.
+
+Weights are spread wider than a default initialisation, so that wrong output shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+
+
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    text: Literal["opt", "t5"] = "opt",
+    embed_image_token: bool = True,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        text: the text model; T5, an encoder-decoder, is there to be refused.
+        embed_image_token: whether the embedding table has a row for the image token.
+        hidden_size, num_layers: of the text model.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    tokenizer = train_tokenizer([], bos="</s>", eos="</s>", pad="<pad>", add_bos=True)
+    text_vocabulary = len(tokenizer)
+    processor = transformers.Blip2Processor(  # adds the image token, last
+        transformers.BlipImageProcessorPil(size={"height": 56, "width": 56}), tokenizer, num_query_tokens=8
+    )
+    config = transformers.Blip2Config(
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        qformer_config={
+            "vocab_size": 50,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+        text_config=_text_config(text, tokenizer, text_vocabulary + int(embed_image_token), hidden_size, num_layers),
+        num_query_tokens=8,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        tie_word_embeddings=True,  # OPT's are; the spread of the weights depends on it
+    )
+    model = transformers.Blip2ForConditionalGeneration(config)
+    randomize_weights(model, seed)
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+def _text_config(text: str, tokenizer: Any, vocab_size: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
+    """Of the text model, with four heads."""
+    common = {"model_type": text, "vocab_size": vocab_size}
+    common |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    if text == "t5":
+        sizes = {"d_model": hidden_size, "d_kv": hidden_size // 4, "d_ff": 2 * hidden_size, "num_layers": num_layers}
+        return {**common, **sizes, "num_heads": 4, "decoder_start_token_id": tokenizer.pad_token_id}
+    return {
+        **common,
+        "hidden_size": hidden_size,
+        "word_embed_proj_dim": hidden_size,
+        "ffn_dim": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 1024,
+        "bos_token_id": tokenizer.bos_token_id,
+    }

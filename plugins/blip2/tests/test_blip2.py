@@ -1,0 +1,331 @@
+"""BLIP-2's processing is the Hugging Face processor's on text and picture together; what it cannot serve is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from corellm import LLM, SamplingParams
+from corellm.errors import (
+    AlreadyExpandedError,
+    CheckpointError,
+    EmbeddingCountError,
+    ItemLimitError,
+    ProcessorKwargsError,
+    SurplusPlaceholderError,
+    UnsupportedModalityError,
+)
+from corellm_blip2.tiny import make_tiny_checkpoint
+
+QUERIES = 8
+GREEDY = SamplingParams(temperature=0, max_tokens=8, min_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one, not to be written to."""
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("blip2"))
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> Iterator[LLM]:
+    """It, loaded."""
+    with LLM(str(checkpoint), dtype="float32") as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def processor(checkpoint: Path) -> Any:
+    """The oracle of processing."""
+    return transformers.AutoProcessor.from_pretrained(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Any:
+    """The oracle of answers."""
+    return transformers.Blip2ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+def picture(width: int = 40, height: int = 30, seed: int = 1) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def tokens(llm: LLM, prompt: Any) -> list[int]:
+    """A greedy answer."""
+    return llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change entries of a JSON object; None removes one."""
+    stored = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in stored.items() if value is not None}))
+
+
+# --- processing -------------------------------------------------------------------------------------------------------
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=30)
+pictures = st.builds(picture, st.integers(1, 200), st.integers(1, 200), st.integers(0, 1000))
+options = st.sampled_from([{}, {"do_normalize": False}, {"size": {"height": 84, "width": 112}}, {"resample": 0}])
+
+
+@given(text=words, image=st.none() | pictures, kwargs=options)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_equals_the_hf_processor(llm: LLM, processor: Any, text: str, image: Any, kwargs: dict[str, Any]) -> None:
+    """Random text (none too), a picture of random size or none, arguments of the request."""
+    if image is None:
+        text, kwargs = "x" + text, {}
+    want = processor(text=text, images=image, return_tensors="pt", **kwargs)
+    media = {"multi_modal_data": {} if image is None else {"image": image}, "mm_processor_kwargs": kwargs}
+    for prompt in ({"prompt": text}, {"prompt_token_ids": processor.tokenizer(text)["input_ids"]}):
+        got = llm.engine.input_processor.process({**prompt, **media})
+        assert got.token_ids == want["input_ids"][0].tolist()
+        assert len(got.features) == (image is not None)
+        for feature in got.features:
+            assert torch.equal(feature.data["pixel_values"].data, want["pixel_values"][0])
+            assert (feature.placeholder.offset, feature.placeholder.length) == (0, QUERIES)
+
+
+def test_image_tokens_before_bos(llm: LLM, processor: Any) -> None:
+    """The layout, written out."""
+    got = llm.engine.input_processor.process({"prompt": "yes", "multi_modal_data": {"image": picture()}})
+    tokenizer = processor.tokenizer
+    assert tokenizer.convert_ids_to_tokens(got.token_ids)[: QUERIES + 1] == ["<image>"] * QUERIES + ["</s>"]
+    assert tokenizer.decode(got.token_ids[QUERIES + 1 :]) == "yes"
+
+
+def test_processor_arguments_change_the_identity(llm: LLM) -> None:
+    """Arguments of a request are part of the item's identity; unknown ones are refused by name."""
+    process = llm.engine.input_processor.process
+    prompt = {"prompt": "", "multi_modal_data": {"image": picture()}}
+    plain = process(prompt).features[0]
+    other = process({**prompt, "mm_processor_kwargs": {"do_normalize": False}}).features[0]
+    assert plain.identifier != other.identifier
+    with pytest.raises(ProcessorKwargsError, match=r"does not take 'sise'.*size"):
+        process({**prompt, "mm_processor_kwargs": {"sise": 1}})
+
+
+def test_one_picture_per_prompt(llm: LLM) -> None:
+    """Three pictures are refused with the limit, in a prompt and spread over a conversation."""
+    three = [picture(seed=i) for i in range(3)]
+    with pytest.raises(ItemLimitError, match=r"3 images in the request, at most 1 allowed per prompt; send fewer$"):
+        llm.generate({"prompt": "x", "multi_modal_data": {"image": three}}, use_tqdm=False)
+    with pytest.raises(ItemLimitError, match="3 images"):
+        llm.chat([{"role": "user", "content": [{"type": "image", "image": p}]} for p in three], use_tqdm=False)
+
+
+def test_image_tokens_in_the_text_are_refused(llm: LLM, processor: Any) -> None:
+    """What the user writes as `<image>` stands for no picture; a prompt that HF expanded already says so."""
+    process = llm.engine.input_processor.process
+    media = {"multi_modal_data": {"image": picture()}}
+    with pytest.raises(SurplusPlaceholderError, match="<image>"):
+        process({"prompt": "<image> what?", **media})
+    expanded = processor(text="what?", images=picture())["input_ids"][0]
+    with pytest.raises(AlreadyExpandedError):
+        process({"prompt_token_ids": expanded, **media})
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_empty_prompt_captions(llm: LLM, processor: Any, reference: Any) -> None:
+    """Without a prompt: what transformers answers when given pixels alone, in a chat too."""
+    pixels = processor(images=picture(), return_tensors="pt")["pixel_values"]
+    want = reference.generate(pixels, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, -8:].tolist()
+    assert tokens(llm, {"prompt": "", "multi_modal_data": {"image": picture()}}) == want
+    message = {"role": "user", "content": [{"type": "image", "image": picture()}]}
+    assert llm.chat([message], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == want
+
+
+def test_precomputed_embeddings(llm: LLM, processor: Any, reference: Any) -> None:
+    """The Q-Former's output in place of the picture gives the same answer."""
+    pixels = processor(images=picture(), return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        embeddings = reference.get_image_features(pixels).pooler_output[0].clone()
+    assert embeddings.shape == (QUERIES, 64)
+    media: list[dict[str, Any]] = [{"image": picture()}, {"image_embeds": [embeddings]}]
+    answers = [tokens(llm, {"prompt": "what?", "multi_modal_data": data}) for data in media]
+    assert answers[0] == answers[1]
+
+
+def test_sample_photographs(llm: LLM, processor: Any, reference: Any) -> None:
+    """Real photographs, answered as transformers answers."""
+    from sklearn.datasets import load_sample_images
+
+    answers = []
+    for pixels in load_sample_images().images:
+        photograph, text = Image.fromarray(pixels), "Question: What is in the picture? Answer:"
+        inputs = processor(text=text, images=photograph, return_tensors="pt")
+        want = reference.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, -8:].tolist()
+        answers.append(tokens(llm, {"prompt": text, "multi_modal_data": {"image": photograph}}))
+        assert answers[-1] == want
+    assert answers[0] != answers[1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(checkpoint: Path, reference: Any, processor: Any, dtype: str) -> None:
+    """The Q-Former, which transformers keeps in float32 beside float16, takes and gives the model's type."""
+    with LLM(str(checkpoint), dtype=dtype) as llm:
+        prompt = {"prompt": "what?", "multi_modal_data": {"image": picture()}}
+        answer = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, logprobs=0), use_tqdm=False)[0]
+    with torch.inference_mode():
+        logits = reference(**processor(text="what?", images=picture(), return_tensors="pt")).logits[0, -1]
+    token = answer.outputs[0].token_ids[0]
+    got = answer.outputs[0].logprobs[0][token].logprob
+    assert got == pytest.approx(torch.log_softmax(logits, -1)[token].item(), abs=0.15)
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [p if isinstance(p, str) else {"type": "image", "image": p} for p in parts]}
+
+
+def says(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+CONVERSATIONS = {
+    "one turn": ([user(picture(), "which city?")], "Question: which city? Answer:"),
+    "picture last, parts joined": ([user("which ", "city?\n", picture())], "Question: which city? Answer:"),
+    "earlier turns": (
+        [user(picture(), "which city?"), says("assistant", "singapore\n"), user("why?")],
+        "Question: which city? Answer: singapore. Question: why? Answer:",
+    ),
+    "one full stop": (
+        [user("where?", picture()), says("assistant", "Asia."), user("why?")],
+        "Question: where? Answer: Asia. Question: why? Answer:",
+    ),
+    "system": ([says("system", "Be brief."), user(picture(), "why?")], "Be brief. Question: why? Answer:"),
+    "picture, then question": ([user(picture()), user("why {}?")], "Question: why {}? Answer:"),
+    "caption": ([user(picture())], ""),
+    "no picture": ([user("why?")], "Question: why? Answer:"),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_conversations(llm: LLM, processor: Any, name: str) -> None:
+    """The published prompt; its tokens are the processor's."""
+    messages, text = CONVERSATIONS[name]
+    got = llm.engine.input_processor.process_chat(messages)
+    assert got.text == text
+    images = picture() if got.features else None
+    assert got.token_ids == processor(text=text, images=images)["input_ids"][0]
+    assert len(got.features) == (name != "no picture")
+
+
+def test_conversation_without_the_answer_begun(llm: LLM) -> None:
+    """`add_generation_prompt=False` leaves out the last `Answer:`."""
+    got = llm.engine.input_processor.process_chat([user(picture(), "why?")], add_generation_prompt=False)
+    assert got.text == "Question: why?"
+
+
+def test_special_tokens_in_a_conversation_stay_text(llm: LLM, processor: Any) -> None:
+    """A user who types an image token or an end of text gets neither."""
+    got = llm.engine.input_processor.process_chat([user(picture(), "what is <image> or </s>?")])
+    tokenizer = processor.tokenizer
+    text = tokenizer.decode(got.token_ids[QUERIES + 1 :])
+    assert text == "Question: what is <image> or </s>? Answer:"
+    special = tokenizer.convert_tokens_to_ids(["<image>", "</s>"])
+    assert not set(special) & set(got.token_ids[QUERIES + 1 :])
+
+
+def test_other_media_are_refused(llm: LLM) -> None:
+    """A video is not dropped."""
+    video = {"role": "user", "content": [{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "what?"}]}
+    with pytest.raises(UnsupportedModalityError, match="'video'"):
+        llm.engine.input_processor.process_chat([video])
+
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+
+
+def test_chat_templates_come_first(llm: LLM, checkpoint: Path, tmp_path: Path) -> None:
+    """The operator's template is honoured, and so is one that a checkpoint has; no picture is lost."""
+    messages = [user(picture(), "why?")]
+    got = llm.engine.input_processor.process_chat(messages, chat_template=TEMPLATE)
+    assert (got.text, len(got.features)) == ("[user]why?", 1)
+    path = make_tiny_checkpoint(tmp_path)
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    with LLM(str(path), dtype="float32") as other:
+        got = other.engine.input_processor.process_chat(messages)
+    assert (got.text, len(got.features)) == ("[user]why?", 1)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_t5_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    """An encoder-decoder: the error says so and what to do."""
+    path = make_tiny_checkpoint(tmp_path, text="t5")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"'t5', an encoder-decoder, .* take a checkpoint with OPT"):
+        LLM(str(path))
+
+
+def test_checkpoint_from_before_the_image_token(llm: LLM, tmp_path: Path) -> None:
+    """Neither tokenizer, processor nor configuration knows the image: refused, and served once the advice is taken."""
+    path = make_tiny_checkpoint(tmp_path)
+    added = json.loads((path / "tokenizer.json").read_text())["added_tokens"]
+    edit(path / "tokenizer.json", added_tokens=[token for token in added if token["content"] != "<image>"])
+    edit(path / "processor_config.json", num_query_tokens=None)
+    edit(path / "config.json", image_token_index=None)
+    with pytest.raises(CheckpointError, match='add "image_token_index": 400 to it'):
+        LLM(str(path))
+    edit(path / "config.json", image_token_index=400)
+    prompt = {"prompt": "what?", "multi_modal_data": {"image": picture()}}
+    with LLM(str(path), dtype="float32") as old:
+        assert tokens(old, prompt) == tokens(llm, prompt)
+        assert old.chat([user(picture(), "why <image>?")], GREEDY, use_tqdm=False)[0].finished
+
+
+def test_processor_and_model_that_disagree(tmp_path: Path) -> None:
+    """A number of queries that is not the model's is refused, with both numbers."""
+    path = make_tiny_checkpoint(tmp_path)
+    edit(path / "processor_config.json", num_query_tokens=4)
+    with pytest.raises(CheckpointError, match=r"4 in the processor's configuration and 8 in config\.json"):
+        LLM(str(path))
+
+
+def test_projected_word_embeddings_are_refused(tmp_path: Path) -> None:
+    """OPT with word embeddings of another width (its 350M): the Q-Former's output does not fit among them.
+
+    Transformers builds it and writes cut rows into the prompt.
+    """
+    path = make_tiny_checkpoint(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(path)
+    config.text_config.word_embed_proj_dim = 32
+    transformers.Blip2ForConditionalGeneration(config).save_pretrained(path)
+    with pytest.raises(EmbeddingCountError, match=r"width 32, .* shape \(8, 64\)"):
+        LLM(str(path))
+
+
+@pytest.mark.parametrize("text", ["opt", "t5"])
+def test_tiny_checkpoint_is_deterministic(tmp_path: Path, text: Any) -> None:
+    """Same seed, same files; another seed, other weights."""
+    files = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_tiny_checkpoint(tmp_path / name, seed, text=text)
+        files.append({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()})
+    assert files[0] == files[1]
+    assert files[0]["model.safetensors"] != files[2]["model.safetensors"]
+
+
+def test_import_is_light() -> None:
+    """Importing the adapter imports neither torch nor transformers."""
+    code = "import sys, corellm_blip2; print(sorted({'torch', 'transformers', 'PIL', 'numpy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
