@@ -1,0 +1,156 @@
+"""Fuyu for corellm: `FuyuForCausalLM`, a Persimmon decoder that reads a picture's patches as it reads words.
+
+A prompt has no placeholder. The picture goes before it, row by row: an image token per patch, a newline token after
+each row, and `<s>` at the end; only the image tokens take embeddings, one linear layer's. After the prompt comes the
+beginning-of-answer token. Prompts without a picture are as the tokenizer makes them.
+
+How pictures are fitted and cut, and where tokens go, is `FuyuProcessor`'s of transformers 5.17. It pairs each text with
+one picture and takes a second one's patches for more of the first, so one picture per prompt is the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from corellm.errors import CorellmError, EmbeddingInputError, ProcessorKwargsError
+from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
+from corellm.multimodal import (
+    EmbeddingItems,
+    MultiModalFieldConfig,
+    MultiModalKwargsItem,
+    PromptIndexTargets,
+    PromptInsertion,
+    PromptUpdateDetails,
+    dummy_images,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from corellm.multimodal import MultiModalItems
+
+__all__ = ["Fuyu"]
+
+_BEGIN_TEXT = "<s>"
+_BEGIN_ANSWER = "<0x04>"
+
+
+class Fuyu:
+    """The adapter."""
+
+    contract = 1
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """One picture."""
+        return {"image": 1}
+
+    @hookimpl
+    def get_dummy_text(self) -> str:
+        """Nothing stands for a picture."""
+        return ""
+
+    @hookimpl
+    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """As large as pictures may be: larger ones are shrunk, smaller ones have no more rows nor longer ones."""
+        from transformers.image_processing_utils import get_size_dict
+
+        limit = self.context.mm_processor_kwargs.get("size", self.context.hf_processor.image_processor.size)
+        size = get_size_dict(limit)
+        width, height = (size.get(side, 1) for side in ("width", "height"))  # other forms are refused with the dummy
+        return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height)}
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str) -> str | None:
+        """Nothing, wherever in the conversation the picture is."""
+        return "" if modality == "image" else None
+
+    @hookimpl
+    def make_context(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, chat_template: str | None
+    ) -> ChatPrompt | None:
+        r"""Without a template, as Fuyu was trained: `question\n`, then the answer after its token."""
+        if chat_template or self.context.tokenizer.chat_template:
+            return None
+        media: dict[str, list[Any]] = {}
+        prompt = ""
+        for message in messages:
+            if message["role"] == "assistant":
+                prompt += _BEGIN_ANSWER
+            for part in message["content"]:
+                if part["type"] == "text":
+                    prompt += part["text"]
+                else:
+                    media.setdefault(part["type"], []).append(part[part["type"]])
+            prompt = prompt.removesuffix("\n") + "\n"
+        if add_generation_prompt and "image" not in media:  # prompts with a picture get it anyway
+            prompt += _BEGIN_ANSWER
+        return ChatPrompt(prompt, media)
+
+    @hookimpl
+    def apply_hf_processor_tokens_only(self, token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
+        """Beside a picture the tokenizer's own prefix is left out, and the answer begins."""
+        if not mm_counts:
+            return token_ids
+        tokenizer = self.context.tokenizer
+        prefix = tokenizer("")["input_ids"]
+        if prefix and token_ids[: len(prefix)] == prefix:
+            token_ids = token_ids[len(prefix) :]
+        answer: list[int] = tokenizer(_BEGIN_ANSWER, add_special_tokens=False)["input_ids"]
+        return [*token_ids, answer[-1]] if token_ids else answer  # alone, it has the tokenizer's word mark before it
+
+    @hookimpl(wrapper=True)
+    def call_hf_processor(
+        self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
+    ) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
+        """The grid of patches `[1, rows, columns, values]`, which the processor flattens (a single one altogether)."""
+        try:
+            outputs = yield
+        except Exception as error:
+            if isinstance(error, CorellmError) or not mm_kwargs:
+                raise
+            width, height = mm_data["image"][0].size
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: {dict(mm_kwargs)} does not do for a picture of {width} x {height} pixels: "
+                f"{' '.join(str(error).split())}; size is {{'height': ..., 'width': ...}} in whole patches",
+                modality="image", got=dict(mm_kwargs),
+            ) from error  # fmt: skip
+        patches = outputs["image_patches"]
+        rows = int((outputs["input_ids"] == self.context.hf_processor.image_newline_id).sum())
+        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])}
+
+    @hookimpl
+    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
+        """One grid of patches per picture."""
+        return {"image_patches": MultiModalFieldConfig.batched("image")}
+
+    @hookimpl
+    def get_prompt_updates(
+        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[PromptInsertion]:
+        """The picture's block before the prompt."""
+        if isinstance(mm_items["image"], EmbeddingItems):
+            raise EmbeddingInputError(
+                "image 0: Fuyu marks the rows of a picture, and embeddings do not say how long they are; give the "
+                "picture itself",
+                modality="image", item=0,
+            )  # fmt: skip
+        processor = self.context.hf_processor
+        begin_text = self.context.tokenizer.convert_tokens_to_ids(_BEGIN_TEXT)
+
+        def block(index: int) -> PromptUpdateDetails:
+            rows, columns = out_mm_kwargs["image"][index]["image_patches"].data.shape[:2]
+            row = [processor.image_token_id] * columns + [processor.image_newline_id]
+            return PromptUpdateDetails.select_token_id([*row * rows, begin_text], processor.image_token_id)
+
+        return [PromptInsertion("image", PromptIndexTargets.start(), block)]
+
+    @hookimpl
+    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """One linear layer: `[patches, hidden_size]` per picture."""
+        embed = model.get_submodule("model.vision_embed_tokens")
+        return [embed(patches.flatten(0, 1)) for patches in mm_kwargs["image_patches"]]

@@ -1,0 +1,103 @@
+"""A tiny random Fuyu checkpoint, written from nothing: for contract tests and anybody's experiments.
+
+Its tokenizer is of the original's kind: a Unigram model that marks words with U+2581, knows the family's tokens as
+ordinary pieces, falls back to bytes, and begins every text with `|ENDOFTEXT|`. Weights are spread wider than a default
+initialisation, so that wrong output shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from corellm.testing.checkpoints import randomize_weights
+
+_WORD_MARK = "\u2581"
+_END = "|ENDOFTEXT|"
+_FAMILY = ("<unk>", "<s>", "|SPEAKER|", "|NEWLINE|", _END)
+_SENTENCES = (
+    "What shape is in the picture? A red circle, a blue square, a green triangle. How many objects are there? "
+    "Generate a coco-style caption. Describe the image: yes no left right above below one two three four five. "
+    "The quick brown fox jumps over the lazy dog."
+)
+_PATCH = 30
+
+
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    max_height: int = 210,
+    max_width: int = 240,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        max_height, max_width: what larger pictures are shrunk to fit into, in pixels; multiples of 30, the patch.
+        hidden_size, num_layers: of the decoder.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    tokenizer = _make_tokenizer()
+    text_config = transformers.PersimmonConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        max_position_embeddings=1024,
+        bos_token_id=tokenizer.convert_tokens_to_ids("<s>"),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config = transformers.FuyuConfig(
+        text_config=text_config,
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        patch_size=_PATCH,
+        image_token_id=tokenizer.convert_tokens_to_ids("|SPEAKER|"),
+        bos_token_id=text_config.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = transformers.FuyuForCausalLM(config)
+    randomize_weights(model, seed)
+    image_processor = transformers.FuyuImageProcessorPil(size={"height": max_height, "width": max_width})
+    model.save_pretrained(path)
+    transformers.FuyuProcessor(image_processor, tokenizer).save_pretrained(path)
+    return path
+
+
+def _make_tokenizer() -> Any:
+    """Family tokens, bytes, the words of a few sentences, and single characters."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = Counter(_WORD_MARK + word for word in _SENTENCES.split())
+    characters = [_WORD_MARK, *map(chr, range(ord("!"), ord("~") + 1))]
+    total = words.total() + len(characters)
+    vocab = [(piece, 0.0) for piece in (*_FAMILY, *(f"<0x{byte:02X}>" for byte in range(256)))]
+    vocab += [(word, math.log(count / total)) for word, count in words.items()]
+    vocab += [(character, math.log(1 / total)) for character in characters]
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_WORD_MARK), normalizers.Replace(" ", _WORD_MARK)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special_tokens = [(_END, _FAMILY.index(_END))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{_END} $A", special_tokens=special_tokens)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=_END, eos_token=_END, pad_token="<unk>", unk_token="<unk>"
+    )
+    fast.model_input_names = ["input_ids", "attention_mask"]
+    return fast

@@ -1,0 +1,283 @@
+"""Fuyu's processing is the Hugging Face processor's on text and picture together: same token ids, same tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from corellm import LLM, SamplingParams
+from corellm.errors import (
+    AlreadyExpandedError,
+    EmbeddingInputError,
+    ItemLimitError,
+    PlaceholderError,
+    ProcessorKwargsError,
+    UnsupportedModalityError,
+)
+from corellm_fuyu.tiny import make_tiny_checkpoint
+
+QUESTION = "What shape is in the picture?\n"
+ANSWER = "<0x04>"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A tiny Fuyu, loaded."""
+    with LLM(str(make_tiny_checkpoint(tmp_path_factory.mktemp("fuyu"))), dtype="float32") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def processor(llm: LLM) -> Any:
+    """The Hugging Face processor of the same checkpoint: the oracle."""
+    return transformers.AutoProcessor.from_pretrained(llm.engine.context.model_path)
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def process(llm: LLM, prompt: Any, *pictures: Image.Image, **kwargs: Any) -> Any:
+    """Our processing of one request; `prompt` is text or token ids."""
+    key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    return llm.engine.input_processor.process(
+        {key: prompt, "multi_modal_data": {"image": list(pictures)}, "mm_processor_kwargs": kwargs}
+    )
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Our processing against the Hugging Face processor's output for the same text and picture."""
+    assert got.token_ids == want["input_ids"][0].tolist()
+    (feature,) = got.features
+    patches = feature.data["image_patches"].data
+    want_patches = want["image_patches"].reshape(-1, 30 * 30 * 3)  # a single patch loses its dimension there
+    assert torch.equal(patches.flatten(0, 1), want_patches)
+    assert feature.placeholder.num_embeds == len(want_patches)
+
+
+sides = st.integers(1, 400)
+shapes = st.tuples(sides, sides).filter(lambda shape: max(shape) <= 200 * min(shape))
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=20)
+
+
+@given(text=texts | st.just(QUESTION), shape=shapes, seed=st.integers(0, 1000))
+@settings(max_examples=80, deadline=None)
+def test_equals_the_hf_processor(llm: LLM, processor: Any, text: str, shape: tuple[int, int], seed: int) -> None:
+    """Any text (empty too) and a picture of any size; as token ids, too, with the tokenizer's prefix or without."""
+    image = picture(*shape, seed)
+    want = processor(text=text, images=image, return_tensors="pt")
+    tokenizer = processor.tokenizer
+    for prompt in (text, tokenizer(text)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]):
+        assert_same(process(llm, prompt, image), want)
+
+
+@given(text=texts.filter(bool))
+@settings(max_examples=40, deadline=None)
+def test_text_alone_equals_the_hf_processor(llm: LLM, processor: Any, text: str) -> None:
+    """Nothing is added beside what the tokenizer adds."""
+    assert process(llm, text).token_ids == processor(text=text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "rows", "columns"),
+    [(100, 50, 2, 4), (30, 30, 1, 1), (1, 1, 1, 1), (31, 30, 1, 2), (240, 210, 7, 8), (2400, 2100, 7, 8),
+     (2000, 10, 1, 8), (10, 2000, 7, 1), (241, 210, 7, 8), (500, 600, 7, 6)],
+)  # fmt: skip
+def test_layout(llm: LLM, processor: Any, width: int, height: int, rows: int, columns: int) -> None:
+    """Rows of image tokens that end with a newline token, `<s>`, the prompt, the answer; embeddings at image tokens."""
+    got = process(llm, QUESTION, picture(width, height))
+    row = ["|SPEAKER|"] * columns + ["|NEWLINE|"]
+    block = [*row * rows, "<s>"]
+    tokens = processor.tokenizer.convert_ids_to_tokens(got.token_ids)
+    assert tokens == [*block, *processor.tokenizer.tokenize(QUESTION, add_special_tokens=False), ANSWER]
+    (feature,) = got.features
+    assert (feature.placeholder.offset, feature.placeholder.length) == (0, len(block))
+    assert feature.placeholder.is_embed == tuple(token == "|SPEAKER|" for token in block)
+    assert tuple(feature.data["image_patches"].data.shape) == (rows, columns, 30 * 30 * 3)
+    assert len(block) <= llm.engine.input_processor.mm_processor.profile.max_tokens["image"]
+
+
+@pytest.mark.parametrize("size", [{"height": 60, "width": 90}, {"height": 90, "width": 300}, 330, [60, 90]])
+def test_dummy_is_the_worst_case(llm: LLM, size: Any) -> None:
+    """With the operator's own size, too, the dummy takes as many tokens as any picture can."""
+    path = llm.engine.context.model_path
+    with LLM(str(path), dtype="float32", mm_processor_kwargs={"size": size}) as other:
+        most = other.engine.input_processor.mm_processor.profile.max_tokens["image"]
+        lengths = [
+            process(other, QUESTION, picture(*shape)).features[0].placeholder.length
+            for shape in ((1, 1), (90, 60), (300, 90), (330, 330), (500, 600), (600, 500), (18, 900), (900, 18))
+        ]
+    assert max(lengths) == most
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"size": {"height": 60, "width": 60}},
+        {"size": {"height": 900, "width": 900}},
+        {"size": 90},
+        {"do_normalize": False, "do_rescale": False},
+        {"image_mean": [0.1, 0.2, 0.3], "image_std": 0.3},
+        {"resample": 0},
+        {"padding_value": 0.0},
+        {"padding_mode": "edge"},
+        {"do_resize": False},
+    ],
+    ids=str,
+)
+def test_processor_arguments(llm: LLM, processor: Any, kwargs: dict[str, Any]) -> None:
+    """A request's `mm_processor_kwargs` mean what they mean to the Hugging Face processor, and are part of identity."""
+    image = picture(300, 270)
+    got = process(llm, QUESTION, image, **kwargs)
+    assert_same(got, processor(text=QUESTION, images=image, return_tensors="pt", **kwargs))
+    assert got.features[0].identifier != process(llm, QUESTION, image).features[0].identifier
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"min_pixels": 100},
+        {"size": {"height": 50, "width": 70}},
+        {"size": {"shortest_edge": 60}},
+        {"size": {"height": 60}},
+        {"size": {"height": -60, "width": 60}},
+        {"size": "large"},
+        {"do_pad": False},
+        {"image_mean": [0.1, 0.2]},
+        {"patch_size": {"height": 15, "width": 15}},
+    ],
+    ids=str,
+)
+def test_impossible_processor_arguments(llm: LLM, kwargs: dict[str, Any]) -> None:
+    """One line that names the argument, and the engine goes on."""
+    with pytest.raises(ProcessorKwargsError, match=f"^mm_processor_kwargs.*{next(iter(kwargs))}") as caught:
+        process(llm, QUESTION, picture(100, 50), **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_picture_per_prompt(llm: LLM) -> None:
+    """The Hugging Face processor mixes up the patches of two; here a second one is refused."""
+    with pytest.raises(ItemLimitError, match=r"2 images.*at most 1"):
+        process(llm, QUESTION, picture(40, 40), picture(40, 40))
+
+
+def test_embeddings_are_refused(llm: LLM) -> None:
+    """How many rows of which length they are, they do not say."""
+    hidden_size = llm.engine.context.hf_config.text_config.hidden_size
+    prompt = {"prompt": QUESTION, "multi_modal_data": {"image_embeds": [torch.zeros(4, hidden_size)]}}
+    with pytest.raises(EmbeddingInputError, match=r"image 0: .*give the picture itself"):
+        llm.engine.input_processor.process(prompt)
+
+
+@pytest.mark.parametrize("pictures", [0, 1])
+def test_nobody_writes_image_tokens(llm: LLM, pictures: int) -> None:
+    """An image token in a prompt, as text or as an id, is refused: it would take another's embedding, or none."""
+    images = [picture(100, 50)] * pictures
+    token = llm.engine.context.hf_config.image_token_id
+    for prompt in ("Look: |SPEAKER| there", [token], [9, token, 9]):
+        with pytest.raises(PlaceholderError, match=r"\|SPEAKER\|"):
+            process(llm, prompt, *images)
+
+
+def test_expanded_prompts_are_refused(llm: LLM, processor: Any) -> None:
+    """What the Hugging Face processor made of a picture is not expanded again."""
+    image = picture(100, 50)
+    ids = processor(text=QUESTION, images=image, return_tensors="pt")["input_ids"][0].tolist()
+    with pytest.raises(AlreadyExpandedError):
+        process(llm, ids, image)
+
+
+def chat_tokens(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> tuple[list[str], int]:
+    """A conversation's tokens, and how many pictures it has."""
+    got = llm.engine.input_processor.process_chat(messages, **options)
+    return llm.engine.context.tokenizer.convert_ids_to_tokens(got.token_ids), len(got.features)
+
+
+def test_chat_with_a_picture(llm: LLM, processor: Any) -> None:
+    """A question about a picture, wherever it stands among the parts, is the prompt that Fuyu was trained on."""
+    image = picture(100, 50)
+    want = processor(text=QUESTION, images=image, return_tensors="pt")
+    text, media = {"type": "text", "text": QUESTION.strip()}, {"type": "image", "image": image}
+    for content in ([text, media], [media, text]):
+        assert_same(llm.engine.input_processor.process_chat([{"role": "user", "content": content}]), want)
+    assert llm.chat([{"role": "user", "content": [text, media]}], SamplingParams(max_tokens=3), use_tqdm=False)
+
+
+def test_chat_turns(llm: LLM) -> None:
+    """Every answer follows its token, also without a picture; special tokens that people type stay text."""
+    tokens, count = chat_tokens(
+        llm,
+        [
+            {"role": "user", "content": "A |SPEAKER| circle?"},
+            {"role": "assistant", "content": "yes"},
+            {"role": "user", "content": "no\n"},
+        ],
+    )
+    assert count == 0
+    assert tokens.count(ANSWER) == 2
+    assert tokens[-1] == ANSWER
+    assert tokens.count("<0x0A>") == 3
+    assert tokens.count("|ENDOFTEXT|") == 1
+    assert "|SPEAKER|" not in tokens
+    assert chat_tokens(llm, [{"role": "user", "content": "no"}], add_generation_prompt=False)[0][-1] == "<0x0A>"
+
+
+def test_chat_with_a_template(llm: LLM) -> None:
+    """A template goes first; a picture adds nothing to its text."""
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}!"
+    content = [{"type": "image", "image": picture(30, 30)}, {"type": "text", "text": "A"}]
+    tokens, count = chat_tokens(llm, [{"role": "user", "content": content}], chat_template=template)
+    assert (tokens, count) == (["|SPEAKER|", "|NEWLINE|", "<s>", "▁A", "!", ANSWER], 1)
+
+
+def test_chat_limits(llm: LLM) -> None:
+    """Two pictures in a conversation, or a video, are refused by name."""
+    part = {"type": "image", "image": picture(30, 30)}
+    with pytest.raises(ItemLimitError, match="2 images"):
+        chat_tokens(llm, [{"role": "user", "content": [part]}, {"role": "user", "content": [part]}])
+    with pytest.raises(UnsupportedModalityError, match="video"):
+        chat_tokens(llm, [{"role": "user", "content": [{"type": "video", "video": b"x"}]}])
+
+
+@pytest.mark.parametrize("photograph", [None, 0, 1])
+def test_answers_as_transformers(llm: LLM, processor: Any, photograph: int | None) -> None:
+    """Real photographs, and a picture of one patch, are answered as transformers answers."""
+    from sklearn.datasets import load_sample_images
+
+    image = picture(25, 20) if photograph is None else Image.fromarray(load_sample_images().images[photograph])
+    inputs = processor(text=QUESTION, images=image, return_tensors="pt")
+    inputs["image_patches"] = inputs["image_patches"].reshape(1, -1, 30 * 30 * 3)
+    path: Path = llm.engine.context.model_path
+    reference = transformers.FuyuForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    want = reference.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    prompt = {"prompt": QUESTION, "multi_modal_data": {"image": image}}
+    got = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, min_tokens=8), use_tqdm=False)
+    assert got[0].outputs[0].token_ids == want[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_import_is_light() -> None:
+    """Listing plugins imports the adapter, and must import neither torch nor transformers."""
+    code = "import sys, corellm_fuyu; print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_tiny_checkpoint_is_deterministic(tmp_path: Path, seed: int) -> None:
+    """Same seed, same files; another seed, other weights."""
+    files = []
+    for name, s in (("a", seed), ("b", seed), ("c", seed + 1)):
+        make_tiny_checkpoint(tmp_path / name, s)
+        files.append({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()})
+    assert files[0] == files[1]
+    assert files[0]["model.safetensors"] != files[2]["model.safetensors"]
