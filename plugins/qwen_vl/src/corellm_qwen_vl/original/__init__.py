@@ -1,0 +1,160 @@
+"""The original Qwen-VL for corellm: `QWenLMHeadModel`, whose checkpoints bring code of their own that is never run.
+
+A picture of any shape is squeezed to 448 x 448 pixels and becomes 256 embeddings between `<img>` and `</img>`.
+Configuration, tokenizer, processor and vision tower are here; the text decoder is transformers' Qwen2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from corellm.errors import CheckpointError
+from corellm.hookspecs import ChatPrompt, LoadConfig, ModelContext, hookimpl
+from corellm.multimodal import (
+    MultiModalFieldConfig,
+    MultiModalItems,
+    PromptReplacement,
+    PromptUpdateDetails,
+    dummy_images,
+)
+from corellm_qwen_vl.original.chat import make_context, placeholder
+from corellm_qwen_vl.original.config import load_config as load_qwen_vl_config
+from corellm_qwen_vl.original.tokenizer import (
+    END_OF_TEXT,
+    IM_END,
+    IM_START,
+    IMAGE_END,
+    IMAGE_PAD,
+    IMAGE_START,
+    load_tokenizer,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["QwenVL"]
+
+
+class QwenVL:
+    """The adapter."""
+
+    contract = 1
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    @staticmethod
+    @hookimpl
+    def register_config() -> Callable[..., Any]:
+        """Ours; transformers knows no `qwen`."""
+        return load_qwen_vl_config
+
+    @staticmethod
+    @hookimpl
+    def register_tokenizer() -> Callable[..., Any]:
+        """Ours, from `qwen.tiktoken`."""
+        return load_tokenizer
+
+    @hookimpl
+    def register_processor(self) -> Callable[..., Any]:
+        """Ours; the family has none."""
+        from corellm_qwen_vl.original.processor import QwenVLProcessor
+
+        return lambda _: QwenVLProcessor(self.context.tokenizer, self.context.hf_config.visual)
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number of pictures."""
+        return {"image": None}
+
+    @hookimpl
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        """An empty pair of tags per picture."""
+        return f"{IMAGE_START}{IMAGE_END}" * mm_counts.get("image", 0)
+
+    @hookimpl
+    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """Every picture is resized, so all are equally large."""
+        size = self.context.hf_config.visual["image_size"]
+        return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str, index: int) -> str | None:
+        """Numbered, on a line of its own."""
+        return placeholder(index) if modality == "image" else None
+
+    @hookimpl
+    def make_context(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_window_size: int,
+        add_generation_prompt: bool,
+        chat_template: str | None,
+    ) -> ChatPrompt | None:
+        """The family's chatml, unless the operator has a template or the checkpoint is the one not made for chat."""
+        config = self.context.hf_config
+        if chat_template is not None or config.chat_format != "chatml":
+            return None
+
+        def count_tokens(text: str, num_pictures: int) -> int:
+            ids = self.context.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            return len(ids) + num_pictures * int(config.visual["n_queries"])
+
+        return make_context(
+            messages,
+            max_tokens=min(max_window_size, config.max_window_size or max_window_size),
+            count_tokens=count_tokens,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    @hookimpl
+    def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+        """Drop paths and URLs between the tags: pictures come beside the prompt."""
+        collapsed: list[int] = self.context.hf_processor.collapse(token_ids)
+        return collapsed
+
+    @hookimpl
+    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
+        """`pixel_values` is `[images, 3, height, width]`."""
+        return {"pixel_values": MultiModalFieldConfig.batched("image")}
+
+    @hookimpl
+    def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptReplacement]:
+        """Between the tags, a pad per embedding."""
+        processor = self.context.hf_processor
+        pad = self.context.tokenizer.convert_tokens_to_ids(IMAGE_PAD)
+
+        def replacement(index: int) -> PromptUpdateDetails:
+            return PromptUpdateDetails.select_token_id(
+                processor.layout(mm_items["image"].num_embeddings(index)), embed_token_id=pad
+            )
+
+        return [PromptReplacement("image", target=f"{IMAGE_START}{IMAGE_PAD}{IMAGE_END}", replacement=replacement)]
+
+    @hookimpl
+    def load_model(self, load_config: LoadConfig) -> nn.Module:
+        """Ours, with the tokens at which the family's own `chat` stops.
+
+        Raises:
+            CheckpointError: a file is broken or of another checkpoint.
+        """
+        from corellm_qwen_vl.original.model import load_model
+
+        config = self.context.hf_config
+        start, stated = self.context.tokenizer.convert_tokens_to_ids(IMAGE_START), config.visual["image_start_id"]
+        if start != stated:
+            raise CheckpointError(
+                f"{load_config.model_path}: config.json says {IMAGE_START} is token {stated}, by qwen.tiktoken it is "
+                f"{start}; the files are of different checkpoints"
+            )
+        model = load_model(config, load_config)
+        stops = [END_OF_TEXT, *([IM_START, IM_END] if config.chat_format == "chatml" else [])]
+        model.generation_config.eos_token_id = self.context.tokenizer.convert_tokens_to_ids(stops)
+        return model
+
+    @hookimpl
+    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Tensor:
+        """`[images, 256, hidden_size]`."""
+        embeddings: Tensor = model.visual(mm_kwargs["pixel_values"])  # type: ignore[operator]
+        return embeddings

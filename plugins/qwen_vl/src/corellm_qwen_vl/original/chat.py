@@ -1,0 +1,94 @@
+"""Qwen-VL's own way to make a prompt of a conversation: chatml, pictures numbered, old turns left out to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from corellm.errors import PromptError, UnsupportedModalityError
+from corellm.hookspecs import ChatPrompt
+from corellm_qwen_vl.original.tokenizer import IM_END, IM_START, IMAGE_END, IMAGE_START
+
+DEFAULT_SYSTEM = "You are a helpful assistant."
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+@dataclass
+class _Turn:
+    """What is said from one message of the user to the next, and the pictures in it."""
+
+    text: str = ""
+    pictures: list[Any] = field(default_factory=list)
+
+
+def placeholder(index: int) -> str:
+    """A picture in a prompt, numbered from 1 through the whole conversation."""
+    return f"Picture {index + 1}: {IMAGE_START}{IMAGE_END}\n"
+
+
+def make_context(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    max_tokens: int,
+    count_tokens: Callable[[str, int], int],
+    add_generation_prompt: bool,
+) -> ChatPrompt:
+    """Make the prompt; the newest turns are kept, as many whole ones as fit below `max_tokens`.
+
+    As in the family's own function, except that the newest turn counts too: it is kept in any case. Numbers of
+    pictures stay those of the whole conversation, so what is said of "Picture 2" stays true.
+
+    Args:
+        messages: normalized messages.
+        max_tokens: the prompt shall have fewer.
+        count_tokens: of a text with so many pictures in it.
+        add_generation_prompt: whether to end with the start of the assistant's turn.
+
+    Raises:
+        PromptError: a role the family does not have.
+        UnsupportedModalityError: media other than pictures.
+    """
+    system, turns = _split_turns(messages)
+    reply = f"\n{IM_START}assistant\n" if add_generation_prompt else ""
+    size = count_tokens(system.text + reply, len(system.pictures))
+    kept: list[_Turn] = []
+    for turn in reversed(turns):
+        size += count_tokens(turn.text, len(turn.pictures))
+        if kept and size >= max_tokens:
+            break
+        kept.insert(0, turn)
+    parts = [system, *kept]
+    return ChatPrompt(
+        "".join(part.text for part in parts) + reply, {"image": [p for part in parts for p in part.pictures]}
+    )
+
+
+def _split_turns(messages: Sequence[Mapping[str, Any]]) -> tuple[_Turn, list[_Turn]]:
+    """The system's words, the default ones where there are none, and the turns after them."""
+    system, turns = _Turn(), [_Turn()]
+    num_pictures = 0
+    for message in messages:
+        role = _ROLES.get(message["role"])
+        if role is None:
+            raise PromptError(f"Qwen-VL knows no messages of role {message['role']!r}; it knows {', '.join(_ROLES)}")
+        if role == "user" and turns[-1].text:
+            turns.append(_Turn())
+        turn = system if role == "system" and not turns[0].text else turns[-1]
+        separator = "" if turn is system and not system.text else "\n"
+        turn.text += f"{separator}{IM_START}{role}\n"
+        for part in message["content"]:
+            if part["type"] == "text":
+                turn.text += part["text"]
+                continue
+            if part["type"] != "image":
+                raise UnsupportedModalityError(
+                    f"this model takes no {part['type']}; it takes image", modality=part["type"]
+                )
+            turn.text += placeholder(num_pictures)
+            turn.pictures.append(part["image"])
+            num_pictures += 1
+        turn.text += IM_END
+    if not system.text:
+        system.text = f"{IM_START}system\n{DEFAULT_SYSTEM}{IM_END}"
+    return system, turns

@@ -1,0 +1,160 @@
+"""The model: the vision tower beside transformers' Qwen2, and where each of the checkpoint's weights belongs in it.
+
+Reads safetensors only, in one file or many; knows no pickle. Nothing is left at random and nothing is left over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corellm.errors import CheckpointError
+from corellm.hookspecs import LoadConfig
+from corellm_qwen_vl.original.vision import VisionTransformer
+
+_PREFIXES = {
+    "transformer.visual.": "visual.",
+    "transformer.wte.": "language_model.model.embed_tokens.",
+    "transformer.ln_f.": "language_model.model.norm.",
+    "lm_head.": "language_model.lm_head.",
+}
+_LAYER = re.compile(r"transformer\.h\.(\d+)\.(.+)\.(weight|bias)")
+_IN_LAYER = {
+    "ln_1": ("input_layernorm",),
+    "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.c_proj": ("self_attn.o_proj",),
+    "ln_2": ("post_attention_layernorm",),
+    "mlp.w1": ("mlp.up_proj",),
+    "mlp.w2": ("mlp.gate_proj",),  # the one that goes through SiLU
+    "mlp.c_proj": ("mlp.down_proj",),
+}
+_COMPUTED = re.compile(r".*\.(masked_bias|rotary_emb\.inv_freq)")
+"""Constants that older checkpoints carry along."""
+
+
+class QwenVLModel(nn.Module):
+    """Vision tower and text decoder.
+
+    Args:
+        config: what `load_config` gave.
+    """
+
+    def __init__(self, config: Any) -> None:
+        from transformers import Qwen2ForCausalLM
+
+        super().__init__()
+        self.visual = VisionTransformer(config.visual)
+        self.language_model = Qwen2ForCausalLM(config)
+        self.generation_config = self.language_model.generation_config
+
+    def get_decoder(self) -> nn.Module:
+        """The text decoder without its output layer."""
+        decoder: nn.Module = self.language_model.model
+        return decoder
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of text tokens."""
+        embeddings: nn.Module = self.language_model.model.embed_tokens
+        return embeddings
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Hidden states to logits."""
+        head: nn.Module = self.language_model.lm_head
+        return head
+
+
+def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
+    """Make the model and load its weights.
+
+    Raises:
+        CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
+    """
+    with torch.device("meta"):
+        model = QwenVLModel(config)
+    decoder = model.language_model.model
+    decoder.rotary_emb = type(decoder.rotary_emb)(config)  # its frequencies are computed, not loaded
+    state: dict[str, Tensor] = {}
+    for name, tensor in _read(weight_files(load_config.model_path)):
+        targets = weight_names(name)
+        if targets:
+            tensor = tensor.to(load_config.device, load_config.dtype)
+            parts = tensor.tensor_split(len(targets)) if len(targets) > 1 else (tensor,)
+            state.update(zip(targets, parts, strict=True))
+    _check(load_config.model_path, model, state)
+    model.load_state_dict(state, assign=True)
+    decoder.config._attn_implementation = load_config.attn_implementation
+    return model.to(load_config.device).eval()
+
+
+def weight_names(name: str) -> tuple[str, ...]:
+    """What a weight of the checkpoint is called here; several names divide it equally, none leaves it out."""
+    if _COMPUTED.fullmatch(name):
+        return ()
+    match = _LAYER.fullmatch(name)
+    if match is not None and match[2] in _IN_LAYER:
+        return tuple(f"language_model.model.layers.{match[1]}.{part}.{match[3]}" for part in _IN_LAYER[match[2]])
+    for prefix, ours in _PREFIXES.items():
+        if name.startswith(prefix):
+            return (ours + name.removeprefix(prefix),)
+    return (name,)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files with weights: those that the index names, else all.
+
+    Raises:
+        CheckpointError: there is none, or not all are there.
+    """
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        files = sorted(path.glob("*.safetensors"))
+        if files:
+            return files
+        raise CheckpointError(
+            f"{path} has no *.safetensors. The published checkpoints come as pickles (*.bin), which could run code and "
+            f"are not loaded: download them in full, then run once  python -m corellm_qwen_vl.original.convert "
+            f"DIRECTORY"
+        )
+    try:
+        files = [path / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index}: not a readable index of weights ({error})") from error
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(f"{path} lacks {', '.join(missing[:3])}, which {index.name} names; download all files")
+    return files
+
+
+def _read(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 -- not a mapping
+                    yield name, tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: the weights cannot be read ({error}); download the file again") from error
+
+
+def _check(path: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
+    wanted = model.state_dict()
+    misshapen = [
+        f"{name} {list(tensor.shape)} (not {list(wanted[name].shape)})"
+        for name, tensor in state.items()
+        if name in wanted and tensor.shape != wanted[name].shape
+    ]
+    for names, meaning in (
+        (sorted(set(wanted) - set(state)), "the checkpoint lacks weights the model needs"),
+        (sorted(set(state) - set(wanted)), "the checkpoint has weights the model has no place for"),
+        (sorted(misshapen), "weights have another shape than the model's"),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(f"{path}: {meaning}: {', '.join(names[:3])}{more}")

@@ -1,0 +1,183 @@
+"""A tiny random Qwen-VL checkpoint, written from nothing, with the files and names of the published ones.
+
+Its `auto_map` names modules of the checkpoint's own, as the published ones do; nothing may ever import them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from corellm.testing.checkpoints import train_tokenizer
+from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_START, NUM_ADDED_TOKENS, byte_characters, load_tokenizer
+
+_SEQ_LENGTH = 2048
+
+
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    n_queries: int | None = None,
+    chat_format: str = "chatml",
+    hidden_size: int = 256,
+    num_layers: int = 2,
+    num_shards: int = 1,
+) -> Path:
+    """Write a checkpoint: configuration, weights, tokenizer, generation settings.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        n_queries: tokens per picture, a square number; None for the published 256, of which `config.json` says nothing.
+        chat_format: `"chatml"` as in Qwen-VL-Chat, `"raw"` as in Qwen-VL.
+        hidden_size: of the text decoder, a multiple of 128.
+        num_layers: of the text decoder.
+        num_shards: files to spread the weights over; more than one come with an index.
+
+    Returns:
+        `path`.
+    """
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    num_ranks = _write_ranks(path / FILE_NAME)
+    vocab_size = -(-(num_ranks + NUM_ADDED_TOKENS) // 64) * 64  # wider than the tokenizer, as published
+    visual = {
+        "heads": 4,
+        "image_size": 112,
+        "image_start_id": load_tokenizer(path).convert_tokens_to_ids(IMAGE_START),
+        "layers": 2,
+        "mlp_ratio": 1.53,
+        "output_dim": hidden_size,
+        "patch_size": 14,
+        "width": 64,
+    }
+    if n_queries is not None:
+        visual["n_queries"] = n_queries
+    config = _text_config(vocab_size, hidden_size, num_layers) | {"visual": visual}
+    generation = {
+        "chat_format": chat_format,
+        "eos_token_id": num_ranks,
+        "pad_token_id": num_ranks,
+        "max_window_size": 6144,
+        "max_new_tokens": 512,
+        "do_sample": True,
+        "top_k": 0,
+        "top_p": 0.5,
+    }
+    tokenizer_config = {
+        "model_max_length": _SEQ_LENGTH,
+        "tokenizer_class": "QWenTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]},
+    }
+    files = {"config": config, "generation_config": generation, "tokenizer_config": tokenizer_config}
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write_weights(path, _shapes(config), seed, num_shards)
+    return path
+
+
+def _text_config(vocab_size: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
+    return {
+        "architectures": ["QWenLMHeadModel"],
+        "auto_map": {
+            "AutoConfig": "configuration_qwen.QWenConfig",
+            "AutoModelForCausalLM": "modeling_qwen.QWenLMHeadModel",
+        },
+        "model_type": "qwen",
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,  # of gate and up projection together
+        "kv_channels": hidden_size // 4,
+        "layer_norm_epsilon": 1e-06,
+        "max_position_embeddings": 4 * _SEQ_LENGTH,
+        "no_bias": True,
+        "num_attention_heads": 4,
+        "num_hidden_layers": num_layers,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 1.0,
+        "seq_length": _SEQ_LENGTH,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "use_dynamic_ntk": True,
+        "use_logn_attn": True,
+        "vocab_size": vocab_size,
+    }
+
+
+def _write_ranks(file: Path) -> int:
+    """Train a byte-level BPE and write it as `qwen.tiktoken`; returns the number of ranks."""
+    tokenizer = train_tokenizer([])
+    ordinary = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i not in tokenizer.all_special_ids)
+    of_byte = {character: byte for byte, character in byte_characters().items()}
+    with file.open("wb") as lines:
+        for rank, (_, token) in enumerate(ordinary):
+            lines.write(base64.b64encode(bytes(of_byte[character] for character in token)) + b" %d\n" % rank)
+    return len(ordinary)
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Every weight of such a checkpoint, by its published name."""
+    hidden, visual = config["hidden_size"], config["visual"]
+    inner, width, patch = config["intermediate_size"] // 2, visual["width"], visual["patch_size"]
+    queries, mlp = visual.get("n_queries", 256), int(visual["width"] * visual["mlp_ratio"])
+    norm: dict[str, tuple[int, ...]] = {"weight": (hidden,), "bias": (hidden,)}
+    parts: dict[str, dict[str, tuple[int, ...]]] = {
+        "lm_head": {"weight": (config["vocab_size"], hidden)},
+        "transformer.wte": {"weight": (config["vocab_size"], hidden)},
+        "transformer.ln_f": {"weight": (hidden,)},
+        "transformer.visual": {"positional_embedding": (256, width), "proj": (hidden, hidden)},
+        "transformer.visual.conv1": {"weight": (width, 3, patch, patch)},
+        "transformer.visual.ln_pre": {"weight": (width,), "bias": (width,)},
+        "transformer.visual.ln_post": norm,
+        "transformer.visual.attn_pool": {"query": (queries, hidden), "pos_embed": (queries, hidden)},
+        "transformer.visual.attn_pool.kv_proj": {"weight": (hidden, width)},
+        "transformer.visual.attn_pool.ln_q": norm,
+        "transformer.visual.attn_pool.ln_kv": norm,
+        "transformer.visual.attn_pool.attn": {"in_proj_weight": (3 * hidden, hidden), "in_proj_bias": (3 * hidden,)},
+        "transformer.visual.attn_pool.attn.out_proj": {"weight": (hidden, hidden), "bias": (hidden,)},
+    }
+    for i in range(config["num_hidden_layers"]):
+        layer = f"transformer.h.{i}"
+        parts |= {f"{layer}.{name}": {"weight": (hidden,)} for name in ("ln_1", "ln_2")}
+        parts |= {f"{layer}.mlp.{name}": {"weight": (inner, hidden)} for name in ("w1", "w2")}
+        parts[f"{layer}.mlp.c_proj"] = {"weight": (hidden, inner)}
+        parts[f"{layer}.attn.c_attn"] = {"weight": (3 * hidden, hidden), "bias": (3 * hidden,)}
+        parts[f"{layer}.attn.c_proj"] = {"weight": (hidden, hidden)}
+    linears = {"attn.in_proj": (3 * width, width), "attn.out_proj": (width, width)}
+    linears |= {"mlp.c_fc": (mlp, width), "mlp.c_proj": (width, mlp)}
+    for i in range(visual["layers"]):
+        block = f"transformer.visual.transformer.resblocks.{i}"
+        parts |= {f"{block}.{name}": {"weight": (width,), "bias": (width,)} for name in ("ln_1", "ln_2")}
+        parts |= {f"{block}.{name}": {"weight": shape, "bias": shape[:1]} for name, shape in linears.items()}
+    return {f"{part}.{name}": shape for part, shapes in parts.items() for name, shape in shapes.items()}
+
+
+def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int, num_shards: int) -> None:
+    """Spread wider than a default initialisation, so that wrong output shows."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in sorted(shapes.items()):
+        noise = torch.randn(shape, generator=generator)
+        if ".ln_" in name and name.endswith("weight"):
+            tensors[name] = 1 + 0.1 * noise
+        elif len(shape) == 1:
+            tensors[name] = 0.1 * noise
+        elif "wte" in name or "pos" in name or name.endswith("query"):
+            tensors[name] = 0.5 * noise
+        else:
+            tensors[name] = noise * 1.4 / noise[0].numel() ** 0.5
+    if num_shards == 1:
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
+    weight_map = {name: names[i % num_shards] for i, name in enumerate(tensors)}
+    for file in names:
+        held = {name: tensor for name, tensor in tensors.items() if weight_map[name] == file}
+        save_file(held, path / file, metadata={"format": "pt"})
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,213 @@
+"""The original Qwen-VL once more, as plainly as it can be said: what the plugin's results are compared with.
+
+Written from the published description, with loops where the plugin has reshapes, and sharing nothing with it: reads
+the checkpoint's own files by their published names, tokenizes by ranks as `tiktoken` does, runs without any cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import regex
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+PIECES = regex.compile(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIALS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", *[f"<|extra_{i}|>" for i in range(205)],
+    "<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>", "<img>", "</img>", "<imgpad>",
+]  # fmt: skip
+MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
+STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
+
+
+class ReferenceTokenizer:
+    """Ranks, applied by looking for the best pair again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self.ranks: dict[bytes, int] = {}
+        for line in (path / "qwen.tiktoken").read_text().splitlines():
+            token, rank = line.split()
+            self.ranks[base64.b64decode(token)] = int(rank)
+        self.specials = {token: len(self.ranks) + i for i, token in enumerate(SPECIALS)}
+        self.bytes = {rank: token for token, rank in self.ranks.items()}
+        self.bytes |= {i: token.encode() for token, i in self.specials.items()}
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in regex.split("(" + "|".join(map(regex.escape, SPECIALS)) + ")", unicodedata.normalize("NFC", text)):
+            if part in self.specials:
+                ids.append(self.specials[part])
+                continue
+            for piece in PIECES.findall(part):
+                ids += self._encode_piece(piece.encode())
+        return ids
+
+    def _encode_piece(self, piece: bytes) -> list[int]:
+        if piece in self.ranks:
+            return [self.ranks[piece]]
+        parts = [bytes([byte]) for byte in piece]
+        while True:
+            pairs = [(self.ranks.get(a + b, len(self.ranks)), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]  # noqa: B905, RUF007
+            rank, i = min(pairs, default=(len(self.ranks), 0))
+            if rank == len(self.ranks):
+                return [self.ranks[part] for part in parts]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+    def encode_prompt(self, text: str, num_queries: int) -> list[int]:
+        """As `encode`, with every `<img>...</img>` in the published layout, padding in place of the path."""
+        bare = regex.sub("<img>.*?</img>", "<img></img>", text)
+        return self.encode(bare.replace("<img></img>", "<img>" + "<imgpad>" * num_queries + "</img>"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.bytes[i] for i in ids).decode(errors="replace")
+
+
+def pixels(image: Image.Image, size: int) -> Tensor:
+    """`[3, size, size]`: what torchvision's Resize (of a PIL picture), ToTensor and Normalize do."""
+    squeezed = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+    tensor = torch.from_numpy(np.array(squeezed)).permute(2, 0, 1).float().div(255)
+    return tensor.sub(MEAN[:, None, None]).div(STD[:, None, None])
+
+
+class ReferenceModel:
+    """The forward pass of one sequence."""
+
+    def __init__(self, path: Path) -> None:
+        self.config = json.loads((path / "config.json").read_text())
+        self.visual = self.config["visual"]
+        self.num_queries: int = self.visual.get("n_queries", 256)
+        self.weights: dict[str, Tensor] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            self.weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+
+    def layer_norm(self, x: Tensor, name: str) -> Tensor:
+        return functional.layer_norm(
+            x, x.shape[-1:], self.weights[f"transformer.visual.{name}.weight"],
+            self.weights[f"transformer.visual.{name}.bias"], eps=1e-6,
+        )  # fmt: skip
+
+    # --- pictures ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode_image(self, image: Image.Image) -> Tensor:
+        """`[num_queries, hidden_size]`."""
+        w = self.weights
+        patch = self.visual["patch_size"]
+        x = functional.conv2d(
+            pixels(image, self.visual["image_size"])[None], w["transformer.visual.conv1.weight"], stride=patch
+        )
+        x = x[0].reshape(x.shape[1], -1).T  # [patches, width]
+        x = x + self.stretched(w["transformer.visual.positional_embedding"], len(x))
+        x = self.layer_norm(x, "ln_pre")
+        for i in range(self.visual["layers"]):
+            block = f"transformer.resblocks.{i}"
+            x = x + self.visual_attention(self.layer_norm(x, f"{block}.ln_1"), f"transformer.visual.{block}.attn")
+            y = self.linear(self.layer_norm(x, f"{block}.ln_2"), f"transformer.visual.{block}.mlp.c_fc")
+            x = x + self.linear(functional.gelu(y), f"transformer.visual.{block}.mlp.c_proj")
+        x = self.layer_norm(self.resample(x), "ln_post")
+        return x @ w["transformer.visual.proj"]
+
+    def visual_attention(self, x: Tensor, name: str) -> Tensor:
+        mixed = self.linear(x, f"{name}.in_proj")  # for each head in turn: its queries, keys, values
+        size = x.shape[-1] // self.visual["heads"]
+        heads = []
+        for head in range(self.visual["heads"]):
+            q, k, v = mixed[:, head * 3 * size : (head + 1) * 3 * size].split(size, dim=-1)
+            heads.append((q @ k.T / size**0.5).softmax(-1) @ v)
+        return self.linear(torch.cat(heads, -1), f"{name}.out_proj")
+
+    def resample(self, x: Tensor) -> Tensor:
+        name, w = "transformer.visual.attn_pool", self.weights
+        kv = self.layer_norm(self.linear(x, f"{name}.kv_proj"), "attn_pool.ln_kv")
+        query = self.layer_norm(w[f"{name}.query"], "attn_pool.ln_q") + w[f"{name}.pos_embed"]
+        key = kv + self.stretched(w[f"{name}.pos_embed"], len(kv))
+        width = query.shape[-1]
+        attention = torch.nn.MultiheadAttention(width, width // 128)
+        attention.load_state_dict(
+            {
+                part: w[f"{name}.attn.{part}"]
+                for part in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+            }
+        )
+        return attention(query[:, None], key[:, None], kv[:, None])[0][:, 0]
+
+    @staticmethod
+    def stretched(table: Tensor, count: int) -> Tensor:
+        old, new = round(len(table) ** 0.5), round(count**0.5)
+        grid = table.T.reshape(1, -1, old, old)
+        return functional.interpolate(grid, (new, new), mode="bicubic", align_corners=False)[0].reshape(-1, count).T
+
+    # --- text -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def hidden(self, ids: Sequence[int], images: Sequence[Tensor]) -> Tensor:
+        """`[tokens, hidden_size]`; the pictures' embeddings take all places between `<img>` and `</img>`."""
+        w, start = self.weights, self.visual["image_start_id"]
+        x = w["transformer.wte.weight"][torch.tensor(ids)]
+        begins = [i for i, token in enumerate(ids) if token == start]
+        ends = [i for i, token in enumerate(ids) if token == start + 1]
+        for begin, end, image in zip(begins, ends, images, strict=True):
+            x[begin + 1 : end] = image
+        for i in range(self.config["num_hidden_layers"]):
+            block = f"transformer.h.{i}"
+            x = x + self.attention(self.rms_norm(x, f"{block}.ln_1"), f"{block}.attn")
+            y = self.rms_norm(x, f"{block}.ln_2")
+            y = self.linear(y, f"{block}.mlp.w1") * functional.silu(self.linear(y, f"{block}.mlp.w2"))
+            x = x + self.linear(y, f"{block}.mlp.c_proj")
+        return self.rms_norm(x, "transformer.ln_f")
+
+    def rms_norm(self, x: Tensor, name: str) -> Tensor:
+        return (
+            x
+            / (x.square().mean(-1, keepdim=True) + self.config["layer_norm_epsilon"]).sqrt()
+            * self.weights[f"{name}.weight"]
+        )
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        query, key, value = self.linear(x, f"{name}.c_attn").split(x.shape[-1], dim=-1)
+        size = x.shape[-1] // self.config["num_attention_heads"]
+        future = torch.full((len(x), len(x)), -torch.inf).triu(1)
+        heads = []
+        for q, k, v in zip(query.split(size, -1), key.split(size, -1), value.split(size, -1), strict=True):
+            heads.append((self.rotated(q) @ self.rotated(k).T / size**0.5 + future).softmax(-1) @ v)
+        return self.linear(torch.cat(heads, -1), f"{name}.c_proj")
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Dimension `i` turns with dimension `i + half`, by position times a frequency that falls with `i`."""
+        half = x.shape[-1] // 2
+        frequencies = self.config["rotary_emb_base"] ** -(torch.arange(half).double() / half)
+        angles = torch.arange(len(x)).double()[:, None] * frequencies
+        cos, sin = angles.cos().float(), angles.sin().float()
+        a, b = x[:, :half], x[:, half:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    @torch.no_grad()
+    def generate(
+        self, ids: Sequence[int], images: Sequence[Image.Image], max_tokens: int, never: Sequence[int] = ()
+    ) -> tuple[list[int], list[float]]:
+        """Greedy tokens, none of `never` among them, and their log-probabilities; computed anew for each."""
+        encoded = [self.encode_image(image) for image in images]
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        for _ in range(max_tokens):
+            logits = self.weights["lm_head.weight"] @ self.hidden([*ids, *tokens], encoded)[-1]
+            allowed = logits.clone()
+            allowed[list(never)] = -torch.inf
+            tokens.append(int(allowed.argmax()))
+            logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))
+        return tokens, logprobs
