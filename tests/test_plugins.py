@@ -134,7 +134,7 @@ def test_no_plugin_for_a_known_family_names_the_distribution(monkeypatch: pytest
 def test_every_known_family_is_at_home_here() -> None:
     """The advice names the distributions that do serve these architectures."""
     homes = {entry.architecture: entry.distribution for entry in installed_adapters()}
-    assert plugins.KNOWN_FAMILIES == {name: homes.get(name) for name in plugins.KNOWN_FAMILIES}
+    assert {name: homes.get(name) for name in plugins.KNOWN_FAMILIES} == plugins.KNOWN_FAMILIES
 
 
 def test_no_plugin_for_an_unknown_family() -> None:

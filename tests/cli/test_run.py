@@ -6,10 +6,15 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
+import soundfile
 
 from corellm import LLM, SamplingParams
 from corellm.cli import main
+from corellm.cli.media import MediaFile, open_file
+from corellm.plugins import KNOWN_FAMILIES
 from tests.conftest import random_image
 
 QUESTION = "What shape?"
@@ -19,6 +24,27 @@ QUESTION = "What shape?"
 def picture(tmp_path: Path) -> Path:
     path = tmp_path / "picture.png"
     random_image(40, 30, 5).save(path)
+    return path
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """Six frames, eight a second."""
+    path = tmp_path / "clip.mp4"
+    with av.open(path, "w") as container:
+        stream = container.add_stream("mpeg4", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for seed in range(6):
+            container.mux(stream.encode(av.VideoFrame.from_image(random_image(64, 48, seed))))
+        container.mux(stream.encode(None))
+    return path
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    """Half a second of noise."""
+    path = tmp_path / "sound.flac"
+    soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, 4000), 8000)
     return path
 
 
@@ -90,11 +116,47 @@ def test_conversation(
     assert "no such file: 'nowhere.png'" in err
 
 
+def test_media_of_every_kind(
+    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, clip: Path,
+    picture: Path,
+) -> None:  # fmt: skip
+    """Pictures and clips as plain arguments, by name, by content, by option: what `chat` makes of them."""
+    from corellm_qwen_vl.tiny import make_tiny_checkpoint
+
+    model = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"))
+    nameless = tmp_path / "clip"
+    nameless.write_bytes(clip.read_bytes())
+    parts = [{"type": "image", "image": str(picture)}, {"type": "video", "video": str(clip)}]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+    with LLM(str(model)) as llm:
+        outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
+    want = outputs[0].outputs[0].text.lstrip() + "\n"
+    for arguments in (
+        [picture, clip, QUESTION],
+        [QUESTION, picture, nameless],
+        ["--image", picture, "--video", clip, QUESTION],
+    ):
+        assert run(capsys, "run", model, "--max-tokens", 6, *arguments)[:2] == (0, want)
+
+
+def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path, picture: Path) -> None:
+    """A name that says nothing does not matter; what is said of a file is its size or length."""
+    about = {"image": "40 x 30", "video": "64 x 48, 6 frames, 0.8 s", "audio": "0.5 s"}
+    for modality, path in {"image": picture, "video": clip, "audio": sound}.items():
+        nameless = tmp_path / "nameless"
+        nameless.write_bytes(path.read_bytes())
+        for name in (path, nameless):
+            assert open_file(str(name)) == MediaFile(str(name), modality, about[modality])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["broken.mp4", QUESTION], "broken.mp4"),
+        (["--video", "notes.txt", QUESTION], "notes.txt"),
+        (["--audio", "missing.wav", QUESTION], "no such file: 'missing.wav'"),
         (["missing.png", QUESTION], "no such file: 'missing.png'"),
-        (["notes.txt", QUESTION], "not a JPEG, PNG, GIF, WebP, BMP or TIFF image"),
+        (["notes.txt", QUESTION], "'notes.txt' is no picture, video or sound that can be read"),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
         (["--temperature", "3", "hi"], "temperature must be in [0, 2], got 3.0"),
@@ -108,6 +170,7 @@ def test_mistakes_get_one_line(
 ) -> None:  # fmt: skip
     """Exit status 1 and one readable line, no traceback."""
     (tmp_path / "notes.txt").write_text("these are notes")
+    (tmp_path / "broken.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(500))
     monkeypatch.chdir(tmp_path)
     status, out, err = run(capsys, "run", tiny_llava, *arguments)
     assert (status, out) == (1, "")
@@ -124,21 +187,23 @@ def test_mistakes_get_one_line(
         ("EMPTY", "has no config.json"),
         ("FILE", "is a file; give the checkpoint's directory"),
         ("BROKEN", "not a readable JSON object"),
-        ("FUYU", "no installed plugin serves FuyuForCausalLM; install it: pip install corellm-fuyu"),
+        ("TOY", "no installed plugin serves ToyForCausalLM; install it: pip install corellm-toy"),
         ("NOWEIGHTS", "the weights cannot be loaded"),
         ("CUTWEIGHTS", "the weights cannot be loaded"),
     ],
 )
 def test_wrong_models_get_one_line(
-    capsys: pytest.CaptureFixture[str], tiny_llava: Path, tmp_path: Path, model: str, message: str
-) -> None:
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    model: str, message: str,
+) -> None:  # fmt: skip
     """Wrong path, empty directory, a file, broken JSON, a missing plugin, missing and truncated weights."""
     directory = tmp_path / "model"
     directory.mkdir()
     if model == "BROKEN":
         (directory / "config.json").write_text('{"architectures": [')
-    elif model == "FUYU":
-        (directory / "config.json").write_text('{"architectures": ["FuyuForCausalLM"], "model_type": "fuyu"}')
+    elif model == "TOY":
+        monkeypatch.setitem(KNOWN_FAMILIES, "ToyForCausalLM", "corellm-toy")
+        (directory / "config.json").write_text('{"architectures": ["ToyForCausalLM"], "model_type": "toy"}')
     elif model in ("NOWEIGHTS", "CUTWEIGHTS"):
         for file in tiny_llava.iterdir():
             content = file.read_bytes()

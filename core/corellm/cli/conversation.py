@@ -1,24 +1,24 @@
 """A conversation on the terminal: read, answer, remember, until the end of input.
 
-A wrong message or picture costs that message, never the conversation. Knows the engine's public calls only.
+A wrong message or file costs that message, never the conversation. Knows the engine's public calls only.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corellm.config import MultiModalConfig
-from corellm.errors import CorellmError, MediaError, PromptTooLongError
+from corellm.cli.media import SUFFIXES, MediaFile, open_file
+from corellm.errors import CorellmError, PromptTooLongError, RequestError
 from corellm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
 
-_HELP = "/image FILE adds a picture to your next message, /reset starts over, /exit (or Ctrl-D) leaves."
+_HELP = "/image, /video or /audio FILE goes with your next message, /reset starts over, /exit (or Ctrl-D) leaves."
 
 
 def system_message(text: str | None) -> list[dict[str, Any]]:
@@ -26,10 +26,9 @@ def system_message(text: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def user_message(text: str, images: list[str]) -> dict[str, Any]:
-    """A message with pictures before its text."""
-    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
-    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+def user_message(text: str, media: Sequence[MediaFile]) -> dict[str, Any]:
+    """A message with media before its text."""
+    return {"role": "user", "content": [*(file.part for file in media), {"type": "text", "text": text}]}
 
 
 def stream_answer(engine: LLMEngine, name: str, prompt: Any, params: SamplingParams) -> Iterator[str]:
@@ -67,22 +66,22 @@ def print_answer(pieces: Iterator[str]) -> str:
 
 
 class Conversation:
-    """What was said so far, and the pictures to go with the next message.
+    """What was said so far, and the media to go with the next message.
 
     Args:
         engine: answers.
         params: how.
         name: the model's, for the greeting.
         system: the system message, if any.
-        images: pictures to go with the first message.
+        media: to go with the first message.
     """
 
     def __init__(
-        self, engine: LLMEngine, params: SamplingParams, name: str, system: str | None, images: list[str]
+        self, engine: LLMEngine, params: SamplingParams, name: str, system: str | None, media: Sequence[MediaFile]
     ) -> None:
         self._engine, self._params, self._name, self._system = engine, params, name, system
         self._history = system_message(system)
-        self._pending = list(images)
+        self._pending = list(media)
         self._ids = itertools.count()
 
     def run(self) -> int:
@@ -105,30 +104,24 @@ class Conversation:
         command, _, argument = line.partition(" ")
         if command == "/reset":
             self._history, self._pending = system_message(self._system), []
-        elif command == "/image":
-            self._add_picture(argument.strip().strip("'\""))
+        elif command.removeprefix("/") in SUFFIXES and argument.strip():
+            self._add(command.removeprefix("/"), argument.strip().strip("'\""))
         elif command.startswith("/"):
             print(_HELP)
         elif line:
             self._answer(line)
 
-    def _add_picture(self, name: str) -> None:
-        from corellm.multimodal.image import load_image
-
-        if not name:
-            print(_HELP)
-            return
-        path = Path(name).expanduser()
+    def _add(self, modality: str, name: str) -> None:
         try:
-            picture = load_image(path, MultiModalConfig().max_image_pixels)
-        except MediaError as error:
+            file = open_file(name, modality)
+        except RequestError as error:
             print(f"corellm: error: {error}", file=sys.stderr)
             return
-        self._pending.append(str(path))
-        print(f"({path.name}, {picture.width} x {picture.height}, goes with your next message)")
+        self._pending.append(file)
+        print(f"({Path(file.path).name}, {file.about}, goes with your next message)")
 
     def _answer(self, text: str) -> None:
-        """One turn; a failed one leaves the conversation as it was, without the pictures that came with it."""
+        """One turn; a failed one leaves the conversation as it was, without the media that came with it."""
         message, self._pending = user_message(text, self._pending), []
         try:
             processed = self._engine.input_processor.process_chat([*self._history, message])

@@ -8,29 +8,26 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corellm.cli.conversation import Conversation, print_answer, stream_answer, system_message, user_message
-from corellm.config import DTYPES, CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
-from corellm.errors import MediaError, RequestError
+from corellm.cli.media import by_modality, open_file, sort_words
+from corellm.config import DTYPES, CacheConfig, ModelConfig, SchedulerConfig
+from corellm.errors import RequestError
 from corellm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
 
-MEDIA_SUFFIXES = {
-    "image": {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"},
-}
-"""By which an argument is taken for a file even if there is none, so that a typing error is reported as one."""
-
 _HELP = """\
-Ask a model about pictures. Arguments after MODEL that are files (or end like one) are pictures, the rest is the prompt.
-Without a prompt it is read from standard input, or, on a terminal, a conversation begins."""
+Ask a model about pictures, videos and sounds. Arguments after MODEL that are files (or end like one) are media, in
+their order; the rest is the prompt. Without a prompt it is read from standard input, or, on a terminal, a conversation
+begins."""
 
 _EPILOG = """\
 examples:
   corellm run demo picture.png "What number is written here?"
+  corellm run demo-video clip.mp4 "Which way does it move?"
   corellm run demo --image picture.png "How many shapes are there?" --max-tokens 8
   echo "What shape?" | corellm run demo picture.png
   corellm run demo                       # a conversation; /image FILE shows it a picture
@@ -43,9 +40,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "run", help="ask a model a question, or talk to it", description=_HELP, epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("model", metavar="MODEL", help="a directory, a hub name (owner/name), or `demo`")
-    parser.add_argument("words", metavar="FILE|PROMPT", nargs="*", default=[], help="pictures and the question")
-    parser.add_argument("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")
+    parser.add_argument("model", metavar="MODEL", help="a directory, a hub name (owner/name), `demo` or `demo-video`")
+    parser.add_argument("words", metavar="FILE|PROMPT", nargs="*", default=[], help="media and the question")
+    for modality, name in (("image", "a picture"), ("video", "a video"), ("audio", "a sound")):
+        parser.add_argument(
+            f"--{modality}", action=_AppendMedia, dest="media", default=[], metavar="FILE",
+            help=f"{name}, whatever its name ends with; may be repeated",
+        )  # fmt: skip
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--raw", action="store_true", help="take the prompt as it is, without a chat template")
     parser.add_argument("--verbose", action="store_true", help="log what the engine does")
@@ -80,10 +81,21 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trust-remote-code", action="store_true", help="run Python code from the checkpoint")
 
 
+class _AppendMedia(argparse.Action):
+    """Collects `--image`, `--video` and `--audio` in their order."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        assert option_string is not None
+        namespace.media = [*namespace.media, (option_string.removeprefix("--"), values)]
+
+
 def run(args: argparse.Namespace) -> int:
     """Answer, or talk."""
-    files, words = _sort_arguments(args.words)
-    images = [_checked_picture(image) for image in [*args.image, *files]]  # before a model is loaded for nothing
+    names, words = sort_words(args.words)
+    media = [open_file(name, modality) for modality, name in args.media]  # before a model is loaded for nothing
+    media += [open_file(name) for name in names]
     params = SamplingParams(
         temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p, seed=args.seed,
         repetition_penalty=args.repetition_penalty, max_tokens=args.max_tokens, stop=args.stop,
@@ -91,18 +103,16 @@ def run(args: argparse.Namespace) -> int:
     prompt = " ".join(words) if words else None
     if prompt is None and not sys.stdin.isatty():
         prompt = _read_prompt()
-    if prompt is not None and not prompt and not images:
+    if prompt is not None and not prompt and not media:
         raise RequestError("the prompt is empty; write a question, or give a picture")
     engine = _load(args)
     try:
         if prompt is None:
-            return Conversation(engine, params, args.model, args.system, images).run()
+            return Conversation(engine, params, args.model, args.system, media).run()
         if args.raw:
-            processed = engine.input_processor.process({"prompt": prompt, "multi_modal_data": {"image": images}})
+            processed = engine.input_processor.process({"prompt": prompt, "multi_modal_data": by_modality(media)})
         else:
-            processed = engine.input_processor.process_chat(
-                [*system_message(args.system), user_message(prompt, images)]
-            )
+            processed = engine.input_processor.process_chat([*system_message(args.system), user_message(prompt, media)])
         if not print_answer(stream_answer(engine, "answer", processed, params)):
             print("(an empty answer)", file=sys.stderr)
     finally:
@@ -115,40 +125,6 @@ def _read_prompt() -> str:
         return sys.stdin.read().strip()
     except UnicodeDecodeError as error:
         raise RequestError("the prompt on standard input is not text in this terminal's encoding") from error
-
-
-def _sort_arguments(words: list[str]) -> tuple[list[str], list[str]]:
-    """Tell files from text: what exists, ends like a picture, or looks like a path."""
-    suffixes = {suffix for known in MEDIA_SUFFIXES.values() for suffix in known}
-    files = [word for word in words if is_path(word) or (" " not in word and Path(word).suffix.lower() in suffixes)]
-    return files, [word for word in words if word not in files]
-
-
-def is_path(word: str) -> bool:
-    """Whether there is a file of that name, or the word can hardly be anything but a path."""
-    try:
-        if word and Path(word).is_file():
-            return True
-    except (OSError, ValueError):  # a whole question is too long for a name
-        return False
-    return " " not in word and (word.startswith(("./", "../", "/", "~/")) or word.endswith("/"))
-
-
-def _checked_picture(name: str) -> str:
-    """A file's name, once it is known to be a readable picture.
-
-    Raises:
-        RequestError: what is wrong with it.
-    """
-    from corellm.multimodal.image import load_image
-
-    path = Path(name).expanduser()
-    try:
-        load_image(path, MultiModalConfig().max_image_pixels)
-    except MediaError as error:
-        quoted = "" if path.exists() else " (a question with spaces must be in quotes)"
-        raise RequestError(f"{error}{quoted}") from error
-    return str(path)
 
 
 def _load(args: argparse.Namespace) -> LLMEngine:

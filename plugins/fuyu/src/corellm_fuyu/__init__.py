@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import CorellmError, EmbeddingInputError, ProcessorKwargsError
+from corellm.errors import EmbeddingInputError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal import (
     EmbeddingItems,
@@ -104,21 +104,9 @@ class Fuyu:
         return [*token_ids, answer[-1]] if token_ids else answer  # alone, it has the tokenizer's word mark before it
 
     @hookimpl(wrapper=True)
-    def call_hf_processor(
-        self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
-    ) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
+    def call_hf_processor(self) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
         """The grid of patches `[1, rows, columns, values]`, which the processor flattens (a single one altogether)."""
-        try:
-            outputs = yield
-        except Exception as error:
-            if isinstance(error, CorellmError) or not mm_kwargs:
-                raise
-            width, height = mm_data["image"][0].size
-            raise ProcessorKwargsError(
-                f"mm_processor_kwargs: {dict(mm_kwargs)} does not do for a picture of {width} x {height} pixels: "
-                f"{' '.join(str(error).split())}; size is {{'height': ..., 'width': ...}} in whole patches",
-                modality="image", got=dict(mm_kwargs),
-            ) from error  # fmt: skip
+        outputs = yield
         patches = outputs["image_patches"]
         rows = int((outputs["input_ids"] == self.context.hf_processor.image_newline_id).sum())
         return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])}

@@ -1,0 +1,105 @@
+"""Files on the command line: which words are media, of which modality, and whether they can be read.
+
+Reading is the core's own (`multimodal.parsing`), so that what is accepted here is what requests accept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corellm.errors import MediaError, MissingExtraError, RequestError
+
+SUFFIXES = {
+    "image": {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"},
+    "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm"},
+    "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"},
+}
+"""By which a word is taken for a file even if there is none, so that a typing error is reported as one. A GIF is a
+picture unless it comes as `--video`.
+"""
+
+_SAMPLING_RATE = 16_000  # of sounds that are only checked here
+
+
+@dataclass(frozen=True)
+class MediaFile:
+    """One picture, video or sound to go with a prompt."""
+
+    path: str
+    modality: str
+    about: str
+    """Its size or length, for people."""
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """As a part of a chat message."""
+        return {"type": self.modality, self.modality: self.path}
+
+
+def by_modality(files: Sequence[MediaFile]) -> dict[str, list[str]]:
+    """As `multi_modal_data` takes them."""
+    data: dict[str, list[str]] = {}
+    for file in files:
+        data.setdefault(file.modality, []).append(file.path)
+    return data
+
+
+def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tell files from text: what exists, ends like media, or looks like a path."""
+    files = [word for word in words if is_path(word) or (" " not in word and _modality_of(word))]
+    return files, [word for word in words if word not in files]
+
+
+def is_path(word: str) -> bool:
+    """Whether there is a file of that name, or the word can hardly be anything but a path."""
+    try:
+        if word and Path(word).is_file():
+            return True
+    except (OSError, ValueError):  # a whole question is too long for a name
+        return False
+    return " " not in word and (word.startswith(("./", "../", "/", "~/")) or word.endswith("/"))
+
+
+def _modality_of(name: str) -> str | None:
+    suffix = Path(name).suffix.lower()
+    return next((modality for modality, suffixes in SUFFIXES.items() if suffix in suffixes), None)
+
+
+def open_file(name: str, modality: str | None = None) -> MediaFile:
+    """Read a file, to know before a model is loaded that it can be read.
+
+    Args:
+        name: of the file; `~` is expanded.
+        modality: None to go by the name's ending, and where that says nothing, by what can read it.
+
+    Raises:
+        RequestError: what is wrong with it.
+    """
+    path = Path(name).expanduser()
+    known = modality or _modality_of(name)
+    reasons: list[Exception] = []
+    for candidate in [known] if known else SUFFIXES:
+        try:
+            return MediaFile(str(path), candidate, _read(path, candidate))
+        except (MediaError, MissingExtraError) as error:
+            reasons.append(error)
+    if len(reasons) == 1 or not path.is_file():
+        quoted = "" if path.exists() else " (a question with spaces must be in quotes)"
+        raise RequestError(f"{reasons[0]}{quoted}") from reasons[0]
+    raise RequestError(f"{name!r} is no picture, video or sound that can be read") from reasons[0]
+
+
+def _read(path: Path, modality: str) -> str:
+    """Read it, and say how large or long it is."""
+    from corellm.multimodal.parsing import DataParser
+
+    item = DataParser(sampling_rate=_SAMPLING_RATE).modality_parsers()[modality].load(path)
+    if modality == "image":
+        return f"{item.width} x {item.height}"
+    if modality == "audio":
+        return f"{len(item) / _SAMPLING_RATE:.1f} s"
+    about = f"{item.metadata.width} x {item.metadata.height}, {item.metadata.total_num_frames} frames"
+    return about + (f", {item.metadata.duration:.1f} s" if item.metadata.duration else "")
