@@ -6,7 +6,7 @@ threads; knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -187,7 +187,7 @@ class InputProcessor:
         self, messages: Any, chat_template: str | None, add_generation_prompt: bool
     ) -> tuple[str | None, list[int], dict[str, Any]]:
         """A conversation as text (if the family makes text of it), token ids and media."""
-        normalized = normalize_messages(messages, self._special_literals)
+        normalized = normalize_messages(messages, self._added_literals, assistant=self._special_literals)
         chat: ChatPrompt | None = self._hooks.make_context(
             messages=normalized,
             max_window_size=self._max_model_len,
@@ -235,9 +235,15 @@ class InputProcessor:
     def _special_literals(self) -> list[str]:
         """Strings that tokenize to special or placeholder tokens, longest first."""
         placeholders = self.tokenizer.convert_ids_to_tokens(list(self.mm_processor.profile.placeholder_token_ids))
-        literals = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens, *placeholders}
+        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        literals = {*special, *self.tokenizer.all_special_tokens, *placeholders}
         literals.discard(None)  # a placeholder that only the model's configuration knows: nobody can type it
-        return sorted((literal for literal in literals if literal.strip()), key=lambda s: (-len(s), s))
+        return _longest_first(literals)
+
+    @cached_property
+    def _added_literals(self) -> list[str]:
+        """These, and strings that tokenize to any other token added to the vocabulary, special or not."""
+        return _longest_first({*self._special_literals, *self.tokenizer.get_added_vocab()})
 
     # --- parameters against the model -------------------------------------------------------------------------------
 
@@ -293,3 +299,8 @@ def with_request_id(error: Exception, request_id: str) -> Exception:
     if isinstance(error, MultiModalError) and error.request_id is None:
         error.request_id = request_id
     return error
+
+
+def _longest_first(literals: Iterable[str]) -> list[str]:
+    """Where one contains another, the longer must be looked for first."""
+    return sorted((literal for literal in literals if literal.strip()), key=lambda s: (-len(s), s))

@@ -49,19 +49,27 @@ def guard_text(text: str, literals: Collection[str]) -> str:
     return guarded
 
 
-def normalize_messages(messages: Any, literals: Collection[str]) -> list[dict[str, Any]]:
+def normalize_messages(
+    messages: Any, literals: Collection[str], *, assistant: Collection[str] | None = None
+) -> list[dict[str, Any]]:
     """Bring messages to one shape: content a list of `{"type": "text", "text"}`, `{"type": modality, modality: media}`.
 
     Args:
         messages: dictionaries with `role` and `content` (text, parts, or None where the role allows it).
         literals: special token strings that must stay text.
+        assistant: those that must in the assistant's messages; None for the same. What a model wrote may hold tokens
+            of its own (a box around a thing, a tool call) that it shall read back as such.
 
     Raises:
         PromptError: a malformed message; names `messages[i].content[j]`.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
         raise PromptError(f"messages must be a non-empty list of {{role, content}}, got {messages!r:.100}")
-    normalized = [_normalize_message(i, message, literals) for i, message in enumerate(messages)]
+    own = literals if assistant is None else assistant
+    normalized = [
+        _normalize_message(i, m, own if isinstance(m, Mapping) and m.get("role") == "assistant" else literals)
+        for i, m in enumerate(messages)
+    ]
     _guard_borders([p for m in normalized for p in m["content"] if p["type"] == "text"], literals)
     return normalized
 
