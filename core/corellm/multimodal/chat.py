@@ -136,6 +136,8 @@ def _normalize_part(where: str, part: Any, literals: Collection[str]) -> dict[st
     media = part.get(kind, part.get(modality))
     if isinstance(media, Mapping) and "url" in media:
         media = media["url"]
+    if isinstance(media, Mapping) and isinstance(media.get("data"), str):  # OpenAI's form of a sound
+        media = f"data:{modality}/{media.get('format', '')};base64,{media['data']}"
     if media is None:
         raise MediaError(f"{where} has no {kind!r}", modality=modality)
     if isinstance(media, str) and media.startswith("file://"):

@@ -1,0 +1,286 @@
+"""One sound, from whatever it comes as, to mono float32 samples at the model's rate.
+
+Knows sample formats, channels, rates and how long a sound may be; whether a file is whole is `audio_files`' business,
+and it knows neither requests nor models. Files are decoded in blocks by libsndfile and resampled as they come by soxr
+(the same samples, bit for bit, as `librosa.load` gives), so that neither a header's lies nor a small file full of
+silence can take more memory than the longest sound allowed.
+
+- Channels become one by their mean.
+- Integers are PCM: int16 and int32 are divided by their largest magnitude, uint8 is centred on 128.
+- Floats are taken as they are, about -1 to 1.
+
+soundfile and soxr are in the extra `corellm[audio]`, each imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
+from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
+from corellm.multimodal.image import open_regular_file, shown_path
+from corellm.multimodal.items import is_array, is_tensor
+
+MAX_CHANNELS = 32
+MIN_RATE, MAX_RATE = 1_000, 384_000
+"""Hertz. A header may announce any number; extreme ratios of rates need filters of any size."""
+
+_SAMPLES_PER_SECOND = 2 * 192_000
+"""Samples of all channels together that may be decoded, per second that a sound may last."""
+_LOUDEST = 256.0
+"""Far above what any recording reaches, far below what 16-bit PCM in floats does."""
+_BLOCK_FRAMES = 1 << 16
+
+_FORMATS: tuple[tuple[str, re.Pattern[bytes], frozenset[str]], ...] = (
+    # What it is called here, how it begins, what libsndfile may then take it for.
+    ("WAV", re.compile(rb"RIFF.{4}WAVE", re.DOTALL), frozenset({"WAV", "WAVEX"})),
+    ("FLAC", re.compile(rb"fLaC"), frozenset({"FLAC"})),
+    ("Ogg", re.compile(rb"OggS"), frozenset({"OGG"})),
+    ("MP3", re.compile(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]"), frozenset({"MP3"})),
+)
+_SIGNATURE_BYTES = 12
+_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's word for it
+
+
+def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Read one sound.
+
+    Args:
+        source: encoded bytes (WAV, FLAC, Ogg Vorbis or Opus, MP3); the path of a regular file; `(samples, rate)`, with
+            samples a numpy array, torch tensor or list of floats, `[n]`, or `[channels, n]` or `[n, channels]` (the
+            shorter side is the channels); a bare array or tensor `[n]`, taken to be at `sampling_rate` already.
+        sampling_rate: samples per second of the result.
+        max_seconds: a longer sound is refused, as soon as that can be known.
+
+    Returns:
+        `[num_samples]`, at least one, finite. Memory of its own.
+
+    Raises:
+        MediaTooLargeError: longer than allowed.
+        MediaError: no such file, no sound, broken, truncated, without samples, or with values that are no samples.
+        MissingExtraError: soundfile, or soxr where the rates differ, is not installed.
+    """
+    if isinstance(source, tuple) and len(source) == 2:
+        return _from_samples(*source, sampling_rate, max_seconds)
+    if is_array(source) or is_tensor(source):
+        if source.ndim != 1:
+            raise MediaError(
+                f"samples of shape {tuple(source.shape)}: give (samples, rate) if it has several channels, a list if "
+                "these are several sounds (precomputed embeddings go under 'audio_embeds')",
+                got=tuple(source.shape),
+            )
+        return _from_samples(source, sampling_rate, sampling_rate, max_seconds)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _decode(BytesIO(source), "the data", sampling_rate, max_seconds)
+    if isinstance(source, (str, os.PathLike)):
+        with open_regular_file(source) as stream:
+            return _decode(stream, shown_path(source), sampling_rate, max_seconds)
+    raise MediaError(
+        f"{type(source).__name__} is not a sound; give a path, bytes, (samples, rate), or an array at the model's rate",
+        got=type(source).__name__,
+    )
+
+
+# --- encoded sounds ---------------------------------------------------------------------------------------------------
+
+
+def _decode(stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float) -> np.ndarray[Any, Any]:
+    start = stream.read(_SIGNATURE_BYTES)
+    if not start:
+        raise MediaError(f"{name} is empty (0 bytes)")
+    known = next((entry for entry in _FORMATS if entry[1].match(start)), None)
+    if known is None:
+        raise MediaError(f"{name} is not a WAV, FLAC, Ogg or MP3 sound")
+    format_name, _, taken_for = known
+    soundfile = _import_extra("soundfile")
+    least = _check_whole(stream, format_name, name)
+    stream.seek(0)
+    try:
+        with soundfile.SoundFile(stream) as reader:
+            if reader.format not in taken_for:
+                raise MediaError(f"{name} is not a WAV, FLAC, Ogg or MP3 sound, but {reader.format}")
+            _check_rate(reader.samplerate)
+            _check_channels(reader.channels)
+            reader.seekable = lambda: False  # else it seeks after every block, and an MP3's decoder starts over
+            blocks = _mono_blocks(reader, name, format_name, least, max_seconds)
+            return _to_rate(blocks, reader.samplerate, sampling_rate)
+    except soundfile.SoundFileError as error:  # its texts hold addresses
+        raise MediaError(f"{name}: broken or truncated {format_name}") from error
+
+
+def _check_whole(stream: BinaryIO, format_name: str, name: str) -> int | None:
+    """How many samples per channel must be decoded at least; None for what the decoder announces."""
+    if format_name == "MP3":
+        return count_mp3_samples(stream, name)  # without an index what the decoder announces is a guess
+    if format_name == "WAV":
+        check_wav(stream, name)
+    elif format_name == "Ogg":
+        check_ogg(stream, name)
+    return None
+
+
+def _mono_blocks(
+    reader: Any, name: str, format_name: str, least: int | None, max_seconds: float
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Decode `[n]` samples at a time, and compare their number at the end with what was announced."""
+    announced, channels, rate = reader.frames, reader.channels, reader.samplerate
+    if least is None and announced != _UNKNOWN_FRAMES:
+        least = announced
+    if least is not None:
+        _check_length(least, channels, rate, max_seconds)
+    decoded = 0
+    while decoded < announced:  # never behind the end: a FLAC's tags there are an error to its decoder
+        block = reader.read(min(_BLOCK_FRAMES, announced - decoded), dtype="float32", always_2d=True)
+        if not len(block):
+            break
+        decoded += len(block)
+        _check_length(decoded, channels, rate, max_seconds)
+        yield _to_mono(block.T)
+    if least is not None and decoded < least:
+        raise MediaError(
+            f"{name}: only {decoded / rate:.2f} of {least / rate:.2f} seconds can be decoded: a broken or truncated "
+            f"{format_name}",
+            expected=least, got=decoded,
+        )  # fmt: skip
+
+
+def _check_rate(rate: float) -> None:
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise MediaError(f"a sampling rate of {rate:g} Hz; accepted: {MIN_RATE} to {MAX_RATE}", got=rate)
+
+
+def _check_channels(channels: int) -> None:
+    if channels > MAX_CHANNELS:
+        raise MediaError(
+            f"{channels} channels, more than the {MAX_CHANNELS} allowed", expected=MAX_CHANNELS, got=channels
+        )
+
+
+def _check_length(frames: int, channels: int, rate: float, max_seconds: float) -> None:
+    """Refuse so many samples per channel, announced or decoded so far."""
+    seconds, samples, most = frames / rate, frames * channels, int(max_seconds * _SAMPLES_PER_SECOND)
+    if seconds > max_seconds:
+        raise MediaTooLargeError(
+            f"{seconds:.1f} seconds or more, longer than the {max_seconds:g} allowed; cut it, or raise "
+            "max_audio_seconds",
+            expected=max_seconds, got=seconds,
+        )  # fmt: skip
+    if samples > most:
+        raise MediaTooLargeError(f"{samples} samples, more than the {most} allowed", expected=most, got=samples)
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def _from_samples(samples: Any, rate: Any, sampling_rate: int, max_seconds: float) -> np.ndarray[Any, Any]:
+    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.integer, np.floating)):
+        raise MediaError(f"(samples, rate): the rate must be a number of hertz, got {type(rate).__name__}")
+    try:
+        rate = float(rate)
+    except OverflowError:
+        rate = math.inf
+    _check_rate(rate)
+    array = _array_of(samples)
+    if array.ndim == 2:
+        array = array.T if array.shape[0] > array.shape[1] else array  # [channels, n]
+        _check_channels(len(array))
+    elif array.ndim != 1:
+        raise MediaError(
+            f"samples of shape {array.shape}; give [n], [channels, n] or [n, channels]", got=tuple(array.shape)
+        )
+    _check_length(array.shape[-1], 1 if array.ndim == 1 else len(array), rate, max_seconds)
+    values = _to_float32(array)
+    return _to_rate([_to_mono(values)] if values.size else [], rate, sampling_rate)
+
+
+def _array_of(samples: Any) -> np.ndarray[Any, Any]:
+    if is_array(samples):
+        return samples
+    if is_tensor(samples):
+        if str(samples.layout) != "torch.strided" or samples.is_quantized or samples.device.type == "meta":
+            raise MediaError("samples must be a dense tensor that holds values")
+        tensor = samples.detach().cpu()
+        return np.asarray(tensor.float() if tensor.is_floating_point() else tensor)  # numpy has no bfloat16
+    if isinstance(samples, (list, tuple)):
+        try:
+            return np.array(samples)
+        except ValueError:
+            raise MediaError("(samples, rate): the list of samples is neither flat nor one list per channel") from None
+    raise MediaError(
+        f"(samples, rate): samples must be an array, a tensor or a list of floats, got {type(samples).__name__}"
+    )
+
+
+def _to_float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Scale samples to about -1 to 1; a copy."""
+    kind, itemsize = array.dtype.kind, array.dtype.itemsize
+    if kind == "f":
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+            return array.astype(np.float32)
+    if kind == "i" and itemsize in (2, 4):
+        return array.astype(np.float32) / np.float32(2 ** (8 * itemsize - 1))
+    if kind == "u" and itemsize == 1:
+        return (array.astype(np.float32) - 128) / 128
+    raise MediaError(
+        f"samples of dtype {array.dtype}; give floats from -1 to 1, or PCM as int16, int32 or uint8",
+        got=str(array.dtype),
+    )
+
+
+def _to_mono(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`[channels, n]` (or `[n]`) to `[n]`."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later
+        mono: np.ndarray[Any, Any] = values if values.ndim == 1 else values.mean(axis=0)
+        return mono
+
+
+def _to_rate(blocks: Iterable[np.ndarray[Any, Any]], rate: float, sampling_rate: int) -> np.ndarray[Any, Any]:
+    """Resample mono blocks of finite samples and join them.
+
+    The length is `ceil(samples * sampling_rate / rate)`; soxr rounds, and the last sample may be missing.
+    """
+    stream = None
+    if rate != sampling_rate:
+        soxr = _import_extra("soxr")
+        stream = soxr.ResampleStream(rate, sampling_rate, 1, dtype="float32", quality="soxr_hq")
+    num_samples = 0
+    out = []
+    for block in blocks:
+        _check_values(block)
+        num_samples += len(block)
+        out.append(block if stream is None else stream.resample_chunk(np.ascontiguousarray(block)))
+    if not num_samples:
+        raise MediaError("the sound is empty (0 samples)")
+    if stream is not None:
+        out.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+        num_samples = math.ceil(num_samples * (float(sampling_rate) / rate))
+    sound = np.zeros(num_samples, np.float32)
+    joined = np.concatenate(out)[:num_samples]
+    sound[: len(joined)] = joined
+    return sound
+
+
+def _check_values(block: np.ndarray[Any, Any]) -> None:
+    loudest = float(np.abs(block).max(initial=0))  # NaN if there is one
+    if not math.isfinite(loudest):
+        raise MediaError("samples that are not finite (NaN or infinity)")
+    if loudest > _LOUDEST:
+        raise MediaError(
+            f"floating-point samples up to {loudest:g}, expected about -1 to 1; give PCM as int16, int32 or uint8",
+            expected=(-1, 1), got=loudest,
+        )  # fmt: skip
+
+
+def _import_extra(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError) as error:  # OSError: soundfile is there, libsndfile is not
+        raise MissingExtraError(f"sounds need {module}: pip install 'corellm[audio]'") from error

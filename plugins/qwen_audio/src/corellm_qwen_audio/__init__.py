@@ -1,0 +1,135 @@
+"""Qwen2-Audio for corellm: `Qwen2AudioForConditionalGeneration`.
+
+A sound becomes a log-mel spectrogram, padded to the 30 seconds the encoder was trained on; a convolution and a pooling
+leave one embedding for every four frames that hold sound, 25 per second. The encoder must not look at the padding, and
+what it makes of the padding is thrown away. The prompt's `<|AUDIO|>` becomes as many tokens as embeddings are left; the
+`<|audio_bos|>` and `<|audio_eos|>` around it are the prompt's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from corellm.errors import MediaError, MediaTooLargeError, ProcessorKwargsError
+from corellm.hookspecs import ModelContext, hookimpl
+from corellm.multimodal import MultiModalFieldConfig, MultiModalKwargsItem, PromptReplacement, dummy_audios
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from corellm.multimodal import MultiModalItems
+
+__all__ = ["Qwen2Audio"]
+
+_Count = TypeVar("_Count", int, "Tensor")
+
+
+class Qwen2Audio:
+    """The adapter."""
+
+    contract = 1
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number of sounds."""
+        return {"audio": None}
+
+    @hookimpl
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        """One audio token per sound."""
+        audio_token: str = self.context.hf_processor.audio_token
+        return audio_token * mm_counts.get("audio", 0)
+
+    @hookimpl
+    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """Sounds as long as the model hears."""
+        samples = self.context.hf_processor.feature_extractor.n_samples
+        return {"audio": dummy_audios(mm_counts.get("audio", 0), num_samples=samples)}
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str, index: int) -> str | None:
+        """Qwen2-Audio was trained with sounds that are counted, each on a line of its own."""
+        processor = self.context.hf_processor
+        sound = f"{processor.audio_bos_token}{processor.audio_token}{processor.audio_eos_token}"
+        return f"Audio {index + 1}: {sound}\n" if modality == "audio" else None
+
+    @hookimpl
+    def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
+        """Refuse what the Hugging Face processor would cut or not hear at all; then leave it to the core.
+
+        Raises:
+            ProcessorKwargsError: anything but `truncation`: the rest would unfit the spectrogram for the encoder.
+            MediaTooLargeError: longer than the model hears, and no `truncation`.
+            MediaError: too short for a single embedding.
+        """
+        truncation = mm_kwargs.get("truncation", False)
+        if mm_kwargs.keys() - {"truncation"} or not isinstance(truncation, bool):
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: Qwen2-Audio takes only 'truncation', True or False, got {dict(mm_kwargs)!r:.99}",
+                expected=["truncation"], got=sorted(mm_kwargs),
+            )  # fmt: skip
+        extractor = self.context.hf_processor.feature_extractor
+        num_samples, most, rate = len(mm_data["audio"][0]), extractor.n_samples, extractor.sampling_rate
+        if num_samples > most and not truncation:
+            raise MediaTooLargeError(
+                f"{num_samples} samples ({num_samples / rate:.2f} seconds), but the model hears {most} "
+                f"({most / rate:g}); give it in parts, or mm_processor_kwargs={{'truncation': True}} to drop the rest",
+                modality="audio", expected=most, got=num_samples,
+            )  # fmt: skip
+        if not _lengths(-(-num_samples // extractor.hop_length))[1]:
+            raise MediaError(
+                f"{num_samples} samples ({1000 * num_samples / rate:.1f} ms) are too few for the model; it needs more "
+                f"than {2 * extractor.hop_length}",
+                modality="audio", expected=2 * extractor.hop_length + 1, got=num_samples,
+            )  # fmt: skip
+
+    @hookimpl
+    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
+        """`input_features` is `[sounds, mel, frames]`, `feature_attention_mask` `[sounds, frames]`."""
+        batched = MultiModalFieldConfig.batched("audio")
+        return {"input_features": batched, "feature_attention_mask": batched}
+
+    @hookimpl
+    def get_prompt_updates(
+        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[PromptReplacement]:
+        """An audio token becomes one per embedding."""
+        token = self.context.hf_config.audio_token_id
+
+        def replacement(index: int) -> list[int]:
+            count = mm_items["audio"].num_embeddings(index)
+            if count is None:
+                mask = out_mm_kwargs["audio"][index]["feature_attention_mask"].data
+                count = _lengths(int(mask.sum()))[1]
+            return [token] * count
+
+        return [PromptReplacement("audio", target=[token], replacement=replacement)]
+
+    @hookimpl
+    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
+        """Encoder, projector, and of each sound the rows that are not padding: `[tokens, hidden_size]`."""
+        import torch
+        from transformers.masking_utils import create_bidirectional_mask
+
+        features = mm_kwargs["input_features"]  # [sounds, mel, frames]
+        after_convolution, after_pooling = _lengths(mm_kwargs["feature_attention_mask"].sum(-1))
+        tower: Any = model.get_submodule("model.audio_tower")
+        positions = torch.arange(tower.config.max_source_positions, device=features.device)
+        mask = create_bidirectional_mask(
+            config=tower.config,
+            inputs_embeds=features.new_empty(len(features), len(positions), 1),
+            attention_mask=(positions < after_convolution[:, None]).long(),
+        )
+        hidden = tower(features, attention_mask=mask).last_hidden_state  # [sounds, positions / 2, width]
+        embeddings = model.get_submodule("model.multi_modal_projector")(hidden)
+        return [rows[:count] for rows, count in zip(embeddings, after_pooling.tolist(), strict=True)]
+
+
+def _lengths(frames: _Count) -> tuple[_Count, _Count]:
+    """How many positions are left of so many frames after the strided convolution, and then after the pooling."""
+    positions = (frames - 1) // 2 + 1
+    return positions, (positions - 2) // 2 + 1

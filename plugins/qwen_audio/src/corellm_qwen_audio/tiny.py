@@ -1,0 +1,63 @@
+"""A tiny random Qwen2-Audio checkpoint, written from nothing: for contract tests and anybody's experiments.
+
+Weights are spread wider than a default initialisation, so that wrong output shows. The chat template is the processor's
+own, which is the published checkpoints', too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+
+_SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+_MEL_BINS = 16
+
+
+def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, seconds: int = 30) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        seconds: how long a sound the model hears; the published ones hear 30. Every sound is padded to this, so that a
+            shorter one makes for quick tests.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    tokenizer = train_tokenizer(_SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=_MEL_BINS, chunk_length=seconds)
+    audio_config = transformers.Qwen2AudioEncoderConfig(
+        num_mel_bins=_MEL_BINS,
+        d_model=64,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        max_source_positions=extractor.nb_max_frames // 2,
+    )
+    text_config = transformers.Qwen2Config(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config = transformers.Qwen2AudioConfig(
+        audio_config=audio_config.to_dict(),
+        text_config=text_config.to_dict(),
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    model = transformers.Qwen2AudioForConditionalGeneration(config)
+    randomize_weights(model, seed)
+    model.save_pretrained(path)
+    transformers.Qwen2AudioProcessor(extractor, tokenizer).save_pretrained(path)
+    return path

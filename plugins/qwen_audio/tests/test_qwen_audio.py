@@ -1,0 +1,223 @@
+"""Qwen2-Audio's processing is the Hugging Face processor's on text and sounds together: same ids, same tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corellm import LLM, SamplingParams
+from corellm.errors import (
+    AlreadyExpandedError,
+    EmbeddingInputError,
+    MediaError,
+    MediaTooLargeError,
+    MissingPlaceholderError,
+    ProcessorKwargsError,
+    SurplusPlaceholderError,
+)
+from corellm_qwen_audio.tiny import make_tiny_checkpoint
+
+RATE = 16_000
+SECONDS = 4
+LONGEST = SECONDS * RATE
+PLACEHOLDER = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+GREEDY = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A tiny Qwen2-Audio that hears 4 seconds, loaded."""
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen_audio"), seconds=SECONDS)
+    with LLM(str(path), dtype="float32") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def processor(llm: LLM) -> Any:
+    """The Hugging Face processor of the same checkpoint: the oracle."""
+    return transformers.AutoProcessor.from_pretrained(llm.engine.context.model_path)
+
+
+def sound(num_samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return (np.random.default_rng(seed).standard_normal(num_samples) * 0.1).astype(np.float32)
+
+
+def process(llm: LLM, prompt: Any, sounds: Any, **kwargs: Any) -> Any:
+    """Our processing of one request; `prompt` is text or token ids."""
+    key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    return llm.engine.input_processor.process(
+        {key: prompt, "multi_modal_data": {"audio": sounds}, "mm_processor_kwargs": kwargs}
+    )
+
+
+# --- against the Hugging Face processor -------------------------------------------------------------------------------
+
+lengths = st.tuples(st.one_of(st.integers(321, 2000), st.integers(321, LONGEST)), st.integers(0, 1000))
+words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=12)
+
+
+@given(parts=st.lists(st.one_of(words, lengths), min_size=1, max_size=7), numbered=st.booleans())
+@settings(max_examples=60)
+def test_equals_the_hf_processor(llm: LLM, processor: Any, parts: list[Any], numbered: bool) -> None:
+    """Random text, sounds of random lengths, any count and order, with and without the family's markers."""
+    token = llm.engine.context.hf_config.audio_token_id
+    text = "x" + "".join(part if isinstance(part, str) else PLACEHOLDER if numbered else "<|AUDIO|>" for part in parts)
+    sounds = [sound(*part) for part in parts if not isinstance(part, str)]
+    want = processor(text=text, audio=sounds or None, sampling_rate=RATE, return_tensors="pt")
+    for prompt in (text, processor.tokenizer(text)["input_ids"]):
+        got = process(llm, prompt, sounds)
+        assert got.token_ids == want["input_ids"][0].tolist()
+        assert len(got.features) == len(sounds)
+        for i, feature in enumerate(got.features):
+            assert set(feature.data) == {"input_features", "feature_attention_mask"}
+            for name, field in feature.data.items():
+                assert torch.equal(field.data, want[name][i])
+            assert set(got.token_ids[feature.placeholder.offset : feature.placeholder.end]) == {token}
+
+
+@pytest.mark.parametrize("num_samples", [321, 640, 641, 960, 961, RATE, LONGEST - 1, LONGEST])
+def test_the_encoder_gives_a_row_per_token(llm: LLM, processor: Any, num_samples: int) -> None:
+    """At the borders of frames, of positions and of the whole."""
+    text = f"{PLACEHOLDER}what?"
+    want = processor(text=text, audio=[sound(num_samples)], sampling_rate=RATE, return_tensors="pt")["input_ids"]
+    output = llm.generate({"prompt": text, "multi_modal_data": {"audio": sound(num_samples)}}, GREEDY, use_tqdm=False)
+    assert output[0].prompt_token_ids == want[0].tolist()
+    assert output[0].finished
+
+
+def test_dummy_is_the_worst_case(llm: LLM) -> None:
+    """25 embeddings per second, and no sound takes more."""
+    assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"audio": 25 * SECONDS}
+
+
+# --- sounds as people have them ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*(aifc|audioop|sunau):DeprecationWarning")  # librosa imports them
+def test_any_file_is_resampled(llm: LLM, processor: Any, tmp_path: Path) -> None:
+    """A stereo file at 44.1 kHz, as path and bytes, gives what it gives when librosa reads it."""
+    import librosa
+
+    samples = np.stack([sound(60_000, 1), sound(60_000, 2)], axis=1)
+    buffer = BytesIO()
+    soundfile.write(buffer, samples, 44_100, format="FLAC")
+    path = tmp_path / "a.flac"
+    path.write_bytes(buffer.getvalue())
+    first, second = process(llm, PLACEHOLDER * 2, [path, buffer.getvalue()]).features
+    assert first.identifier == second.identifier
+    heard = librosa.load(path, sr=RATE, res_type="soxr_hq")[0]
+    want = processor(text=PLACEHOLDER, audio=[heard], sampling_rate=RATE, return_tensors="pt")
+    assert torch.equal(first.data["input_features"].data, want["input_features"][0])
+
+
+def test_chat(llm: LLM, processor: Any) -> None:
+    """Sounds are counted through all turns, by the checkpoint's template and by one that takes text only."""
+    first, second = sound(5000, 1), sound(9000, 2)
+    messages = [
+        {"role": "user", "content": [{"type": "audio", "audio": first}, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "Glass."},
+        {"role": "user", "content": [{"type": "audio", "audio": (second, RATE)}, {"type": "text", "text": "And it?"}]},
+    ]
+    text = (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\nAudio 1: {PLACEHOLDER}\nWhat is it?<|im_end|>\n"
+        "<|im_start|>assistant\nGlass.<|im_end|>\n"
+        f"<|im_start|>user\nAudio 2: {PLACEHOLDER}\nAnd it?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    want = processor(text=text, audio=[first, second], sampling_rate=RATE, return_tensors="pt")["input_ids"]
+    assert llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt_token_ids == want[0].tolist()
+    text_only = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    text = f"Audio 1: {PLACEHOLDER}\nWhat is it?Glass.Audio 2: {PLACEHOLDER}\nAnd it?"
+    want = processor(text=text, audio=[first, second], sampling_rate=RATE, return_tensors="pt")["input_ids"]
+    output = llm.chat(messages, GREEDY, chat_template=text_only, use_tqdm=False)[0]
+    assert output.prompt_token_ids == want[0].tolist()
+
+
+def test_precomputed_embeddings(llm: LLM) -> None:
+    """They take as many tokens as they have rows, of the text model's width only."""
+    data = {"prompt": f"{PLACEHOLDER}what?", "multi_modal_data": {"audio_embeds": torch.randn(1, 7, 64)}}
+    output = llm.generate(data, GREEDY, use_tqdm=False)[0]
+    assert output.prompt_token_ids.count(llm.engine.context.hf_config.audio_token_id) == 7
+    data["multi_modal_data"] = {"audio_embeds": torch.randn(1, 7, 63)}
+    with pytest.raises(EmbeddingInputError, match="hidden size 64, got 63"):
+        llm.generate(data, GREEDY, use_tqdm=False)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sounds", "error", "words"),
+    [
+        (sound(LONGEST + 1), MediaTooLargeError, r"64001 samples \(4\.00 seconds\), but the model hears 64000 \(4\)"),
+        (sound(320), MediaError, r"320 samples \(20\.0 ms\) are too few for the model; it needs more than 320"),
+        (sound(0), MediaError, "audio 0: the sound is empty"),
+        (b"RIFF", MediaError, "audio 0: the data is not a WAV, FLAC, Ogg or MP3 sound"),
+        ([], SurplusPlaceholderError, r"<\|AUDIO\|>"),
+        ([sound(999)] * 2, MissingPlaceholderError, "1"),
+    ],
+)
+def test_bad_sounds_are_refused(llm: LLM, sounds: Any, error: type[Exception], words: str) -> None:
+    """One line that says what is wrong."""
+    with pytest.raises(error, match=words) as caught:
+        process(llm, PLACEHOLDER, sounds)
+    assert "\n" not in str(caught.value)
+
+
+def test_expanded_prompts_are_refused(llm: LLM, processor: Any) -> None:
+    """The Hugging Face processor's own output, given back with the sound."""
+    inputs = processor(text=PLACEHOLDER, audio=[sound(RATE)], sampling_rate=RATE, return_tensors="pt")
+    with pytest.raises(AlreadyExpandedError):
+        process(llm, inputs["input_ids"][0].tolist(), sound(RATE))
+
+
+def test_truncation_has_to_be_asked_for(llm: LLM, processor: Any) -> None:
+    """Then it is the Hugging Face processor's."""
+    long = sound(LONGEST + 5000)
+    want = processor(text=PLACEHOLDER, audio=[long], sampling_rate=RATE, return_tensors="pt")
+    got = process(llm, PLACEHOLDER, long, truncation=True)
+    assert got.token_ids == want["input_ids"][0].tolist()
+    assert torch.equal(got.features[0].data["input_features"].data, want["input_features"][0])
+    with pytest.raises(MediaTooLargeError, match=r"in parts, or mm_processor_kwargs={.truncation.: True}"):
+        process(llm, PLACEHOLDER, long, truncation=False)
+
+
+@pytest.mark.parametrize("kwargs", [{"padding": "longest"}, {"sampling_rate": 8000}, {"truncation": "yes"}])
+def test_other_arguments_are_refused(llm: LLM, kwargs: dict[str, Any]) -> None:
+    """Those that the encoder could not take, and those nobody knows."""
+    with pytest.raises(ProcessorKwargsError, match="takes only 'truncation', True or False, got"):
+        process(llm, PLACEHOLDER, sound(RATE), **kwargs)
+
+
+# --- the plugin -------------------------------------------------------------------------------------------------------
+
+
+def test_importing_the_adapter_is_light() -> None:
+    """Neither torch nor transformers nor what decodes sound."""
+    code = (
+        "import sys, corellm_qwen_audio\n"
+        "assert not {'torch', 'transformers', 'soundfile', 'soxr'} & set(sys.modules), 'heavy'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_tiny_checkpoint_is_deterministic(tmp_path: Path) -> None:
+    """Same seed, same files; another seed, other weights."""
+    files = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_tiny_checkpoint(tmp_path / name, seed)
+        files.append({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()})
+    assert files[0] == files[1]
+    assert files[0]["model.safetensors"] != files[2]["model.safetensors"]
