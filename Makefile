@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 # two threads that spin on one core slow each other down a thousandfold
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo demo-eval demo-train test lint bench wheels-test check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test lint bench wheels-test check clean
 
 help:            ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
 
 setup: $(VENV)/.ready  ## the virtual environment with everything in it
 
@@ -19,7 +19,7 @@ $(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-demo: setup      ## ask the demo model about pictures
+demo: setup      ## ask the demo models about pictures and clips
 	$(BIN)/python demo/show.py
 
 demo-eval: setup ## the demo model's accuracy on held-out pictures
@@ -27,6 +27,12 @@ demo-eval: setup ## the demo model's accuracy on held-out pictures
 
 demo-train: setup ## train the demo model again, into demo/runs/new (about an hour on two cores)
 	$(BIN)/python -m demo.train demo/runs/new
+
+demo-video-eval: setup ## the same of the demo model that watches clips
+	$(BIN)/python -m demo.video.evaluate
+
+demo-video-train: setup ## train it again, into demo/runs/new-video (about an hour on two cores)
+	$(BIN)/python -m demo.video.train demo/runs/new-video
 
 test: setup      ## all tests
 	$(BIN)/python -m pytest

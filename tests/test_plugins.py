@@ -77,7 +77,7 @@ def wrapped_by(wrapper: object) -> pluggy.PluginManager:
 def test_every_required_hook_is_a_hook() -> None:
     """The lists of required and of static hooks name hooks."""
     assert {*REQUIRED_HOOKS, *STATIC_HOOKS} <= HOOK_NAMES
-    assert len(HOOK_NAMES) == 21
+    assert len(HOOK_NAMES) == 22
 
 
 STATIC = """

@@ -142,6 +142,15 @@ class MultiModalConfig:
     """GiB of processed items kept by content hash; 0 for none."""
     max_image_pixels: int = 89_478_485
     """Images that announce more pixels are refused before they are decoded."""
+    max_video_pixels: int = 33_177_600
+    """Videos whose frames have more pixels each are refused before they are decoded (the default is 8K)."""
+    max_video_frames: int = 768
+    """Frames of one video that a processor may read at once; of longer ones it takes a sample."""
+    max_video_bytes: int = 1 << 30
+    """Bytes of one video held in memory: of its file, or of its frames where all are needed at once."""
+    max_audio_seconds: float = 600.0
+    """Longer sounds are refused while they are decoded. Ten minutes take 38 MB at 16 kHz, and a second or two to read;
+    a model may hear less of them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.limit_mm_per_prompt, Mapping):
@@ -151,7 +160,9 @@ class MultiModalConfig:
         if not isinstance(self.mm_processor_kwargs, Mapping):
             raise ConfigError(f"mm_processor_kwargs must be a dict, got {self.mm_processor_kwargs!r}")
         _not_negative("mm_processor_cache_gb", self.mm_processor_cache_gb)
-        _positive("max_image_pixels", self.max_image_pixels)
+        for name in ("max_image_pixels", "max_video_pixels", "max_video_frames", "max_video_bytes"):
+            _positive(name, getattr(self, name))
+        _not_negative("max_audio_seconds", self.max_audio_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

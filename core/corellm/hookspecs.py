@@ -102,6 +102,9 @@ class ModelContext:
     """Processor arguments given at start, valid for every request."""
     trust_remote_code: bool = False
     """Whether Python code from the checkpoint may run."""
+    max_model_len: int | None = None
+    """Longest sequence the engine serves: an item that becomes more tokens need not be decoded. Known before the first
+    item is processed; set by the core."""
     make_processor: Callable[[], Any] | None = None
     """How to make `hf_processor`; set by the core from `register_processor`."""
 
@@ -247,7 +250,8 @@ def call_hf_processor(
 
     Args:
         prompt: `get_dummy_text` for this one item.
-        mm_data: `{modality: [item]}` with a single parsed item (a `PIL.Image` in RGB for images).
+        mm_data: `{modality: [item]}` with a single parsed item: a `PIL.Image` in RGB, a `corellm.multimodal.Video`, or
+            samples `[num_samples]` float32 at the model's rate.
         mm_kwargs: processor arguments, the request's laid over the operator's.
 
     Returns:
@@ -378,7 +382,22 @@ def get_multimodal_embeddings(
 
     Returns:
         A tensor `[items, tokens, hidden_size]`, or one `[tokens, hidden_size]` per item. Each item's rows must equal
-        its placeholder's `num_embeds`.
+        its placeholder's `num_embeds`. Where `get_multimodal_embedding_width` is answered, rows are that wide.
+    """
+
+
+@_first_result
+def get_multimodal_embedding_width(model: nn.Module) -> int | None:
+    """Say how wide a row of `get_multimodal_embeddings` is, where it carries more than its token's embedding.
+
+    Qwen3-VL's rows carry what its decoder adds to the hidden states of its first layers, too. Rows are kept, divided
+    into chunks and handed on whole: such an adapter's `merge_multimodal_embeddings` takes them apart.
+
+    Args:
+        model: what `load_model` gave.
+
+    Returns:
+        Columns. Default: the decoder's `hidden_size`.
     """
 
 
@@ -403,7 +422,8 @@ def merge_multimodal_embeddings(
 
     Args:
         inputs_embeds: `[num_tokens, hidden_size]`, owned by this call: it may be written to.
-        multimodal_embeddings: `[num_multimodal, hidden_size]`, in the order of their positions.
+        multimodal_embeddings: `[num_multimodal, hidden_size]`, in the order of their positions; as wide as
+            `get_multimodal_embedding_width` says, where that is answered.
         is_multimodal: `[num_tokens]`, bool, with exactly `num_multimodal` ones.
 
     Returns:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import corellm.errors
+from corellm.config import MultiModalConfig
 from corellm.errors import (
     EmbeddingInputError,
     MediaError,
@@ -27,6 +28,7 @@ from corellm.multimodal.items import EmbeddingItems, MediaItems
 from corellm.multimodal.parsing import DataParser, ModalityParser, RawItems
 
 HIDDEN = 16
+LIMITS = MultiModalConfig(max_image_pixels=1000)
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8))
 ARRAY = np.asarray(PICTURE)
 BUFFER = BytesIO()
@@ -38,7 +40,7 @@ BASE64 = base64.b64encode(PNG).decode()
 @pytest.fixture
 def parser() -> DataParser:
     """A parser for small pictures and narrow embeddings."""
-    return DataParser(max_image_pixels=1000, hidden_size=HIDDEN)
+    return DataParser(LIMITS, hidden_size=HIDDEN)
 
 
 def embeddings(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -259,7 +261,7 @@ def test_embeddings_without_dense_values(parser: DataParser, value: torch.Tensor
 
 def test_any_width_where_the_model_does_not_say(parser: DataParser) -> None:
     """Except none at all."""
-    lenient = DataParser(max_image_pixels=1000, hidden_size=None)
+    lenient = DataParser(LIMITS, hidden_size=None)
     assert lenient.parse({"image_embeds": embeddings(2, 5, 7)}).get_counts() == {"image": 2}
     with pytest.raises(EmbeddingInputError, match="hidden size: at least 1, got 0"):
         lenient.parse({"image_embeds": [embeddings(5, 0)]})
@@ -268,7 +270,7 @@ def test_any_width_where_the_model_does_not_say(parser: DataParser) -> None:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["video", "audio", "images", "image_embeds_embeds", "video_embeds", "_embeds", 5])
+@pytest.mark.parametrize("key", ["depth", "images", "image_embeds_embeds", "depth_embeds", "_embeds", 5])
 @pytest.mark.parametrize("value", [None, [], PICTURE])
 def test_unknown_modalities(parser: DataParser, key: Any, value: Any) -> None:
     """With the accepted names, whatever is under the key."""
@@ -295,35 +297,35 @@ def test_what_is_no_mapping(parser: DataParser, data: Any) -> None:
 def test_a_plugin_can_add_a_modality() -> None:
     """With its own splitting and reading; embeddings, counting and naming of items come along."""
 
-    class WithAudio(DataParser):
+    class WithDepth(DataParser):
         def modality_parsers(self) -> dict[str, ModalityParser]:
-            return super().modality_parsers() | {"audio": ModalityParser(split=self.split_audio, load=self.load_audio)}
+            return super().modality_parsers() | {"depth": ModalityParser(split=self.split_depth, load=self.load_depth)}
 
-        def split_audio(self, value: Any) -> RawItems:
+        def split_depth(self, value: Any) -> RawItems:
             return RawItems(value if isinstance(value, list) else [value])
 
-        def load_audio(self, value: Any) -> Any:
+        def load_depth(self, value: Any) -> Any:
             if not len(value):
-                raise MediaError("no samples")
+                raise MediaError("no values")
             return np.asarray(value, np.float32)
 
-    parser = WithAudio(1000, HIDDEN)
-    data = {"audio": [[0.0, 1.0], []], "image": PICTURE}
-    assert parser.count(data) == {"audio": 2, "image": 1}
-    with pytest.raises(MediaError, match="audio 1: no samples") as caught:
+    parser = WithDepth(LIMITS, hidden_size=HIDDEN)
+    data = {"depth": [[0.0, 1.0], []], "image": PICTURE}
+    assert parser.count(data) == {"depth": 2, "image": 1}
+    with pytest.raises(MediaError, match="depth 1: no values") as caught:
         parser.parse(data)
-    assert (caught.value.modality, caught.value.item) == ("audio", 1)
-    assert parser.parse({"audio": [[0.5]]}).get_counts() == {"audio": 1}
-    assert parser.parse({"audio_embeds": embeddings(3, 5, HIDDEN)}).get_counts() == {"audio": 3}
-    with pytest.raises(UnsupportedModalityError, match="accepted: image, image_embeds, audio, audio_embeds"):
-        parser.count({"video": []})
+    assert (caught.value.modality, caught.value.item) == ("depth", 1)
+    assert parser.parse({"depth": [[0.5]]}).get_counts() == {"depth": 1}
+    assert parser.parse({"depth_embeds": embeddings(3, 5, HIDDEN)}).get_counts() == {"depth": 3}
+    with pytest.raises(UnsupportedModalityError, match=r"accepted: image, image_embeds, .*, depth, depth_embeds"):
+        parser.count({"smell": []})
 
 
 def test_importing_the_parser_loads_no_heavy_library() -> None:
     """Nor does counting."""
     code = (
         "import sys; from corellm.multimodal.parsing import DataParser\n"
-        "assert DataParser(9, None).count({'image': ['a', b'b']}) == {'image': 2}\n"
+        "assert DataParser().count({'image': ['a', b'b']}) == {'image': 2}\n"
         "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules), 'heavy'\n"
     )
     core = str(Path(corellm.errors.__file__).parents[1])

@@ -41,7 +41,7 @@ class Toy:
 
     @hookimpl
     def get_data_parser(self) -> DataParser:
-        return DataParser(max_image_pixels=10**6, hidden_size=8)
+        return DataParser(MultiModalConfig(max_image_pixels=10**6), hidden_size=8)
 
     @hookimpl
     def get_dummy_text(self) -> str:
@@ -154,9 +154,20 @@ def test_a_placeholder_without_any_item() -> None:
 
 
 def test_errors_name_the_item() -> None:
-    """The second picture is broken; a list of uuids has the wrong length."""
+    """The second picture is broken, or found to be when it is processed; a list of uuids has the wrong length."""
     with pytest.raises(MediaError, match="image 1: "):
         make(Toy()).process([IMAGE, IMAGE], {"image": [picture(2), b"junk"]})
+
+    class Lazy(Toy):
+        @hookimpl
+        def call_hf_processor(self, mm_data: Mapping[str, Any]) -> Mapping[str, Any]:
+            if mm_data["image"][0].width == 3:
+                raise MediaError("frame 7 cannot be decoded")
+            return super().call_hf_processor(mm_data)
+
+    with pytest.raises(MediaError, match=r"^image 1: frame 7 cannot be decoded$") as caught:
+        make(Lazy()).process([IMAGE, IMAGE], {"image": [picture(2), picture(3)]})
+    assert (caught.value.modality, caught.value.item) == ("image", 1)
     with pytest.raises(InvalidParameterError, match="has 2 ids for 1 items"):
         make(Toy()).process([IMAGE], {"image": picture(2)}, uuids={"image": ["a", "b"]})
 

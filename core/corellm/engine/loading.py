@@ -83,6 +83,7 @@ def load(config: EngineConfig) -> LoadedModel:
     context, hooks, namespace = _open_model(config)
     weights = _load_weights(hooks, context)
     sizes = _plan_sizes(config, context, weights)
+    context.max_model_len = sizes.max_model_len
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     mm_processor = MultiModalProcessor(
         hooks,
@@ -181,7 +182,7 @@ def _make_runner(
         select_backend(context.device, context.dtype, config.model.attention_backend),
         block_size=block_size,
         vocab_size=weights.vocab_size,
-        hidden_size=weights.hidden_size,
+        embedding_width=hooks.get_multimodal_embedding_width(model=weights.model) or weights.hidden_size,
         dtype=context.dtype,
         device=context.device,
         seed=config.model.seed,
@@ -209,7 +210,7 @@ def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=trusted,
     )
-    processing = ProcessingDefaults(context, config.multimodal.max_image_pixels)
+    processing = ProcessingDefaults(context, config.multimodal)
     manager = build_manager(
         adapter,
         context,

@@ -1,6 +1,6 @@
 """Multimodal processing: what an adapter's author imports. None of it imports torch."""
 
-from corellm.multimodal.dummy import dummy_images
+from corellm.multimodal.dummy import dummy_audios, dummy_images, dummy_videos
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
 from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems
@@ -12,6 +12,7 @@ from corellm.multimodal.prompt_updates import (
     PromptUpdate,
     PromptUpdateDetails,
 )
+from corellm.multimodal.video import Video, VideoMetadata
 
 __all__ = [
     "DataParser",
@@ -28,5 +29,9 @@ __all__ = [
     "PromptReplacement",
     "PromptUpdate",
     "PromptUpdateDetails",
+    "Video",
+    "VideoMetadata",
+    "dummy_audios",
     "dummy_images",
+    "dummy_videos",
 ]

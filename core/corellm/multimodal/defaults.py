@@ -6,13 +6,17 @@ from the outside only: how they are made, called, and which arguments they accep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from corellm.errors import ProcessorKwargsError
+from corellm.config import MultiModalConfig
+from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal.chat import render_chat
 from corellm.multimodal.parsing import DataParser
+from corellm.multimodal.video import Video
 
 HF_ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}
 """Under which name a Hugging Face processor takes the media of a modality."""
@@ -22,33 +26,58 @@ _SUBPROCESSORS = {
     "video_processor": "videos_kwargs",
     "feature_extractor": "audio_kwargs",
 }
-_NOT_FOR_USERS = frozenset({"return_tensors", "device", "disable_grouping", "data_format", "input_data_format"})
+_NOT_FOR_USERS = frozenset(
+    {"return_tensors", "device", "disable_grouping", "data_format", "input_data_format"}
+    | {"raw_speech", "sampling_rate", "return_attention_mask", "video_metadata", "return_metadata"}
+)
 
 
 class ProcessingDefaults:
     """Defaults of the hooks that run in the front end."""
 
-    def __init__(self, context: ModelContext, max_image_pixels: int) -> None:
+    def __init__(self, context: ModelContext, config: MultiModalConfig) -> None:
         self.context = context
-        self.max_image_pixels = max_image_pixels
+        self.config = config
         self.hooks: Any = None
         """The model's hook callers, this object's among them: set once they are known."""
 
     @hookimpl(trylast=True)
     def get_data_parser(self) -> DataParser:
-        """Pictures in any common form; embeddings of the text model's width."""
+        """Media in any common form, sounds at the feature extractor's rate; embeddings of the text model's width."""
         text_config = self.context.hf_config.get_text_config()
-        return DataParser(max_image_pixels=self.max_image_pixels, hidden_size=getattr(text_config, "hidden_size", None))
+        return DataParser(
+            self.config,
+            hidden_size=getattr(text_config, "hidden_size", None),
+            sampling_rate=lambda: int(self.context.hf_processor.feature_extractor.sampling_rate),
+        )
 
     @hookimpl(trylast=True)
     def call_hf_processor(
         self, prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Call the Hugging Face processor with dummy text and the one item."""
+        """Call the Hugging Face processor with dummy text and the one item.
+
+        Raises:
+            ProcessorKwargsError: it does not know an argument, or does not take its value for this item.
+        """
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
-        media = {HF_ARGUMENT[modality]: list(items) for modality, items in mm_data.items()}
-        outputs: Mapping[str, Any] = processor(text=prompt, **media, return_tensors="pt", **mm_kwargs)
+        media: dict[str, Any] = {HF_ARGUMENT[modality]: list(items) for modality, items in mm_data.items()}
+        if "audio" in media:
+            media["sampling_rate"] = processor.feature_extractor.sampling_rate
+        if "videos" in media:
+            (video,) = media.pop("videos")
+            media |= video_arguments(video, self.config.max_video_bytes)
+        try:
+            outputs: Mapping[str, Any] = processor(text=prompt, return_tensors="pt", **{**media, **mm_kwargs})
+        except Exception as error:
+            if isinstance(error, CorellmError) or not mm_kwargs:
+                raise
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: {dict(mm_kwargs)} does not do for this {'/'.join(mm_data)}: "
+                f"{' '.join(str(error).split())}",
+                got=dict(mm_kwargs),
+            ) from error
         return outputs
 
     @hookimpl(trylast=True)
@@ -83,6 +112,41 @@ class ProcessingDefaults:
         return None
 
 
+def video_arguments(video: Video, max_bytes: int) -> dict[str, Any]:
+    """What a Hugging Face processor is told of one video: all of its frames, for the processor to sample from.
+
+    Raises:
+        MediaTooLargeError: the frames take more than `max_bytes`, or are too many to be read at once.
+        MediaError: a frame cannot be decoded.
+    """
+    import numpy as np
+
+    known = video.metadata
+    shape = (video.num_frames, known.height, known.width, 3)
+    if math.prod(shape) > max_bytes:
+        raise MediaTooLargeError(
+            f"this model's processor needs all {video.num_frames} frames of {known.width} x {known.height} pixels at "
+            f"once, {math.prod(shape)} bytes, more than the {max_bytes} allowed (max_video_bytes); give fewer frames",
+            expected=max_bytes,
+            got=math.prod(shape),
+        )
+    reader = video.read()
+    frames = np.empty(shape, np.uint8)
+    for place, frame in zip(frames, reader, strict=True):
+        place[...] = frame
+    sample = range(video.num_frames) if known.frames_indices is None else known.frames_indices
+    metadata = {key: value for key, value in asdict(known).items() if key != "do_sample_frames"}
+    arguments: dict[str, Any] = {
+        "videos": [frames],
+        "video_metadata": [metadata | {"frames_indices": list(sample)}],
+    }
+    if known.do_sample_frames is not None:
+        arguments["do_sample_frames"] = known.do_sample_frames
+    elif known.frames_indices is not None:
+        arguments["do_sample_frames"] = False
+    return arguments
+
+
 def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:
     """The argument names a Hugging Face processor takes for media, or None where it does not say."""
     declared = getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None)
@@ -109,7 +173,7 @@ def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None
     if unknown:
         raise ProcessorKwargsError(
             f"mm_processor_kwargs: {type(processor).__name__} does not take {', '.join(map(repr, unknown))}; "
-            f"accepted: {', '.join(sorted(accepted or ()))}",
+            f"accepted: {', '.join(sorted(accepted or ())) or 'none'}",
             expected=sorted(accepted or ()),
             got=unknown,
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from corellm.errors import InvalidParameterError, MediaError, MultiModalError, ProcessorKwargsError
 from corellm.multimodal.items import is_array, is_picture, is_tensor
+from corellm.multimodal.video import Video
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -39,9 +40,10 @@ def hash_item(media: Any, *, modality: str, kwargs: Mapping[str, Any], namespace
     """The content hash of one item.
 
     Args:
-        media: `PIL.Image` (mode, size, palette, transparency, EXIF and pixels count), `numpy.ndarray` and
-            `torch.Tensor` (dtype, shape and values), bytes, str, numbers, None, enum members, and lists, tuples and
-            dicts of these. Types count: `1`, `True`, `1.0` and `"1"` differ, as do a list and a tuple of the same.
+        media: `PIL.Image` (mode, size, palette, transparency, EXIF and pixels count), `Video` (its file, or frames and
+            metadata), `numpy.ndarray` and `torch.Tensor` (dtype, shape and values), bytes, str, numbers, None, enum
+            members, and lists, tuples and dicts of these. Types count: `1`, `True`, `1.0` and `"1"` differ, as do a
+            list and a tuple of the same.
         modality: `"image"`, `"video"` or `"audio"`.
         kwargs: the resolved processor arguments; their order does not count.
         namespace: what else the result depends on, e.g. model id and adapter version.
@@ -144,6 +146,9 @@ def _add_media(digest: _Hash, value: Any) -> None:
         _add_array(digest, value)
     elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
         _add_array(digest, numpy.asarray(value))
+    elif isinstance(value, Video):
+        _frame(digest, b"V", b"")
+        _add(digest, value.content)
     else:
         raise _UnhashableError(f"a {type(value).__module__}.{type(value).__qualname__} has no stable content")
 

@@ -96,7 +96,7 @@ def load_image(source: Any, max_pixels: int) -> Image.Image:
         return _decode(BytesIO(source), "the data", max_pixels)
     if isinstance(source, (str, os.PathLike)):
         with open_regular_file(source) as stream:
-            return _decode(stream, _shown(source), max_pixels)
+            return _decode(stream, shown_path(source), max_pixels)
     raise MediaError(
         f"{type(source).__name__} is not a picture; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,
@@ -111,7 +111,7 @@ def open_regular_file(path: str | os.PathLike[Any]) -> BinaryIO:
     Raises:
         MediaError: there is no such file, it is not a regular one, or it cannot be opened.
     """
-    name = _shown(path)
+    name = shown_path(path)
     try:
         _require_regular(os.stat(path).st_mode, name)  # opening a device may have effects of its own
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -137,7 +137,8 @@ def _require_regular(mode: int, name: str) -> None:
         raise MediaError(f"{name} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
 
 
-def _shown(path: str | os.PathLike[Any]) -> str:
+def shown_path(path: str | os.PathLike[Any]) -> str:
+    """A path for a message: quoted, and not longer than a message should be."""
     name = os.fspath(path)
     return repr(name if len(name) <= 200 else name[:200] + type(name)(b"..." if isinstance(name, bytes) else "..."))
 

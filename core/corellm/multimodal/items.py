@@ -48,7 +48,11 @@ class ModalityItems:
 
 
 class MediaItems(ModalityItems):
-    """Decoded media. An image is a `PIL.Image.Image` in mode RGB, upright, without metadata."""
+    """Media that were read.
+
+    An image is a `PIL.Image.Image` in mode RGB, upright, without metadata; a video a `Video`, whose frames are decoded
+    when they are asked for; a sound an array `[num_samples]`, float32, at the model's sampling rate.
+    """
 
     def num_embeddings(self, index: int) -> None:
         """None: the encoder makes them."""

@@ -1,19 +1,23 @@
 """From `multi_modal_data` as the user gives it to items: told apart, counted, checked, decoded.
 
-Knows which keys and kinds of value a request may bring; how one picture is read is `image`'s business. Counting opens
-nothing, so limits can be checked first. Strings are paths: a server gives this parser bytes, never a client's strings.
+Knows which keys and kinds of value a request may bring; how one is read is `image`'s, `video`'s or `audio`'s business.
+Counting opens nothing, so limits can be checked first. Strings are paths: a server gives this parser bytes, never a
+client's strings.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
+from corellm.config import MultiModalConfig
 from corellm.errors import (
+    ContractError,
     EmbeddingInputError,
     MediaError,
     MediaTooLargeError,
@@ -21,8 +25,10 @@ from corellm.errors import (
     UnsupportedModalityError,
 )
 from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems, is_array, is_tensor
+from corellm.multimodal.video import Video, is_frame, is_frames_and_metadata, load_video
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
 
 MAX_ASPECT_RATIO = 200
@@ -58,17 +64,30 @@ class DataParser:
     A plugin whose media need more extends `modality_parsers` in a subclass, and returns that from `get_data_parser`.
 
     Args:
-        max_image_pixels: larger pictures are refused before they are decoded.
+        limits: how large media may be; what is larger is refused before it is decoded. None for the defaults.
         hidden_size: width that precomputed embeddings must have; None if it is not known.
+        sampling_rate: samples per second that sounds shall have, or a function that gives it, called when there is a
+            sound; None for models that take none.
     """
 
-    def __init__(self, max_image_pixels: int, hidden_size: int | None) -> None:
-        self.max_image_pixels = max_image_pixels
+    def __init__(
+        self,
+        limits: MultiModalConfig | None = None,
+        *,
+        hidden_size: int | None = None,
+        sampling_rate: int | Callable[[], int] | None = None,
+    ) -> None:
+        self.limits = limits or MultiModalConfig()
         self.hidden_size = hidden_size
+        self.sampling_rate = sampling_rate
 
     def modality_parsers(self) -> dict[str, ModalityParser]:
         """`{modality: its parser}`. Each takes precomputed embeddings under `<modality>_embeds`, too."""
-        return {"image": ModalityParser(split=self.split_images, load=self.load_image)}
+        return {
+            "image": ModalityParser(split=self.split_images, load=self.load_image),
+            "video": ModalityParser(split=self.split_videos, load=self.load_video),
+            "audio": ModalityParser(split=self.split_audio, load=self.load_audio),
+        }
 
     def count(self, mm_data: Mapping[str, Any]) -> dict[str, int]:
         """`{modality: number of items}`, without opening or decoding any.
@@ -87,6 +106,10 @@ class DataParser:
                 `image.load_image`; rank 4 is a batch), path, `data:` URL, encoded bytes. Or `{"image_embeds": ...}`
                 with a torch tensor `[items, tokens, hidden]` or a list of `[tokens, hidden]`; these are recognised
                 under `"image"`, too, unless they might be pictures. None under a key is the same as no key.
+                `{"video": ...}` with one video or a list of them: path, `data:` URL, encoded bytes, frames, or
+                `(frames, metadata)` (see `video.load_video`; a list of pictures is one video, rank 5 a batch).
+                `{"audio": ...}` with one sound or a list of them: path, `data:` URL, encoded bytes, `(samples, rate)`,
+                or an array or tensor at the model's rate (see `audio.load_audio`).
 
         Raises:
             UnsupportedModalityError: an unknown key.
@@ -126,7 +149,7 @@ class DataParser:
         """
         from corellm.multimodal.image import load_image
 
-        image = load_image(read_url(value) if isinstance(value, str) else value, self.max_image_pixels)
+        image = load_image(read_url(value) if isinstance(value, str) else value, self.limits.max_image_pixels)
         if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
             raise MediaTooLargeError(
                 f"{image.width} x {image.height} pixels: one side is more than {MAX_ASPECT_RATIO} times the other; "
@@ -135,6 +158,51 @@ class DataParser:
                 got=image.size,
             )
         return image
+
+    def split_videos(self, value: Any) -> RawItems:
+        """What is under `"video"`: a list of frames is one video, a list of anything else several.
+
+        Raises:
+            MediaError: a list of both.
+        """
+        if (is_array(value) or is_tensor(value)) and value.ndim == 5:
+            return RawItems(tuple(value))
+        if not isinstance(value, (list, tuple)) or is_frames_and_metadata(value):
+            return RawItems((value,))
+        frames = [is_frame(element) for element in value]
+        if any(frames) and not all(frames):
+            raise MediaError(
+                f"video: a list of frames is one video, but of this one only some elements are frames (number "
+                f"{frames.index(True)} is, number {frames.index(False)} is not); put each video's frames in a list",
+                modality="video",
+            )
+        return RawItems((value,) if any(frames) else value)
+
+    def load_video(self, value: Any) -> Video:
+        """One video, of which no more is decoded than is asked for.
+
+        Raises:
+            MediaError: see `video.load_video`; also URLs other than `data:`, which are not fetched here.
+        """
+        return load_video(read_url(value) if isinstance(value, str) else value, self.limits)
+
+    def split_audio(self, value: Any) -> RawItems:
+        """What is under `"audio"`: a list is several, `(samples, rate)` is one."""
+        return RawItems(value if isinstance(value, (list, tuple)) and not is_samples_and_rate(value) else (value,))
+
+    def load_audio(self, value: Any) -> np.ndarray[Any, Any]:
+        """One sound, `[num_samples]` float32 at the model's sampling rate.
+
+        Raises:
+            MediaError: see `audio.load_audio`; also URLs other than `data:`, which are not fetched here.
+            ContractError: this parser was made without a sampling rate.
+        """
+        from corellm.multimodal.audio import load_audio
+
+        rate = self.sampling_rate() if callable(self.sampling_rate) else self.sampling_rate
+        if rate is None:
+            raise ContractError("get_data_parser: a DataParser for sounds needs a sampling_rate")
+        return load_audio(read_url(value) if isinstance(value, str) else value, rate, self.limits.max_audio_seconds)
 
     def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
         if not isinstance(mm_data, Mapping):
@@ -165,6 +233,15 @@ class DataParser:
             checked = [check_embedding(modality, i, value, self.hidden_size) for i, value in enumerate(raw.values)]
             return EmbeddingItems(modality, checked)
         return MediaItems(modality, [_load_item(modality, i, value, load) for i, value in enumerate(raw.values)])
+
+
+def is_samples_and_rate(value: Any) -> bool:
+    """Whether a value is `(samples, rate)`."""
+    return isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], bool) and _is_number(value[1])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (hasattr(value, "dtype") and getattr(value, "ndim", None) == 0)
 
 
 def read_url(value: str) -> str | bytes:
@@ -257,12 +334,19 @@ def _doubtful(item: int, value: Any) -> NoReturn:
     )  # fmt: skip
 
 
-def _load_item(modality: str, item: int, value: Any, load: Callable[[Any], Any]) -> Any:
+@contextmanager
+def naming_item(modality: str, item: int) -> Iterator[None]:
+    """Whatever is found wrong with a medium meanwhile is said of item `item`."""
     try:
-        if value is None:
-            raise MediaError(f"None in place of {modality} data; leave it out of the list")
-        return load(value)
+        yield
     except MediaError as error:
         error.args = (f"{modality} {item}: {error}",)
         error.modality, error.item = modality, item
         raise
+
+
+def _load_item(modality: str, item: int, value: Any, load: Callable[[Any], Any]) -> Any:
+    with naming_item(modality, item):
+        if value is None:
+            raise MediaError(f"None in place of {modality} data; leave it out of the list")
+        return load(value)

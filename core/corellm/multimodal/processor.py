@@ -31,6 +31,7 @@ from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsIte
 from corellm.multimodal.hashing import hash_item, hash_uuid
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems
+from corellm.multimodal.parsing import naming_item
 from corellm.multimodal.prompt_updates import apply_prompt_updates
 
 
@@ -246,7 +247,7 @@ class MultiModalProcessor:
 
     def _process_one(self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]) -> tuple[MultiModalKwargsItem, int]:
         modality = items.modality
-        with _adapter_at_work(f"{modality} {i}: the processor"):
+        with naming_item(modality, i), _adapter_at_work(f"{modality} {i}: the processor"):
             hf_inputs = ask(
                 self.hooks,
                 "call_hf_processor",

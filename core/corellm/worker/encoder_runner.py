@@ -22,10 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderRunner:
-    """Encoder outputs by item identifier: `[num_embeds, hidden_size]` each."""
+    """Encoder outputs by item identifier: `[num_embeds, width]` each.
 
-    def __init__(self, hooks: Any, model: Any, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._hooks, self._model, self._hidden_size = hooks, model, hidden_size
+    Args:
+        hooks: the model's hook callers.
+        model: what `load_model` gave.
+        width: of a row, the decoder's hidden size or more.
+        dtype, device: of the model.
+    """
+
+    def __init__(self, hooks: Any, model: Any, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._hooks, self._model, self._width = hooks, model, width
         self._dtype, self._device = dtype, device
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
@@ -117,10 +124,10 @@ class EncoderRunner:
     def _store(self, features: Sequence[MultiModalFeature], outputs: Sequence[Tensor]) -> None:
         for feature, output in zip(features, outputs, strict=True):
             wanted = feature.placeholder.num_embeds
-            if tuple(output.shape) != (wanted, self._hidden_size):
+            if tuple(output.shape) != (wanted, self._width):
                 raise EmbeddingCountError(
                     f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
-                    f"{self._hidden_size}, get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
+                    f"{self._width}, get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
                 )
         converted = [output.to(device=self._device, dtype=self._dtype) for output in outputs]
         for feature, output in zip(features, converted, strict=True):

@@ -43,7 +43,7 @@ class ModelRunner:
         backend: the attention backend.
         block_size: slots per block.
         vocab_size: width of the logits.
-        hidden_size: width of embeddings.
+        embedding_width: columns of a row that `get_multimodal_embeddings` gives.
         dtype, device: of the model.
         seed: of requests that bring none.
     """
@@ -58,7 +58,7 @@ class ModelRunner:
         *,
         block_size: int,
         vocab_size: int,
-        hidden_size: int,
+        embedding_width: int,
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
@@ -66,7 +66,7 @@ class ModelRunner:
         self._hooks, self._model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
         self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
-        self.encoders = EncoderRunner(hooks, model, hidden_size, dtype, device)
+        self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
         self._sampler = Sampler()
         self._states: dict[str, SequenceState] = {}
 

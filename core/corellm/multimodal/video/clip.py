@@ -1,0 +1,133 @@
+"""A video as a processor sees it: what is known of it, and its frames on demand.
+
+Knows no containers (`container`), no forms that users give (`loading`), and no model: which frames to look at is for a
+family's processor to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from corellm.errors import MediaError, MediaTooLargeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class VideoMetadata:
+    """What is known of a clip before any frame is decoded. Names are those of transformers' class of that name."""
+
+    total_num_frames: int
+    """Frames of the whole clip."""
+    fps: float | None
+    """Frames per second, on average; None where nobody said."""
+    width: int
+    """Of every frame, upright."""
+    height: int
+    """Of every frame, upright."""
+    duration: float | None
+    """Seconds; None where nobody said."""
+    frames_indices: tuple[int, ...] | None = None
+    """If the caller took a sample already: which of the `total_num_frames` they gave."""
+    do_sample_frames: bool | None = None
+    """Whether the caller wants a sample to be taken; None for what the processor does by default."""
+
+
+class FrameSource(Protocol):
+    """Where frames come from. Never changes; any thread may read it."""
+
+    @property
+    def times(self) -> Sequence[float] | None:
+        """When each frame is shown, seconds from the first; None where only a rate is known."""
+
+    def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        """The frames `numbers` (ascending, each once), `[height, width, 3]` uint8 RGB, made when they are asked for."""
+
+
+class Video:
+    """One clip, whose frames are decoded when, and only as far as, they are asked for. Any thread may read it.
+
+    Attributes:
+        metadata: what is known of it.
+        num_frames: how many frames `read` can give: `metadata.total_num_frames`, or those of a sample.
+        max_frames: how many it gives at once.
+        content: what its identity is made of: plain values and arrays, all that `read` and `metadata` depend on.
+    """
+
+    def __init__(
+        self, source: FrameSource, metadata: VideoMetadata, *, max_frames: int, content: tuple[Any, ...]
+    ) -> None:
+        sample = metadata.frames_indices
+        self.metadata = metadata
+        self.num_frames = metadata.total_num_frames if sample is None else len(sample)
+        self.max_frames = max_frames
+        self.content = content
+        self._source = source
+
+    def __repr__(self) -> str:
+        known = self.metadata
+        return f"Video({self.num_frames} frames of {known.width} x {known.height}, fps={known.fps})"
+
+    def read(self, indices: Sequence[int] | None = None) -> Iterator[np.ndarray[Any, Any]]:
+        """Frames, one at a time: each is decoded when it is asked for, so ask for the next when done with one.
+
+        Args:
+            indices: of the frames, ascending; the same one may come several times. None for all.
+
+        Returns:
+            An iterator over arrays `[height, width, 3]` uint8 RGB, upright. They are the caller's; one that is asked
+            for several times in a row is the same array.
+
+        Raises:
+            MediaTooLargeError: more than `max_frames`.
+            MediaError: a frame cannot be decoded; raised when the iterator comes to it.
+            ValueError: indices that descend, or that no frame has.
+        """
+        wanted = range(self.num_frames) if indices is None else self._checked(indices)
+        if len(wanted) > self.max_frames:
+            raise MediaTooLargeError(
+                f"{len(wanted)} frames to read at once, more than the {self.max_frames} allowed; sample fewer (fewer "
+                "fps or a smaller num_frames), or raise max_video_frames",
+                expected=self.max_frames,
+                got=len(wanted),
+            )
+        return self._repeated(wanted)
+
+    def timestamps(self, indices: Sequence[int]) -> list[float]:
+        """When frames are shown, in seconds: as the container says, else by the rate, counting from 0.
+
+        Args:
+            indices: as for `read`.
+
+        Raises:
+            MediaError: frames were given without their rate.
+            ValueError: indices that descend, or that no frame has.
+        """
+        wanted = self._checked(indices)
+        times, fps, sample = self._source.times, self.metadata.fps, self.metadata.frames_indices
+        if times is not None:
+            return [times[index] for index in wanted]
+        if fps is None:
+            raise MediaError("frames without times: give them as (frames, {'fps': ...})")
+        return [(index if sample is None else sample[index]) / fps for index in wanted]
+
+    def _checked(self, indices: Sequence[int]) -> Sequence[int]:
+        wanted = [int(index) for index in indices]
+        if any(first > second for first, second in pairwise(wanted)):
+            raise ValueError("indices of frames must not descend")
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < self.num_frames:
+            raise ValueError(f"frames {wanted[0]} to {wanted[-1]} of a video of {self.num_frames}")
+        return wanted
+
+    def _repeated(self, wanted: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        unique = list(dict.fromkeys(wanted))
+        frames = self._source.read(unique)
+        at = 0
+        for index, frame in zip(unique, frames, strict=True):
+            while at < len(wanted) and wanted[at] == index:
+                yield frame
+                at += 1

@@ -1,0 +1,246 @@
+"""One encoded video in memory: which frames it has and when, and any of them decoded, through FFmpeg (PyAV).
+
+Knows containers and decoders; it knows nothing of users' forms of video or their metadata. A file is opened as the one
+format its signature says, with no protocol allowed: a playlist or session description opens neither files nor sockets.
+What comes out is what a viewer shows:
+
+- frames are turned and mirrored as the display matrix says (phones), transparency is laid on white, and frames of
+  another size than the first, as live recordings have them, are scaled to it;
+- edit lists apply;
+- pixels are taken to be square, and colours wider than 8 bits are brought to 8 without tone mapping.
+
+The whole file stays in memory, so "seeking" is to pass packets by: a decoder starts afresh at a key frame that needs
+nothing before it. Where that is not known it decodes from the start: which frames come out never depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import av
+import numpy as np
+
+from corellm.errors import MediaError
+from corellm.multimodal.video.codec import DECODERS, STRICT, is_entry, is_shown
+from corellm.multimodal.video.file import BROKEN, MAX_PACKETS, checked, too_many_packets
+from corellm.multimodal.video.frame import Orientation, check_size, to_rgb
+from corellm.multimodal.video.index import FrameIndex, PacketInfo, Stretch
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+_THREADS = 2  # of one decoder; several videos may be read at once
+_RATE_TOLERANCE = 0.01
+
+
+class _NotAnEntryError(Exception):
+    """Decoding cannot begin at a packet that is called a key frame."""
+
+
+class EncodedVideo:
+    """The frames of one file, by number in the order they are shown. Never changes; any thread may read it.
+
+    To make one reads all packets, and decodes the first frame only.
+
+    Attributes:
+        width, height: of every frame, upright.
+        times: when each frame is shown, seconds from the first.
+        duration: seconds, the last frame's included; None if a single frame does not say.
+        fps: the rate the container names, where the times bear it out, else their average; None without duration.
+
+    Args:
+        data: the whole file.
+        container: "mov" or "matroska", as `file.identify` says.
+        max_pixels: of a frame.
+
+    Raises:
+        MediaTooLargeError: larger frames, or more of them than `file.MAX_PACKETS`.
+        MediaError: broken, truncated, without video, or of a codec that is not read.
+    """
+
+    def __init__(self, data: bytes, container: str, max_pixels: int) -> None:
+        self._format = container
+        self._data = checked(data, container)
+        self._max_pixels = max_pixels
+        with self._open() as (opened, stream):
+            packets, last_duration = _packet_infos(opened, stream, container)
+            self._index = FrameIndex(packets)
+            tick = stream.time_base
+            nominal = stream.average_rate
+        assert tick is not None, "every stream that was opened has a clock"
+        start = self._index.pts[0]
+        self.times = tuple((pts - start) * tick.numerator / tick.denominator for pts in self._index.pts)
+        self.duration, self.fps = _duration_and_rate(self.times, last_duration * float(tick), float(nominal or 0))
+        with closing(self._decode([0])) as frames:
+            first = next(frames)
+        self._orientation = Orientation(first)
+        self._size = first.width, first.height
+        self.width, self.height = self._size[::-1] if self._orientation.transposes else self._size
+
+    def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        """The frames `numbers` (ascending, each once), each decoded when it is asked for.
+
+        Yields:
+            `[height, width, 3]` uint8 RGB.
+
+        Raises:
+            MediaError: one of them cannot be decoded.
+        """
+        for frame in self._decode(numbers):
+            yield np.array(self._orientation.apply(to_rgb(frame, *self._size)), order="C")  # not FFmpeg's own memory
+
+    def _decode(self, numbers: Sequence[int]) -> Generator[VideoFrame]:
+        done = 0
+        try:
+            for frame in self._run(self._index.stretches(numbers)):
+                done += 1
+                yield frame
+        except _NotAnEntryError:
+            yield from self._run(self._index.whole(numbers[done:]))
+
+    def _run(self, stretches: Sequence[Stretch]) -> Iterator[VideoFrame]:
+        with self._open() as (opened, stream):
+            decoder = stream.codec_context
+            packets = _numbered_packets(opened, stream)
+            for stretch in stretches:
+                yield from self._run_stretch(decoder, packets, stretch)
+                decoder.flush_buffers()
+
+    def _run_stretch(
+        self, decoder: VideoCodecContext, packets: Iterator[tuple[int, Packet[VideoStream]]], stretch: Stretch
+    ) -> Iterator[VideoFrame]:
+        pts = self._index.pts
+        waiting = deque(stretch.frames)
+        entered = stretch.entry_pts is None
+        try:
+            for frame in _decode_packets(decoder, packets, stretch):
+                if not entered and not (frame.key_frame and frame.pts == stretch.entry_pts):
+                    raise _NotAnEntryError
+                entered = True
+                if frame.pts is None or frame.pts < pts[waiting[0]]:
+                    continue
+                if frame.pts > pts[waiting[0]] or frame.is_corrupt:
+                    break
+                check_size(frame.width, frame.height, self._max_pixels)
+                yield frame
+                waiting.popleft()
+                if not waiting:
+                    return
+        except av.FFmpegError as error:
+            if not entered:
+                raise _NotAnEntryError from error
+            self._fail(waiting[0], error)
+        self._fail(waiting[0])
+
+    def _fail(self, number: int, error: Exception | None = None) -> NoReturn:
+        raise MediaError(f"frame {number} (at {self.times[number]:.2f} s) cannot be decoded") from error
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        """The container and its video stream, checked; closed afterwards, also where a reader is abandoned."""
+        # No codecs: FFmpeg would decode frames to guess what headers do not say.
+        options = {"format_whitelist": self._format, "protocol_whitelist": "", "codec_whitelist": "none"}
+        # Twice the pixels: FFmpeg counts rows with their padding. What it lets pass is checked again, frame by frame.
+        limits = {"codec_whitelist": ",".join(DECODERS), "max_pixels": str(2 * self._max_pixels)}
+        try:
+            with av.open(
+                BytesIO(self._data), "r", self._format, options=options, io_open=_refuse, metadata_errors="replace"
+            ) as opened:
+                stream = _video_stream(opened)
+                check_size(stream.codec_context.width, stream.codec_context.height, self._max_pixels)
+                for other in opened.streams:
+                    if other.index != stream.index:
+                        other.discard = av.stream.Discard.all
+                decoder = stream.codec_context
+                decoder.options = limits | ({"err_detect": "crccheck+explode"} if decoder.name in STRICT else {})
+                decoder.thread_count = _THREADS
+                decoder.thread_type = "AUTO"
+                yield opened, stream
+        except av.FFmpegError as error:
+            raise MediaError(BROKEN) from error
+
+
+def _decode_packets(
+    decoder: VideoCodecContext, packets: Iterator[tuple[int, Packet[VideoStream]]], stretch: Stretch
+) -> Iterator[VideoFrame]:
+    """Pass by what is before a stretch, decode it, and get out of the decoder what it held back."""
+    for number, packet in packets:
+        if number >= stretch.first:
+            yield from decoder.decode(packet)
+        if number == stretch.last:
+            break
+    yield from decoder.decode(None)
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    raise MediaError("refers to another file")
+
+
+def _video_stream(container: InputContainer) -> VideoStream:
+    """The first one that is no cover picture.
+
+    Raises:
+        MediaError: there is none, or its codec is not read.
+    """
+    for stream in container.streams.video:
+        if not stream.disposition & av.stream.Disposition.attached_pic:
+            if stream.codec_context is None or stream.codec_context.name not in DECODERS:
+                raise MediaError(f"has a video codec that is not read; those that are: {', '.join(DECODERS)}")
+            return stream
+    raise MediaError("has no video stream")
+
+
+def _numbered_packets(container: InputContainer, stream: VideoStream) -> Iterator[tuple[int, Packet[VideoStream]]]:
+    """The packets that hold something, numbered."""
+    return enumerate(packet for packet in container.demux(stream) if packet.size)
+
+
+def _packet_infos(container: InputContainer, stream: VideoStream, container_name: str) -> tuple[list[PacketInfo], int]:
+    """What the index is made from, and the duration of the frame shown last, in ticks (0: not said).
+
+    Raises:
+        MediaTooLargeError: too many packets.
+        MediaError: a packet is cut short, or does not say when it is shown.
+    """
+    codec = stream.codec_context.name
+    extradata = stream.codec_context.extradata or b""
+    infos: list[PacketInfo] = []
+    last, last_duration = None, 0
+    for number, packet in _numbered_packets(container, stream):
+        if number >= MAX_PACKETS:
+            raise too_many_packets()
+        if packet.is_corrupt:
+            raise MediaError(BROKEN)
+        if packet.pts is None:
+            raise MediaError("does not say when its frames are shown; write it anew: ffmpeg -i IN OUT.mp4")
+        entry = packet.is_keyframe and is_entry(codec, packet, extradata)
+        shown = not packet.is_discard and is_shown(codec, packet)
+        infos.append(PacketInfo(packet.pts, packet.is_keyframe, entry, shown))
+        if shown and (last is None or packet.pts > last):
+            last, last_duration = packet.pts, max(0, packet.duration or 0)
+    if container_name == "mov" and len(infos) < len(stream.index_entries):
+        raise MediaError(BROKEN)  # the demuxer ends in silence at a sample beyond the end
+    return infos, last_duration
+
+
+def _duration_and_rate(times: Sequence[float], last: float, nominal: float) -> tuple[float | None, float | None]:
+    """Seconds in all, and frames per second, from frames' times and what the container says of the last and on average.
+
+    Times are rounded in some containers, to milliseconds in Matroska; the rate named there is not.
+    """
+    duration = times[-1] + (last or times[-1] / max(1, len(times) - 1))
+    if duration <= 0:
+        return None, None
+    measured = len(times) / duration
+    return duration, nominal if abs(measured - nominal) < _RATE_TOLERANCE * measured else measured

@@ -1,0 +1,73 @@
+"""One decoded frame, to upright RGB. Knows pixels and orientation; nothing of streams."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from corellm.errors import MediaTooLargeError
+
+if TYPE_CHECKING:
+    from av.sidedata.sidedata import SideData
+    from av.video.frame import VideoFrame
+
+
+class Orientation:
+    """How frames lie in the file: a multiple of 90 degrees, perhaps mirrored.
+
+    The display matrix maps `(x, y)` as stored to `(a x + c y, b x + d y)` as shown; an angle between is rounded.
+
+    Attributes:
+        transposes: whether width and height change places.
+    """
+
+    def __init__(self, frame: VideoFrame) -> None:
+        a, b, c, d = _display_matrix(frame)
+        self.transposes = abs(b) > abs(a)
+        self._mirrors = (c < 0, b < 0) if self.transposes else (a < 0, d < 0)  # x, y as shown
+
+    def apply(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A view of `[height, width, channels]` as shown."""
+        if self.transposes:
+            pixels = pixels.transpose(1, 0, 2)
+        mirror_x, mirror_y = self._mirrors
+        return pixels[:: -1 if mirror_y else 1, :: -1 if mirror_x else 1]
+
+
+def _display_matrix(frame: VideoFrame) -> tuple[float, float, float, float]:
+    try:
+        matrix = cast("SideData | None", frame.side_data.get("DISPLAYMATRIX"))
+    except ValueError:  # PyAV cannot list side data of a kind it does not know (EXIF); the angle it finds all the same
+        angle = math.radians(frame.rotation)
+        return math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle)
+    if matrix is None:
+        return 1, 0, 0, 1
+    a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
+    return a, b, c, d
+
+
+def to_rgb(frame: VideoFrame, width: int, height: int) -> np.ndarray[Any, Any]:
+    """The pixels `[height, width, 3]`, uint8, transparency on white. May be FFmpeg's own memory."""
+    if not any(component.is_alpha for component in frame.format.components):
+        return frame.reformat(width, height, "rgb24", threads=1).to_ndarray()
+    pixels = frame.reformat(width, height, "rgba", threads=1).to_ndarray()
+    opacity = pixels[..., 3:].astype(np.uint16)
+    # rounded to nearest: the sum is at most 255 * 255
+    return ((pixels[..., :3] * opacity + 255 * (255 - opacity) + 127) // 255).astype(np.uint8)
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Refuse frames that are too large.
+
+    Raises:
+        MediaTooLargeError: with both numbers.
+    """
+    if width * height > max_pixels:
+        raise MediaTooLargeError(
+            f"has frames of {width} x {height} = {width * height} pixels, more than the {max_pixels} allowed",
+            expected=max_pixels,
+            got=width * height,
+        )

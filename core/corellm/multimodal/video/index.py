@@ -1,0 +1,95 @@
+"""Which packets of a stream are frames, when each is shown, and where decoding can begin: numbers only.
+
+Packets are numbered in the order the container has them, which is the order they are decoded in; frames in the order
+they are shown. Knows neither files nor codecs (`container`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from corellm.errors import MediaError
+
+
+@dataclass(frozen=True, slots=True)
+class PacketInfo:
+    """What the index has to know of one packet."""
+
+    pts: int
+    """When its frame is shown, in ticks."""
+    is_key: bool
+    """Whether the container calls it a key frame."""
+    is_entry: bool
+    """Whether it is known to be one that a decoder can begin with: what follows it and is shown later needs nothing
+    before it.
+    """
+    is_shown: bool
+    """Not cut away by an edit list, nor a reference picture only."""
+
+
+@dataclass
+class Stretch:
+    """Packets to decode in one go, and the frames wanted of them (ascending)."""
+
+    first: int
+    entry_pts: int | None
+    """When the first is shown; None at the start of the stream, where there is no choice."""
+    last: int
+    frames: list[int]
+
+
+class FrameIndex:
+    """The frames of one stream.
+
+    Packets before the first key frame, and those after it that are shown before it, refer to pictures that are not in
+    the file: they are no frames. Of frames shown at the same time there is one.
+
+    Attributes:
+        pts: when each frame is shown, ascending.
+        packets: the packet of each frame.
+
+    Raises:
+        MediaError: there are no frames.
+    """
+
+    def __init__(self, stream: Sequence[PacketInfo]) -> None:
+        start = next((n for n, packet in enumerate(stream) if packet.is_key), len(stream))
+        shown: dict[int, int] = {}
+        entries: list[tuple[int, int]] = []  # (pts, packet), both ascending
+        latest = None
+        for number in range(start, len(stream)):
+            packet = stream[number]
+            if latest is None or (packet.is_entry and packet.is_shown and packet.pts > latest):
+                entries.append((packet.pts, number))
+            latest = packet.pts if latest is None else max(latest, packet.pts)
+            if packet.is_shown and packet.pts >= stream[start].pts:
+                shown[packet.pts] = number
+        if not shown:
+            raise MediaError("has no frames")
+        self.pts = tuple(sorted(shown))
+        self.packets = tuple(shown[pts] for pts in self.pts)
+        self._entry_pts = [pts for pts, _ in entries]
+        self._entry_packets = [packet for _, packet in entries]
+
+    def __len__(self) -> int:
+        return len(self.pts)
+
+    def stretches(self, frames: Sequence[int]) -> list[Stretch]:
+        """The packets to decode for `frames` (ascending), in order and without overlap."""
+        found: list[Stretch] = []
+        for frame in frames:
+            # The first entry may have been cut away, and be "shown" at any time.
+            number = max(0, bisect_right(self._entry_pts, self.pts[frame]) - 1)
+            first = self._entry_packets[number]
+            if found and first <= found[-1].last + 1:
+                found[-1].last = max(found[-1].last, self.packets[frame])
+                found[-1].frames.append(frame)
+            else:
+                found.append(Stretch(first, self._entry_pts[number] if number else None, self.packets[frame], [frame]))
+        return found
+
+    def whole(self, frames: Sequence[int]) -> list[Stretch]:
+        """The same without relying on any entry but the first."""
+        return [Stretch(self._entry_packets[0], None, max(self.packets[frame] for frame in frames), list(frames))]

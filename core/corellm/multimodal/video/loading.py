@@ -1,0 +1,242 @@
+"""From whatever a video comes as to a `Video`: files, frames in memory, and what the user says about them.
+
+Knows the forms and the keys of the metadata; how files are decoded it leaves to `container`, single frames to `image`.
+What is given is copied, as far as it is not immutable, up to a limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+from corellm.config import MultiModalConfig
+from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
+from corellm.multimodal.items import is_array, is_picture, is_tensor
+from corellm.multimodal.video.clip import Video, VideoMetadata
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from corellm.multimodal.video.container import EncodedVideo
+    from corellm.multimodal.video.gif import GifVideo
+
+_KEYS = ("fps", "frames_indices", "total_num_frames", "duration", "do_sample_frames")
+_IGNORED_KEYS = ("width", "height", "video_backend")  # transformers' metadata have them
+
+
+def is_frame(value: object) -> bool:
+    """Whether a value can be one frame of a video: a picture, or an array or tensor `[h, w, c]` or `[c, h, w]`."""
+    return is_picture(value) or ((is_array(value) or is_tensor(value)) and value.ndim == 3)
+
+
+def is_frames_and_metadata(value: object) -> bool:
+    """Whether a value is `(frames, metadata)`."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+
+
+def load_video(source: Any, limits: MultiModalConfig) -> Video:
+    """Read one video. Of a file all frames are counted, but only the first is decoded.
+
+    Args:
+        source: encoded bytes; the path of a regular file; frames: an array `[frames, h, w, 3]`, a tensor
+            `[frames, 3, h, w]` or `[frames, h, w, 3]`, or a list of whatever `image.load_image` takes but paths and
+            bytes; or `(frames, metadata)`, with any of the keys fps, frames_indices, total_num_frames, duration and
+            do_sample_frames.
+        limits: `max_video_bytes`, `max_video_pixels` and `max_video_frames` count.
+
+    Raises:
+        MediaTooLargeError: more bytes, pixels or frames.
+        MediaError: no such file, no video, broken, truncated, empty; frames of different sizes; unknown metadata, or
+            such as contradict the frames.
+        MissingExtraError: reading a file other than a GIF needs PyAV.
+    """
+    given: Mapping[str, Any] = {}
+    if is_frames_and_metadata(source):
+        source, given = source
+        if not (is_array(source) or is_tensor(source) or isinstance(source, (list, tuple))):
+            raise MediaError("metadata go with frames only; a file has its own")
+    if isinstance(source, (str, os.PathLike)):
+        return _from_path(source, limits)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        _check_bytes(memoryview(source).nbytes, limits.max_video_bytes)
+        return _from_file(bytes(source), limits)
+    if is_array(source) or is_tensor(source):
+        if source.ndim != 4:
+            raise MediaError(
+                f"shape {tuple(source.shape)} is not a video's, [frames, height, width, 3] (precomputed embeddings go "
+                "under 'video_embeds')",
+                got=tuple(source.shape),
+            )
+        return _from_frames(source, given, limits)
+    if isinstance(source, (list, tuple)):
+        return _from_frames(source, given, limits)
+    raise MediaError(
+        f"{type(source).__name__} is not a video; give a path, bytes, or frames as an array or a list of pictures",
+        got=type(source).__name__,
+    )
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -> Video:
+    if not data:
+        raise MediaError(f"{name} is empty (0 bytes)")
+    try:
+        source = _open(data, limits.max_video_pixels)
+    except MediaError as error:
+        error.args = (f"{name} {error}",)
+        raise
+    metadata = VideoMetadata(
+        total_num_frames=len(source.times),
+        fps=source.fps,
+        width=source.width,
+        height=source.height,
+        duration=source.duration,
+    )
+    content = ("file", hashlib.sha256(data).digest())
+    return Video(source, metadata, max_frames=limits.max_video_frames, content=content)
+
+
+def _open(data: bytes, max_pixels: int) -> EncodedVideo | GifVideo:
+    from corellm.multimodal.video.file import identify
+
+    container = identify(data)
+    if container is None:
+        raise MediaError("is not an MP4, MOV, MKV, WebM or GIF video")
+    if container == "gif":
+        from corellm.multimodal.video.gif import GifVideo
+
+        return GifVideo(data, max_pixels)
+    try:
+        from corellm.multimodal.video.container import EncodedVideo
+    except ModuleNotFoundError as error:
+        if error.name != "av":
+            raise
+        raise MissingExtraError("reading video files needs PyAV: pip install 'corellm[video]'") from error
+    return EncodedVideo(data, container, max_pixels)
+
+
+def _from_path(path: str | os.PathLike[Any], limits: MultiModalConfig) -> Video:
+    from corellm.multimodal.image import open_regular_file, shown_path
+
+    with open_regular_file(path) as stream:
+        _check_bytes(os.fstat(stream.fileno()).st_size, limits.max_video_bytes)
+        data = stream.read(limits.max_video_bytes + 1)
+    _check_bytes(len(data), limits.max_video_bytes)  # it may have grown
+    return _from_file(data, limits, shown_path(path))
+
+
+def _check_bytes(count: int, max_bytes: int) -> None:
+    if count > max_bytes:
+        raise MediaTooLargeError(
+            f"the video takes {count} bytes of memory, more than the {max_bytes} allowed (max_video_bytes)",
+            expected=max_bytes,
+            got=count,
+        )
+
+
+# --- frames in memory -------------------------------------------------------------------------------------------------
+
+
+class _Frames:
+    """Frames that were given as such, `[frames, height, width, 3]`."""
+
+    times = None
+
+    def __init__(self, pixels: np.ndarray[Any, Any]) -> None:
+        self._pixels = pixels
+
+    def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        for number in numbers:
+            yield self._pixels[number].copy()
+
+
+def _from_frames(frames: Any, given: Mapping[str, Any], limits: MultiModalConfig) -> Video:
+    import numpy as np
+
+    from corellm.multimodal.image import load_image
+
+    count = len(frames)
+    if not count:
+        raise MediaError("the video has no frames")
+    metadata: VideoMetadata | None = None
+    for number, frame in enumerate(frames):
+        try:
+            if not is_frame(frame):
+                raise MediaError(f"{type(frame).__name__} is not a picture or an array of one")
+            picture = load_image(frame, limits.max_video_pixels)
+        except MediaError as error:
+            error.args = (f"frame {number}: {error}",)
+            raise
+        if metadata is None:
+            _check_bytes(count * picture.width * picture.height * 3, limits.max_video_bytes)
+            metadata = _metadata(given, count, *picture.size)
+            pixels = np.empty((count, picture.height, picture.width, 3), np.uint8)
+        elif picture.size != (metadata.width, metadata.height):
+            raise MediaError(
+                f"frame {number} has {picture.width} x {picture.height} pixels, the first has {metadata.width} x "
+                f"{metadata.height}; the frames of a video must be of one size"
+            )
+        pixels[number] = np.asarray(picture)
+    assert metadata is not None
+    content = ("frames", pixels, asdict(metadata))
+    return Video(_Frames(pixels), metadata, max_frames=limits.max_video_frames, content=content)
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+
+def _metadata(given: Mapping[str, Any], count: int, width: int, height: int) -> VideoMetadata:
+    """What the user says about `count` frames, checked against them. None under a key is the same as no key."""
+    unknown = [key for key in given if key not in (*_KEYS, *_IGNORED_KEYS)]
+    if unknown:
+        raise MediaError(f"unknown metadata {', '.join(map(repr, unknown))}; known: {', '.join(_KEYS)}")
+    fps, duration = (_positive(key, given.get(key)) for key in ("fps", "duration"))
+    total = given.get("total_num_frames")
+    sample = _sample(given.get("frames_indices"), count)
+    if total is None:
+        total = count if sample is None else max(sample[-1] + 1, round((fps or 0) * (duration or 0)))
+    if isinstance(total, bool) or not isinstance(total, Integral):
+        raise MediaError(f"metadata: total_num_frames must be an integer, got {total!r:.100}")
+    if sample is None and total != count:
+        raise MediaError(f"metadata: total_num_frames is {total} for {count} frames; give frames_indices, too")
+    if sample is not None and sample[-1] >= total:
+        raise MediaError(f"metadata: frames_indices has {sample[-1]}, but total_num_frames is {total}")
+    wish = given.get("do_sample_frames")
+    if wish is not None and not isinstance(wish, bool):
+        raise MediaError(f"metadata: do_sample_frames must be True or False, got {wish!r:.100}")
+    if duration is None and fps is not None:
+        duration = int(total) / fps
+    return VideoMetadata(int(total), fps, width, height, duration, sample, wish)
+
+
+def _positive(key: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise MediaError(f"metadata: {key} must be a positive number, got {value!r:.100}")
+    return float(value)
+
+
+def _sample(indices: Any, count: int) -> tuple[int, ...] | None:
+    if indices is None:
+        return None
+    if is_array(indices) or is_tensor(indices):
+        indices = indices.tolist()
+    if not isinstance(indices, (list, tuple, range)) or not all(
+        isinstance(index, Integral) and not isinstance(index, bool) for index in indices
+    ):
+        raise MediaError(f"metadata: frames_indices must be a list of integers, got {indices!r:.100}")
+    sample = tuple(int(index) for index in indices)
+    if len(sample) != count:
+        raise MediaError(f"metadata: {len(sample)} frames_indices for {count} frames")
+    if sample[0] < 0 or any(first > second for first, second in pairwise(sample)):
+        raise MediaError("metadata: frames_indices must ascend from 0 or more")
+    return sample

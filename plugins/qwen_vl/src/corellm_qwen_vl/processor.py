@@ -1,0 +1,159 @@
+"""The processor of a checkpoint: pictures by transformers' own, clips by ours; needs no torchvision.
+
+`AutoProcessor` and `Qwen2VLProcessor` cannot be made without torchvision, for they hold a video processor that imports
+it. Everything is read from the files a checkpoint has, old or new. Knows tensors and arguments, no prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+
+from corellm.errors import CheckpointError, PromptTooLongError
+from corellm_qwen_vl.settings import VideoSettings, check_arguments, pixel_bounds
+from corellm_qwen_vl.video_processor import process_video
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from corellm.multimodal import Video
+
+_MAX_ASPECT_RATIO = 200
+"""Of pictures and frames; longer ones are refused."""
+
+
+class QwenVLProcessor:
+    """Pictures and clips of one request, one at a time, to tensors.
+
+    Attributes:
+        chat_template: the processor's, if it has one; else the tokenizer's counts.
+    """
+
+    def __init__(self, image_processor: Any, video: VideoSettings, chat_template: Any = None) -> None:
+        self.image_processor, self.video, self.chat_template = image_processor, video, chat_template
+        self._side: int = image_processor.patch_size * image_processor.merge_size  # of a token, in pixels
+
+    @classmethod
+    def from_pretrained(cls, path: Path, defaults: VideoSettings) -> QwenVLProcessor:
+        """Read a checkpoint's files.
+
+        A clip's settings are in `processor_config.json`, else in `video_preprocessor_config.json`, else, as checkpoints
+        of the first years have it, the pictures' in `preprocessor_config.json` count for both.
+
+        Raises:
+            CheckpointError: there are none, or they want what is not supported.
+        """
+        stated, _ = transformers.ProcessorMixin.get_processor_dict(path)
+        files = [path / "video_preprocessor_config.json", path / "preprocessor_config.json"]
+        video = stated.get("video_processor")
+        if video is None:
+            found = next((file for file in files if file.is_file()), None)
+            if found is None:
+                raise CheckpointError(f"{path} says nothing of its processor; put {files[-1].name} there")
+            video = json.loads(found.read_text(encoding="utf-8"))
+        images = transformers.Qwen2VLImageProcessorPil.from_pretrained(path)
+        return cls(images, defaults.of_checkpoint(video), stated.get("chat_template"))
+
+    def __call__(
+        self,
+        text: str | None = None,
+        images: Sequence[Image] = (),
+        videos: Sequence[Video] = (),
+        *,
+        return_tensors: str = "pt",
+        max_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Turn one picture or one clip into tensors.
+
+        Args:
+            text: not looked at: the adapter places items in prompts.
+            images: one picture, or none.
+            videos: one clip, or none.
+            return_tensors: torch's whatever it says.
+            max_tokens: what becomes more is refused before it is processed.
+            **kwargs: a request's `mm_processor_kwargs`.
+
+        Returns:
+            `pixel_values` and `image_grid_thw`, or what `process_video` gives.
+
+        Raises:
+            ProcessorKwargsError, PromptTooLongError, MediaError: the arguments or the medium, and the way out.
+        """
+        given = check_arguments(kwargs)
+        outputs: dict[str, Any] = {}
+        for image in images:
+            outputs |= self._process_image(image, given, max_tokens)
+        for video in videos:
+            outputs |= process_video(video, self.video.of_request(given), max_tokens)
+        return outputs
+
+    def _process_image(self, image: Image, kwargs: Mapping[str, Any], max_tokens: int | None) -> Mapping[str, Any]:
+        least, most = self._image_bounds(kwargs)
+        pixels = {"min_pixels": least, "max_pixels": most}
+        patches = self.image_processor.get_number_of_image_patches(image.height, image.width, pixels)
+        tokens = patches // self.image_processor.merge_size**2
+        if max_tokens is not None and tokens > max_tokens:
+            raise PromptTooLongError(
+                f"the picture of {image.width} x {image.height} pixels becomes {tokens} tokens, more than "
+                f"max_model_len={max_tokens}; lower min_pixels and max_pixels in mm_processor_kwargs"
+            )
+        processed: Mapping[str, Any] = self.image_processor([image], **pixels, return_tensors="pt")
+        return processed
+
+    def _image_bounds(self, kwargs: Mapping[str, Any]) -> tuple[int, int]:
+        size = self.image_processor.size
+        return pixel_bounds(size.shortest_edge, size.longest_edge, kwargs)
+
+    # --- the worst case ---------------------------------------------------------------------------------------------
+
+    def largest_image(self, tokens: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
+        """Width and height of a picture that becomes as many tokens as any may, and not more than `tokens`."""
+        _, most = self._image_bounds(check_arguments(kwargs))
+        return _near_square(min(tokens, most // self._side**2), self._side)
+
+    def largest_video(self, tokens: int, kwargs: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Frames, width and height of such a clip: of few large frames, the costliest for the encoder."""
+        video = self.video.of_request(check_arguments(kwargs))
+        step = video.temporal_patch_size
+        per_frame = video.max_pixels // video.factor**2 // (step if video.bounds_clip else 1)
+        per_frame = max(1, min(tokens, per_frame))
+        groups = 1 if video.bounds_clip else max(1, min(video.max_frames // step, tokens // per_frame))
+        return min(groups * step, video.max_frames), *_near_square(per_frame, video.factor)
+
+    def most_tokens(self, kwargs: Mapping[str, Any], text_per_step: int) -> dict[str, int]:
+        """`{modality: tokens}` that no picture and no clip exceeds, where each temporal patch comes with text."""
+        given = check_arguments(kwargs)
+        video = self.video.of_request(given)
+        groups = -(-video.max_frames // video.temporal_patch_size)
+        least, most = (-(-bound // video.factor**2) for bound in (video.min_pixels, video.max_pixels))
+        if video.bounds_clip:  # five frames count as four when sizes are rounded, but become three groups
+            least, most = (3 * bound // (2 * video.temporal_patch_size) + 1 for bound in (least, most))
+        else:
+            least, most = least * groups, most * groups
+        lower, upper = (-(-bound // self._side**2) for bound in self._image_bounds(given))
+        image = _most_tokens(lower, upper, groups=1)
+        return {"image": image, "video": _most_tokens(least, most, groups) + groups * text_per_step}
+
+
+def _near_square(tokens: int, side: int) -> tuple[int, int]:
+    high = max(1, isqrt(tokens))
+    return max(1, tokens // high) * side, high * side
+
+
+def _most_tokens(least: int, most: int, groups: int) -> int:
+    """Tokens of `groups` pictures, together between `least` and `most` before their sides are rounded to whole ones.
+
+    No side is rounded to nothing, so very long pictures have more than `most`: a row of one, sqrt(200 n) for n tokens.
+    Sides that must grow are rounded up: n tokens become at most (a + 1) (b + 1) with a b = n, a + b < 15 sqrt(n).
+    """
+    return max(
+        most,
+        isqrt(_MAX_ASPECT_RATIO * most * groups) + groups,
+        least + 15 * (isqrt(least * groups) + 1) + groups,
+    )

@@ -1,0 +1,196 @@
+"""Qwen2-VL and Qwen2.5-VL: pictures and clips become a grid of patches, four patches a token, at any resolution.
+
+A placeholder token becomes as many as the item has tokens. Positions have three axes, time, height and width (M-RoPE);
+transformers' model computes them, Qwen2.5-VL's with time in seconds (`second_per_grid_ts`). What is done to pixels is
+`processor`'s and `video_processor`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from corellm.errors import EmbeddingInputError, PlaceholderError
+from corellm.hookspecs import ModelContext, hookimpl
+from corellm.multimodal import (
+    MultiModalFieldConfig,
+    MultiModalKwargsItem,
+    PromptReplacement,
+    PromptUpdateDetails,
+    dummy_images,
+    dummy_videos,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from corellm.multimodal import MultiModalFeature, MultiModalItems
+    from corellm_qwen_vl.settings import VideoSettings
+
+_CPU_DUMMY_TOKENS = 1024
+"""On a CPU nobody measures memory by the dummies, and a real tower needs minutes for more."""
+
+
+class Qwen2VL:
+    """The adapter of both; Qwen3-VL's changes a few hooks."""
+
+    contract = 1
+    text_per_step: ClassVar[int] = 0
+    """Most tokens of text that go with each temporal patch of a clip."""
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    # --- what it takes ----------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number of pictures and clips."""
+        return {"image": None, "video": None}
+
+    @hookimpl
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        """One placeholder per item."""
+        return "".join((self.get_placeholder_str(modality) or "") * count for modality, count in mm_counts.items())
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str) -> str | None:
+        """The item's token between the tokens that begin and end vision."""
+        if modality not in self.get_supported_mm_limits():
+            return None
+        config = self.context.hf_config
+        ids = [config.vision_start_token_id, self._token(modality), config.vision_end_token_id]
+        return "".join(self.context.tokenizer.convert_ids_to_tokens(ids))
+
+    @hookimpl
+    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """The largest that the checkpoint's and the operator's bounds allow and that fit a sequence."""
+        tokens = max(1, seq_len - 32)  # for the texts around
+        if self.context.device.type == "cpu":
+            tokens = min(tokens, _CPU_DUMMY_TOKENS)
+        processor, kwargs = self.context.hf_processor, self.context.mm_processor_kwargs
+        width, height = processor.largest_image(tokens, kwargs)
+        frames, wide, high = processor.largest_video(tokens, kwargs)
+        clips = dummy_videos(mm_counts.get("video", 0), width=wide, height=high, num_frames=frames)
+        return {
+            "image": dummy_images(mm_counts.get("image", 0), width=width, height=height),
+            "video": [(clip, {"do_sample_frames": False}) for clip in clips],
+        }
+
+    @hookimpl
+    def get_mm_max_tokens_per_item(self, seq_len: int) -> Mapping[str, int]:
+        """A bound, without processing anything; what would be longer than a sequence is refused."""
+        most = self.context.hf_processor.most_tokens(self.context.mm_processor_kwargs, self.text_per_step)
+        return {modality: min(tokens, seq_len) for modality, tokens in most.items()}
+
+    def _token(self, modality: str) -> int:
+        """The placeholder."""
+        token: int = getattr(self.context.hf_config, f"{modality}_token_id")
+        return token
+
+    # --- processing -------------------------------------------------------------------------------------------------
+
+    def _video_defaults(self) -> VideoSettings:
+        from corellm_qwen_vl.settings import QWEN2
+
+        return QWEN2
+
+    @hookimpl
+    def register_processor(self) -> Callable[..., Any]:
+        """Ours, for transformers' needs torchvision."""
+        from corellm_qwen_vl.processor import QwenVLProcessor
+
+        return lambda path: QwenVLProcessor.from_pretrained(path, self._video_defaults())
+
+    @hookimpl
+    def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One item; refused before any work if it cannot fit."""
+        images, videos = mm_data.get("image", ()), mm_data.get("video", ())
+        outputs: Mapping[str, Any] = self.context.hf_processor(
+            images=images, videos=videos, max_tokens=self.context.max_model_len, **mm_kwargs
+        )
+        return outputs
+
+    @hookimpl
+    def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
+        """Pixels are `[patches of all items, ...]`, everything else has a row per item."""
+        fields = {}
+        for modality, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+            grids = f"{modality}_grid_thw"
+            if grids in hf_inputs:
+                fields[pixels] = MultiModalFieldConfig.flat_from_sizes(modality, hf_inputs[grids].prod(-1))
+                fields[grids] = MultiModalFieldConfig.batched(modality)
+        for name in ("second_per_grid_ts", "video_timestamps"):
+            fields[name] = MultiModalFieldConfig.batched("video")
+        return fields
+
+    @hookimpl
+    def get_prompt_updates(
+        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[PromptReplacement]:
+        """A placeholder becomes one per token of its item."""
+
+        def replacement(modality: str, index: int) -> PromptUpdateDetails:
+            if mm_items[modality].num_embeddings(index) is not None:
+                raise EmbeddingInputError(
+                    f"{modality} {index}: this model places what it sees by its grid of patches, which embeddings do "
+                    f"not tell; give the {modality} itself",
+                    modality=modality, item=index,
+                )  # fmt: skip
+            return self._expanded(modality, out_mm_kwargs[modality][index])
+
+        def update(modality: str) -> PromptReplacement:
+            return PromptReplacement(modality, [self._token(modality)], lambda index: replacement(modality, index))
+
+        return [update("image"), update("video")]
+
+    def _expanded(self, modality: str, item: MultiModalKwargsItem) -> PromptUpdateDetails:
+        """What an item's placeholder becomes."""
+        return PromptUpdateDetails.from_seq([self._token(modality)] * sum(self._tokens_per_step(modality, item)))
+
+    def _tokens_per_step(self, modality: str, item: MultiModalKwargsItem) -> list[int]:
+        """Tokens of each temporal patch."""
+        time, height, width = item[f"{modality}_grid_thw"].data.tolist()
+        return [height * width // self.context.hf_config.vision_config.spatial_merge_size**2] * time
+
+    # --- the model --------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def get_multimodal_embeddings(
+        self, model: nn.Module, modality: str, mm_kwargs: Mapping[str, Any]
+    ) -> Sequence[Tensor]:
+        """Tower and merger: `[tokens, hidden_size]` per item."""
+        rows: Sequence[Tensor] = self._encode(model, modality, mm_kwargs).pooler_output
+        return rows
+
+    def _encode(self, model: Any, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
+        if modality == "image":
+            return model.get_image_features(mm_kwargs["pixel_values"], mm_kwargs["image_grid_thw"])
+        return model.get_video_features(mm_kwargs["pixel_values_videos"], mm_kwargs["video_grid_thw"])
+
+    @hookimpl
+    def get_rope_positions(
+        self, model: Any, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+    ) -> tuple[Tensor, int]:
+        """Tokens of an item have their place in its grid; text after it counts on from the grid's longer side."""
+        import torch
+
+        ids = torch.tensor([token_ids])
+        kinds = (ids == self._token("image")).int() + 2 * (ids == self._token("video")).int()
+        for first, second in pairwise(mm_features):
+            border = second.placeholder.offset
+            if first.placeholder.end == border and kinds[0, border - 1] == kinds[0, border]:
+                raise PlaceholderError(
+                    f"{first.modality} {first.item} and {second.item} stand side by side; the model needs something "
+                    f"between them, such as {self.get_placeholder_str(first.modality)} for each",
+                    modality=second.modality, item=second.item,
+                )  # fmt: skip
+        stacked: dict[str, Any] = {}
+        for name in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts"):
+            rows = [feature.data[name].data for feature in mm_features if name in feature.data]
+            stacked[name] = torch.stack(rows) if rows else None
+        positions, offset = model.model.get_rope_index(ids, kinds, **stacked)
+        return positions[:, 0], int(offset)

@@ -1,0 +1,134 @@
+"""Tiny random Qwen2-VL, Qwen2.5-VL and Qwen3-VL checkpoints, written from nothing: for tests and experiments.
+
+Weights are spread wider than a default initialisation, so that wrong output shows.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+
+Architecture = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+_PROCESSORS = {
+    "qwen2_vl": "Qwen2VLProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
+}
+_CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+_HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    architecture: Architecture = "qwen2_vl",
+    hidden_size: int = 64,
+    num_layers: int = 3,
+) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor files.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        architecture: the generation, as `model_type` names it.
+        hidden_size: of the text model; a multiple of 32.
+        num_layers: of the text model; Qwen3-VL's deepstack features join it after the first two.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    tokenizer = train_tokenizer(
+        ["<|im_start|>", "<|im_end|>", *_TOKENS.values()], eos="<|im_end|>", pad="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    text: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // 16,
+        "num_key_value_heads": hidden_size // 32,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 4096,
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    }
+    if architecture == "qwen3_vl":
+        text |= {"head_dim": 16}
+        text["rope_parameters"] |= {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    config_class, model_class = {
+        "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
+        "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
+        "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+    }[architecture]
+    config = config_class(
+        text_config=text,
+        vision_config=_vision(architecture, hidden_size),
+        **{name: tokenizer.convert_tokens_to_ids(token) for name, token in _TOKENS.items()},
+    )
+    model = model_class(config)
+    randomize_weights(model, seed)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    for name, contents in _processors(architecture).items():
+        (path / name).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _vision(architecture: Architecture, hidden_size: int) -> dict[str, Any]:
+    """A tower of two or three layers."""
+    size = {"hidden_size": 64, "num_heads": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    if architecture == "qwen2_vl":  # its hidden_size is what comes out
+        return size | {"hidden_size": hidden_size, "depth": 2, "embed_dim": 64, "mlp_ratio": 2, "patch_size": 14}
+    size |= {"intermediate_size": 128, "out_hidden_size": hidden_size}
+    if architecture == "qwen2_5_vl":
+        return size | {"depth": 2, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
+    return size | {"depth": 3, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+
+
+def _processors(architecture: Architecture) -> dict[str, dict[str, Any]]:
+    """The processor files by name: up to 16 tokens for a picture, and some 6 for a pair of frames."""
+    third = architecture == "qwen3_vl"
+    patch = 16 if third else 14
+    common = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, **(_HALF if third else _CLIP)}
+    token = (2 * patch) ** 2  # pixels
+    video = {"shortest_edge": 8 * token, "longest_edge": 48 * token}  # of all frames together
+    if not third:
+        video = {"shortest_edge": 2 * token, "longest_edge": 6 * token}  # of a frame
+    return {
+        "preprocessor_config.json": {
+            **common,
+            "size": {"shortest_edge": 4 * token, "longest_edge": 16 * token},
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": _PROCESSORS[architecture],
+        },
+        "video_preprocessor_config.json": {
+            **common,
+            "size": video,
+            "max_frames": 16,
+            "video_processor_type": "Qwen3VLVideoProcessor" if third else "Qwen2VLVideoProcessor",
+        },
+    }

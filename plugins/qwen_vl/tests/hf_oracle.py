@@ -1,0 +1,105 @@
+"""Transformers' own Qwen-VL processors, video included, in a process of their own where `torchvision` can be imported.
+
+No torchvision works beside the CPU build of torch, and without one transformers makes no video processor. So a stand-in
+with the few functions that processing calls, each on torch's own operations as torchvision has it, is put in its place
+before transformers is imported. Everything that is compared (sizes, sampling, patches, time stamps, prompt text) is
+transformers' code. Run as a program: reads pickled requests from standard input, writes pickled answers.
+
+The `resize` here is torchvision's for tensors on a CPU (`transforms/v2/functional/_geometry.py`, `resize_image`): bytes
+are resized as bytes on a CPU, antialiased, and a picture of the right size is left alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.machinery
+import pickle
+import sys
+import types
+from typing import Any
+
+
+def _module(name: str, **contents: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    module.__file__ = f"<{name}>"
+    module.__dict__.update(contents)
+    sys.modules[name] = module
+    return module
+
+
+def install_stand_in() -> None:
+    """Make `import torchvision` work, as far as the processors need it."""
+    import numpy as np
+    import torch
+
+    class InterpolationMode(enum.Enum):
+        NEAREST = "nearest"
+        NEAREST_EXACT = "nearest-exact"
+        BILINEAR = "bilinear"
+        BICUBIC = "bicubic"
+        BOX = "box"
+        HAMMING = "hamming"
+        LANCZOS = "lanczos"
+
+    def resize(image: torch.Tensor, size: Any, interpolation: InterpolationMode, antialias: bool) -> torch.Tensor:
+        if tuple(image.shape[-2:]) == tuple(size):
+            return image
+        flat = image.reshape(-1, *image.shape[-3:])
+        resized = torch.nn.functional.interpolate(
+            flat, size=tuple(size), mode=interpolation.value, align_corners=False, antialias=antialias
+        )
+        return resized.reshape(*image.shape[:-2], *size)
+
+    def normalize(image: torch.Tensor, mean: Any, std: Any) -> torch.Tensor:
+        mean, std = (torch.as_tensor(x, dtype=image.dtype).view(-1, 1, 1) for x in (mean, std))
+        return image.sub(mean).div_(std)
+
+    def pil_to_tensor(image: Any) -> torch.Tensor:
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+    functional = {
+        "InterpolationMode": InterpolationMode,
+        "grayscale_to_rgb": lambda image: image,
+        "normalize": normalize,
+        "pil_to_tensor": pil_to_tensor,
+        "resize": resize,
+    }
+    v2 = _module("torchvision.transforms.v2", functional=_module("torchvision.transforms.v2.functional", **functional))
+    transforms = _module(
+        "torchvision.transforms",
+        InterpolationMode=InterpolationMode,
+        functional=_module("torchvision.transforms.functional", **functional),
+        v2=v2,
+    )
+    io = _module("torchvision.io", ImageReadMode=None, decode_image=None)
+    _module("torchvision", __version__="0.28.0", __path__=[], transforms=transforms, io=io)
+
+
+def main() -> None:
+    """Serve `(checkpoint, text, images, videos, video_metadata, kwargs)` until standard input ends."""
+    install_stand_in()
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    processors: dict[str, Any] = {}
+    while True:
+        try:
+            path, request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if path not in processors:
+            processors[path] = transformers.AutoProcessor.from_pretrained(path)
+        try:
+            outputs = processors[path](**request, return_tensors="pt")
+            answer: Any = {name: value.numpy() for name, value in outputs.items() if hasattr(value, "numpy")}
+        except Exception as error:  # the test decides what it means
+            answer = error
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

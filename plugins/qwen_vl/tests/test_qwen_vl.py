@@ -1,0 +1,390 @@
+"""Qwen2-VL to Qwen3-VL: processing equals transformers'; what is wrong with a request gets one clear line."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from corellm import LLM, SamplingParams
+from corellm.errors import (
+    CheckpointError,
+    EmbeddingInputError,
+    MultiModalError,
+    PlaceholderError,
+    ProcessorKwargsError,
+    PromptTooLongError,
+)
+from corellm_qwen_vl.processor import QwenVLProcessor
+from corellm_qwen_vl.settings import ACCEPTED, QWEN2, QWEN3
+from corellm_qwen_vl.tiny import make_tiny_checkpoint
+
+ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+Process = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A loaded model of each generation."""
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"), architecture=request.param)
+    with LLM(str(path), dtype="float32") as llm:
+        yield llm
+
+
+@pytest.fixture
+def process(llm: LLM) -> Process:
+    """`process(text, media, **processor kwargs)`: the expanded prompt and its items."""
+
+    def process(text: str, media: dict[str, Any], **kwargs: Any) -> Any:
+        prompt = {"prompt": text, "multi_modal_data": media, "mm_processor_kwargs": kwargs}
+        return llm.engine.input_processor.process(prompt)
+
+    return process
+
+
+def is_third(llm: LLM) -> bool:
+    """Whether it is Qwen3-VL."""
+    return llm.engine.context.hf_config.model_type == "qwen3_vl"
+
+
+def picture(width: int, height: int, seed: int) -> Image.Image:
+    """Noise."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def clip(num_frames: int, width: int, height: int, seed: int) -> np.ndarray[Any, Any]:
+    """Noise, each frame another."""
+    return np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
+
+
+# --- equal to transformers ------------------------------------------------------------------------------------------
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=8)
+sides = st.integers(4, 160)
+pictures = st.builds(picture, sides, sides, st.integers(0, 999))
+clips = st.builds(clip, st.integers(2, 14), sides, sides, st.integers(0, 999))
+rates = st.sampled_from([1.0, 2.0, 7.5, 12.0, 29.97])
+bounds = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"min_pixels": st.integers(800, 6000), "max_pixels": st.integers(6000, 30000)}),
+    st.builds(
+        lambda least, most: {"size": {"shortest_edge": least, "longest_edge": most}},
+        st.integers(800, 6000),
+        st.integers(6000, 60000),
+    ),
+)
+sampling = st.sampled_from([{"fps": 2.0}, {"fps": 0.7}, {"fps": 5}, {"num_frames": 2}, {"num_frames": 4}])
+
+
+@given(
+    parts=st.lists(st.one_of(words, pictures, st.tuples(clips, rates)), min_size=1, max_size=6),
+    bounds=bounds,
+    sampling=sampling,
+)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_equals_the_hf_processor(
+    llm: LLM, process: Process, ask_hf: Callable[..., Any], parts: list[Any], bounds: Any, sampling: Any
+) -> None:
+    """Text, pictures and clips of random sizes, lengths and rates, any count and order, with a request's arguments.
+
+    Same token ids, same grids, the same pixels of clips bit for bit; pictures, which transformers resizes by
+    torchvision there and by Pillow here, within a byte on average.
+    """
+    images = [part for part in parts if isinstance(part, Image.Image)]
+    videos = [part for part in parts if isinstance(part, tuple)]
+    text = "x" + "".join(
+        part if isinstance(part, str) else IMAGE if isinstance(part, Image.Image) else VIDEO for part in parts
+    )
+    asked = {"fps": None, **sampling} if is_third(llm) else sampling  # transformers' own default is in its way
+    want = ask_hf(
+        llm.engine.context.model_path,
+        text=text,
+        images=images or None,
+        videos=[frames for frames, _ in videos] or None,
+        video_metadata=[{"total_num_frames": len(frames), "fps": fps} for frames, fps in videos] or None,
+        do_sample_frames=True,
+        **bounds,
+        **asked,
+    )
+    too_few = any(len(frames) < sampling.get("num_frames", 0) for frames, _ in videos)
+    assume(not (isinstance(want, Exception) and (too_few or isinstance(want, IndexError))))  # it steps past the end
+    media = {"image": images, "video": [(frames, {"fps": fps}) for frames, fps in videos]}
+    got = process(text, media, **bounds, **sampling)
+    assert got.token_ids == want["input_ids"][0].tolist()
+    for modality, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+        features = [feature for feature in got.features if feature.modality == modality]
+        if not features:
+            continue
+        grids = torch.stack([feature.data[f"{modality}_grid_thw"].data for feature in features])
+        assert grids.tolist() == want[f"{modality}_grid_thw"].tolist()
+        values = torch.cat([feature.data[pixels].data for feature in features])
+        difference = (values - torch.from_numpy(want[pixels])).abs()
+        assert difference.max() == 0 if modality == "video" else difference.mean() < 1 / 255 / 0.26
+    if "second_per_grid_ts" in want:
+        assert [f.data["second_per_grid_ts"].data for f in got.features if f.modality == "video"] == list(
+            want["second_per_grid_ts"]
+        )
+
+
+def test_pictures_are_transformers_own(llm: LLM, process: Process) -> None:
+    """With the processor that needs no torchvision the tensors are equal, not only close."""
+    hf = transformers.Qwen2VLImageProcessorPil.from_pretrained(llm.engine.context.model_path)
+    images = [picture(90, 140, 1), picture(31, 7, 2)]
+    want = hf(images, return_tensors="pt", min_pixels=3000, max_pixels=9000)
+    got = process(IMAGE * 2, {"image": images}, min_pixels=3000, max_pixels=9000)
+    assert torch.equal(torch.cat([f.data["pixel_values"].data for f in got.features]), want["pixel_values"])
+
+
+def test_sample_photographs(llm: LLM, ask_hf: Callable[..., Any]) -> None:
+    """Real photographs, two in one prompt, answered as transformers answers."""
+    from sklearn.datasets import load_sample_images
+
+    photographs = [Image.fromarray(image) for image in load_sample_images().images]
+    text = f"<|im_start|>user\n{IMAGE} or {IMAGE}?<|im_end|>\n<|im_start|>assistant\n"
+    path = llm.engine.context.model_path
+    tokens = ask_hf(path, text=text, images=photographs)
+    hf = transformers.Qwen2VLImageProcessorPil.from_pretrained(path)
+    inputs = {
+        **{name: torch.from_numpy(tokens[name]) for name in ("input_ids", "attention_mask", "mm_token_type_ids")},
+        **hf(photographs, return_tensors="pt"),
+    }
+    architecture = llm.engine.context.hf_config.architectures[0]
+    reference = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
+    want = reference.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    prompt = {"prompt": text, "multi_modal_data": {"image": photographs}}
+    got = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, min_tokens=8), use_tqdm=False)
+    assert got[0].outputs[0].token_ids == want[0, tokens["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "form"),
+    [
+        ("qwen2_vl", "separate"),
+        ("qwen2_vl", "nested"),
+        ("qwen2_vl", "pictures' alone"),
+        ("qwen2_vl", "pictures' alone, old names"),
+        ("qwen3_vl", "separate"),
+        ("qwen3_vl", "nested"),
+    ],
+)
+def test_processor_files(tmp_path: Path, ask_hf: Callable[..., Any], architecture: Any, form: str) -> None:
+    """Every form in which checkpoints have their processors' settings, read as transformers reads it."""
+    path = make_tiny_checkpoint(tmp_path, architecture=architecture)
+    images, videos = path / "preprocessor_config.json", path / "video_preprocessor_config.json"
+    image, video = json.loads(images.read_text()), json.loads(videos.read_text())
+    if form == "nested":
+        nested = {"image_processor": image, "video_processor": video, "processor_class": image["processor_class"]}
+        (path / "processor_config.json").write_text(json.dumps(nested))
+        images.unlink()
+        videos.unlink()
+    elif form != "separate":
+        videos.unlink()
+    if form.endswith("old names"):
+        del image["size"]
+        images.write_text(json.dumps(image | {"min_pixels": 2500, "max_pixels": 11000}))
+    frames, photo = clip(6, 90, 60, 0), picture(80, 60, 0)
+    want = ask_hf(
+        path, text=IMAGE + VIDEO, images=[photo], videos=[frames], do_sample_frames=True, num_frames=4, fps=None,
+        video_metadata=[{"total_num_frames": 6, "fps": 2.0}],
+    )  # fmt: skip
+    with LLM(str(path), dtype="float32") as llm:
+        media = {"image": photo, "video": (frames, {"fps": 2.0})}
+        prompt = {"prompt": IMAGE + VIDEO, "multi_modal_data": media, "mm_processor_kwargs": {"num_frames": 4}}
+        got = llm.engine.input_processor.process(prompt)
+    assert got.token_ids == want["input_ids"][0].tolist()
+    assert np.array_equal(got.features[1].data["pixel_values_videos"].data, want["pixel_values_videos"])
+
+
+def test_unusual_processor_files(tmp_path: Path) -> None:
+    """What a checkpoint wants and we do not do is refused, not ignored; so is a checkpoint that says nothing."""
+    with pytest.raises(CheckpointError, match="do_resize=False, which is not supported"):
+        QWEN2.of_checkpoint({"do_resize": False})
+    with pytest.raises(CheckpointError, match=r"put preprocessor_config\.json there"):
+        QwenVLProcessor.from_pretrained(tmp_path, QWEN3)
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"min_pixels": 5000, "max_pixels": 4000}, "min_pixels=5000 is above max_pixels=4000"),
+        ({"size": {"shortest_edge": 9, "longest_edge": 8}}, "min_pixels=9 is above max_pixels=8"),
+        ({"size": {"height": 9}}, "size must be {'shortest_edge': pixels, 'longest_edge': pixels}"),
+        ({"pixels": 5, "dpi": 3}, f"'dpi', 'pixels' is not known; accepted: {', '.join(ACCEPTED)}"),
+        ({"fps": 0}, "fps must be a number of frames per second above 0, got 0"),
+        ({"fps": float("nan")}, "fps must be a number of frames per second above 0, got nan"),
+        ({"fps": "2"}, "fps must be a number of frames per second above 0, got '2'"),
+        ({"fps": 1, "num_frames": 4}, "give either fps or num_frames, not both"),
+        ({"max_pixels": -1}, "max_pixels must be an integer of at least 1, got -1"),
+        ({"num_frames": True}, "num_frames must be an integer of at least 1, got True"),
+        ({"do_sample_frames": 1}, "do_sample_frames must be True or False, got 1"),
+    ],
+)
+def test_arguments_that_make_no_sense(process: Process, kwargs: dict[str, Any], message: str) -> None:
+    """One clear line each, whatever the item, before anything is processed."""
+    for text, media in ((IMAGE, {"image": picture(40, 40, 0)}), (VIDEO, {"video": clip(4, 40, 40, 0)})):
+        with pytest.raises(ProcessorKwargsError) as caught:
+            process(text, media, **kwargs)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_frames_that_make_no_sense(process: Process) -> None:
+    """The same for the numbers of frames; `max_frames` alone lowers the checkpoint's least."""
+    media = {"video": (clip(8, 40, 40, 0), {"fps": 4.0})}
+    with pytest.raises(ProcessorKwargsError, match="min_frames=9 is above max_frames=8"):
+        process(VIDEO, media, min_frames=9, max_frames=8)
+    assert process(VIDEO, media, max_frames=2).features[0].data["video_grid_thw"].data[0] == 1
+
+
+def test_none_is_no_argument(process: Process) -> None:
+    """As in transformers, a None is what the checkpoint says."""
+    media = {"video": (clip(8, 40, 40, 0), {"fps": 4.0})}
+    plain = process(VIDEO, media)
+    assert process(VIDEO, media, fps=None, max_pixels=None, num_frames=None).token_ids == plain.token_ids
+
+
+def test_one_bound_alone(llm: LLM, process: Process) -> None:
+    """`max_pixels` alone counts, though lower than the checkpoint's least; so does `min_pixels`, up to its most."""
+    side = 32 if is_third(llm) else 28
+    grid = process(IMAGE, {"image": picture(400, 400, 0)}, max_pixels=side**2).features[0].data["image_grid_thw"].data
+    assert grid.tolist() == [1, 2, 2]
+    grid = process(IMAGE, {"image": picture(9, 9, 0)}, min_pixels=9 * side**2).features[0].data["image_grid_thw"].data
+    assert grid.tolist() == [1, 6, 6]
+    with pytest.raises(ProcessorKwargsError, match="min_pixels=10000000 is above max_pixels="):
+        process(IMAGE, {"image": picture(9, 9, 0)}, min_pixels=10**7)
+
+
+@pytest.mark.parametrize("kwargs", [{"max_pixels": "many"}, {"dpi": 3}, {"min_pixels": 9, "max_pixels": 8}])
+def test_operators_mistakes(tmp_path: Path, kwargs: dict[str, Any]) -> None:
+    """Found at start."""
+    with pytest.raises(ProcessorKwargsError, match="mm_processor_kwargs: "):
+        LLM(str(make_tiny_checkpoint(tmp_path)), dtype="float32", mm_processor_kwargs=kwargs)
+
+
+def test_operators_bounds(tmp_path: Path) -> None:
+    """Arguments given at start hold for every request, and for the dummies; a request lays its own over."""
+    path = make_tiny_checkpoint(tmp_path)
+    with LLM(str(path), dtype="float32", mm_processor_kwargs={"max_pixels": 784, "max_frames": 2}) as llm:
+        assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"image": 32, "video": 32}
+        prompt: dict[str, Any] = {"prompt": IMAGE, "multi_modal_data": {"image": picture(300, 300, 0)}}
+        assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 1
+        prompt["mm_processor_kwargs"] = {"max_pixels": 784 * 9}
+        assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 9
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_exceeds_the_worst_case(llm: LLM, process: Process) -> None:
+    """No size of picture or clip, very long ones included, becomes more tokens than memory is planned for."""
+    most = llm.engine.input_processor.mm_processor.profile.max_tokens
+    chosen = random.Random(0)
+    for _ in range(150):
+        width = chosen.randint(1, 300)
+        height = min(300, max(1, round(width * 200 ** chosen.uniform(-1, 1))))
+        if max(width, height) > 200 * min(width, height):
+            continue
+        image = process(IMAGE, {"image": picture(width, height, 0)}).features[0]
+        assert image.placeholder.length <= most["image"]
+        frames = np.zeros((chosen.randint(1, 40), height, width, 3), np.uint8)
+        video = process(VIDEO, {"video": (frames, {"fps": chosen.choice([1.0, 4.0, 30.0])})}).features[0]
+        assert video.placeholder.num_embeds <= most["video"]
+
+
+def test_too_large_a_picture(process: Process) -> None:
+    """A request that would scale a picture up to more than the model takes is refused at once."""
+    with pytest.raises(PromptTooLongError, match=r"picture of 40 x 40 pixels becomes .* more than max_model_len=4096"):
+        process(IMAGE, {"image": picture(40, 40, 0)}, min_pixels=10**12, max_pixels=10**12)
+
+
+def test_items_side_by_side(llm: LLM) -> None:
+    """Two placeholders with nothing between them have no positions; mixed ones, and separate ones, do."""
+    params = SamplingParams(temperature=0, max_tokens=2)
+    images, video = [picture(60, 60, i) for i in range(2)], clip(4, 60, 60, 0)
+    prompt = {"prompt": "<|image_pad|><|image_pad|>", "multi_modal_data": {"image": images}}
+    with pytest.raises(PlaceholderError, match="image 0 and 1 stand side by side"):
+        llm.generate(prompt, params, use_tqdm=False)
+    for text in ("<|image_pad|><|video_pad|>", "<|image_pad|>,<|video_pad|><|image_pad|>"):
+        media = {"image": images[: text.count("image")], "video": video}
+        assert llm.generate({"prompt": text, "multi_modal_data": media}, params, use_tqdm=False)[0].finished
+
+
+def test_embeddings_are_refused(llm: LLM, process: Process) -> None:
+    """Their grid is not known, so the model could not place them."""
+    width = llm.engine.context.hf_config.text_config.hidden_size
+    with pytest.raises(EmbeddingInputError, match=r"image 0: .* give the image itself"):
+        process(IMAGE, {"image_embeds": [torch.zeros(4, width)]})
+
+
+def test_placeholders_must_match(process: Process) -> None:
+    """A picture without a place, a place without a picture, a clip in a picture's place."""
+    for text, media in ((IMAGE, {}), ("x", {"image": picture(40, 40, 0)}), (IMAGE, {"video": clip(4, 40, 40, 0)})):
+        with pytest.raises(MultiModalError):
+            process(text, media)
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def test_deepstack_rows(tmp_path: Path) -> None:
+    """A row is the token's embedding and its deepstack features, of several items of different sizes in one batch."""
+    path = make_tiny_checkpoint(tmp_path, architecture="qwen3_vl")
+    with LLM(str(path), dtype="float32") as llm:
+        media = {"image": [picture(90, 60, 0), picture(50, 150, 1)]}
+        features = llm.engine.input_processor.process({"prompt": IMAGE * 2, "multi_modal_data": media}).features
+        encoders = llm.engine.runner.encoders
+        encoders.run(features)
+        rows = [encoders.output(feature) for feature in features]
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+    for feature, got in zip(features, rows, strict=True):
+        data = feature.data.get_data()
+        with torch.inference_mode():
+            want = model.get_image_features(data["pixel_values"], data["image_grid_thw"][None])
+        assert got.shape == (feature.placeholder.num_embeds, 3 * 64)
+        assert torch.allclose(got, torch.cat([want.pooler_output[0], *want.deepstack_features], -1), atol=1e-5)
+
+
+def test_chat(llm: LLM) -> None:
+    """Pictures and clips of a conversation, in order, by the checkpoint's template and without one."""
+    content = [
+        {"type": "image", "image": picture(60, 60, 0)},
+        {"type": "text", "text": "then <|image_pad|>"},
+        {"type": "video", "video": clip(4, 60, 60, 1)},
+        {"type": "image", "image": picture(90, 60, 2)},
+    ]
+    conversation = [{"role": "user", "content": content}]
+    params = SamplingParams(temperature=0, max_tokens=3)
+    output = llm.chat(conversation, params, use_tqdm=False)[0]
+    config = llm.engine.context.hf_config
+    vision = [t for t in output.prompt_token_ids if t in (config.image_token_id, config.video_token_id)]
+    changes = [t for i, t in enumerate(vision) if i == 0 or t != vision[i - 1]]
+    assert changes == [config.image_token_id, config.video_token_id, config.image_token_id]
+    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    other = llm.chat(conversation, params, use_tqdm=False, chat_template=plain)[0]
+    assert [t for t in other.prompt_token_ids if t in (config.image_token_id, config.video_token_id)] == vision
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tiny_checkpoint_is_deterministic(tmp_path: Path, architecture: Any) -> None:
+    """Same seed, same files; another seed, other weights."""
+    files = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_tiny_checkpoint(tmp_path / name, seed, architecture=architecture)
+        files.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
+    assert files[0] == files[1]
+    assert files[0]["model.safetensors"] != files[2]["model.safetensors"]

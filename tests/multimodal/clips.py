@@ -1,0 +1,88 @@
+"""Clips for the tests: encoded with PyAV, every frame known by its colour; and what PyAV itself decodes of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from io import BytesIO
+from typing import Any
+
+import av
+import numpy as np
+
+WIDTH, HEIGHT = 64, 48
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """Of frame `number`: no two neighbours are alike."""
+    return number * 37 % 256, number * 91 % 256, number * 53 % 256
+
+
+def plain(number: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray[Any, Any]:
+    """A frame all of one colour."""
+    return np.full((height, width, 3), colour(number), np.uint8)
+
+
+def moving(number: int) -> np.ndarray[Any, Any]:
+    """A frame that codecs predict from others: noise that moves, and changes its colour."""
+    noise = np.random.default_rng(0).integers(0, 128, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    return np.roll(noise, number, axis=1) + np.array(colour(number), np.uint8) // 2
+
+
+def encode(
+    frames: Sequence[np.ndarray[Any, Any]],
+    codec: str = "libx264",
+    container: str = "mp4",
+    *,
+    rate: int = 25,
+    pixels: str = "yuv420p",
+    milliseconds: Sequence[int] | None = None,
+    first_pts: int = 0,
+    group: int | None = None,
+    matrix: Sequence[int] | None = None,
+    options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
+) -> bytes:
+    """A file of `frames`, `rate` to the second or at the times given.
+
+    Args:
+        first_pts: shift of every packet, in 1/12800 s; what is negative, MP4 cuts away by an edit list.
+        group: frames from one key frame to the next.
+        matrix: display matrix, by which viewers turn the frames.
+    """
+    buffer = BytesIO()
+    with av.open(buffer, "w", container, container_options=container_options) as output:
+        stream: Any = output.add_stream(codec, rate, options=options or {})
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = pixels
+        stream.gop_size = group or stream.gop_size
+        if milliseconds:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        if matrix:
+            stream.set_display_matrix(matrix)
+        packets = []
+        for number, pixels_of_frame in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(pixels_of_frame).reformat(format=pixels)
+            if milliseconds:
+                frame.pts, frame.time_base = milliseconds[number], Fraction(1, 1000)
+            packets += stream.encode(frame)
+        for packet in [*packets, *stream.encode(None)]:
+            if first_pts:
+                shift = Fraction(first_pts, 12800) / packet.time_base
+                packet.pts += int(shift)
+                packet.dts += int(shift)
+            output.mux(packet)
+    return buffer.getvalue()
+
+
+def decode(data: bytes) -> dict[int, np.ndarray[Any, Any]]:
+    """`{presentation time in ticks: pixels}` of all frames, decoded from start to end by PyAV alone."""
+    with av.open(BytesIO(data)) as container:
+        return {
+            frame.pts: frame.to_ndarray(format="rgb24") for frame in container.decode(video=0) if frame.pts is not None
+        }
+
+
+def same_colour(pixels: np.ndarray[Any, Any], number: int) -> bool:
+    """Whether a decoded frame is `plain(number)`, up to what lossy codecs make of it."""
+    return bool(np.abs(pixels.reshape(-1, 3).mean(0) - colour(number)).max() < 8)

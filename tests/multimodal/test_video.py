@@ -1,0 +1,292 @@
+"""Videos as requests bring them: every form, told apart and counted unopened; metadata, reading, identity, defaults."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from corellm.config import EngineConfig, MultiModalConfig
+from corellm.errors import ConfigError, EmbeddingInputError, MediaError, MediaTooLargeError
+from corellm.multimodal import DataParser, MediaItems, Video, dummy_videos
+from corellm.multimodal.defaults import video_arguments
+from corellm.multimodal.hashing import hash_item
+from corellm.multimodal.items import EmbeddingItems
+from corellm.multimodal.video import load_video
+from tests.multimodal.clips import HEIGHT, WIDTH, encode, plain, same_colour
+
+ARRAY = np.stack([plain(n) for n in range(4)])
+TENSOR = torch.from_numpy(ARRAY.copy())
+PICTURES = [Image.fromarray(frame) for frame in ARRAY]
+CLIP = encode(list(ARRAY), "mjpeg", "mov", pixels="yuvj444p")
+URL = "data:video/mp4;base64," + base64.b64encode(CLIP).decode()
+LIMITS = MultiModalConfig()
+
+
+def parse(value: Any, **limits: int) -> list[Video]:
+    """The videos under `"video"`; counted alike without being read."""
+    parser = DataParser(MultiModalConfig(**limits), hidden_size=16)
+    counts = parser.count({"video": value})
+    items = parser.parse({"video": value})
+    assert items.get_counts() == counts
+    return [items["video"].get(i) for i in range(len(items["video"]))]
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (ARRAY, 1), (TENSOR, 1), (TENSOR.permute(0, 3, 1, 2), 1), (np.moveaxis(ARRAY, -1, 1), 1),
+        (ARRAY.astype(np.float32) / 255, 1), (PICTURES, 1), (tuple(PICTURES), 1), (list(ARRAY), 1), (list(TENSOR), 1),
+        ([PICTURES[0], *ARRAY[1:]], 1), ((ARRAY, {"fps": 2}), 1), ((PICTURES, {}), 1),
+        (CLIP, 1), (bytearray(CLIP), 1), (memoryview(CLIP), 1), (URL, 1),
+        ([CLIP, CLIP], 2), ([ARRAY, ARRAY], 2), ([PICTURES, PICTURES], 2), ([(ARRAY, {"fps": 2}), (PICTURES, {})], 2),
+        ((CLIP, URL), 2), ([ARRAY, PICTURES, CLIP, URL, (TENSOR, {})], 5),
+        (np.stack([ARRAY, ARRAY, ARRAY]), 3), (torch.stack([TENSOR, TENSOR]), 2), ([], 0),
+    ],
+)  # fmt: skip
+def test_videos_in_any_form(value: Any, count: int) -> None:
+    """The same frames come out of each, one after the other, and they are the reader's own."""
+    videos = parse(value)
+    assert len(videos) == count
+    for video in videos:
+        assert (video.num_frames, video.metadata.width, video.metadata.height) == (4, WIDTH, HEIGHT)
+        frames = video.read()
+        assert isinstance(frames, Iterator)
+        for n, frame in enumerate(frames):
+            assert same_colour(frame, n)
+            frame[:] = 0
+        assert same_colour(next(video.read([2])), 2)
+
+
+def test_paths_and_no_addresses(tmp_path: Path) -> None:
+    """Strings are paths; nothing is fetched."""
+    path = tmp_path / "clip.mov"
+    path.write_bytes(CLIP)
+    assert [video.num_frames for video in parse([path, str(path)])] == [4, 4]
+    with pytest.raises(MediaError, match="video 0: remote URLs are not fetched here"):
+        parse("https://example.com/clip.mp4")
+
+
+def test_what_is_given_may_change_afterwards() -> None:
+    """Frames are copied when they are parsed: identity and content stay together."""
+    array = ARRAY.copy()
+    (video,) = parse(array)
+    array[:] = 0
+    assert same_colour(next(video.read([3])), 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([PICTURES[0], CLIP], r"^video: a list of frames is one video.*number 0 is, number 1 is not"),
+        ([[]], "^video 0: the video has no frames"),
+        (ARRAY[:0], "^video 0: the video has no frames"),
+        (ARRAY[0], "^video 0: frame 0|^video 0: shape"),
+        ([ARRAY, None], "^video 1: None in place of video data"),
+        ([ARRAY, 5], "^video 1: int is not a video; give a path, bytes, or frames"),
+        ([[PICTURES[0], PICTURES[1].resize((9, 9))]], r"^video 0: frame 1 has 9 x 9 pixels, the first has 64 x 48"),
+        (ARRAY.astype(np.float32), "^video 0: frame 1: pixels of dtype float32 must be from 0 to 1"),
+        ([[PICTURES[0], "x"]], "^video 0: frame 1: str is not a picture"),
+        ([b"", CLIP], r"^video 0: the video is empty \(0 bytes\)"),
+        ([CLIP, CLIP[:500]], "^video 1: the video is broken or truncated"),
+        ((CLIP, {"fps": 3}), "^video 0: metadata go with frames only"),
+        (torch.zeros(5, 16), r"^video 0: shape \(5, 16\) is not a video's.*'video_embeds'"),
+        (np.zeros((2, 0, 4, 3), np.uint8), "^video 0: frame 0: the picture is empty"),
+    ],
+)
+def test_what_is_no_video(value: Any, words: str) -> None:
+    """Named by item, and by frame where one is to blame."""
+    with pytest.raises(MediaError, match=words) as caught:
+        parse(value)
+    assert caught.value.modality == "video"
+
+
+def test_counting_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So limits on numbers of items come first."""
+    monkeypatch.setattr("corellm.multimodal.parsing.load_video", lambda *_: pytest.fail("opened a video"))
+    assert DataParser().count({"video": ["no such file", b"", ARRAY, (ARRAY, {})]}) == {"video": 4}
+
+
+def test_embeddings() -> None:
+    """Under their own key, as for every modality."""
+    items = DataParser(hidden_size=16).parse({"video_embeds": torch.zeros(2, 5, 16)})
+    assert isinstance(items["video"], EmbeddingItems)
+    assert items["video"].num_embeddings(1) == 5
+    with pytest.raises(EmbeddingInputError, match="video 0: embeddings: expected the model's hidden size 16, got 15"):
+        DataParser(hidden_size=16).parse({"video_embeds": [torch.zeros(5, 15)]})
+
+
+def test_dummies() -> None:
+    """Of the size asked for, no two frames alike, no two videos one array."""
+    videos = dummy_videos(2, width=12, height=8, num_frames=3)
+    assert [video.shape for video in videos] == [(3, 8, 12, 3)] * 2
+    assert not np.shares_memory(*videos)
+    assert len({frame.tobytes() for frame in videos[0]}) == 3
+    assert isinstance(DataParser().parse({"video": videos})["video"], MediaItems)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_limits() -> None:
+    """Of pixels and bytes when it is parsed, of frames when it is read."""
+    with pytest.raises(MediaTooLargeError, match="video 0: frame 0: 64 x 48 = 3072 pixels, more than the 3000 allowed"):
+        parse(ARRAY, max_video_pixels=3000)
+    for form in (ARRAY, PICTURES):
+        with pytest.raises(MediaTooLargeError, match="takes 36864 bytes of memory, more than the 36863 allowed"):
+            parse([form], max_video_bytes=4 * 64 * 48 * 3 - 1)
+    for form in (ARRAY, CLIP):
+        (video,) = parse([form], max_video_frames=3)
+        with pytest.raises(MediaTooLargeError, match="4 frames to read at once, more than the 3 allowed; sample fewer"):
+            video.read()
+        with pytest.raises(MediaTooLargeError, match="5 frames"):
+            video.read([0] * 5)
+        assert len(list(video.read([0, 1, 3]))) == 3
+
+
+@pytest.mark.parametrize("name", ["max_video_pixels", "max_video_frames", "max_video_bytes"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "9"])
+def test_limits_are_checked_at_the_start(name: str, value: Any) -> None:
+    """By name."""
+    with pytest.raises(ConfigError, match=f"{name} must be an integer of at least 1"):
+        EngineConfig.from_kwargs(model="m", **{name: value})
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [ARRAY, CLIP], ids=["frames", "file"])
+def test_indices(form: Any) -> None:
+    """Ascending, repeats allowed; anything else is the caller's mistake."""
+    (video,) = parse([form])
+    for chosen in ([0, 0, 2, 2, 2, 3], [3], [], np.array([1, 3]), range(0, 4, 2)):
+        frames = list(video.read(chosen))
+        assert len(frames) == len(chosen)
+        assert all(same_colour(frame, int(n)) for n, frame in zip(chosen, frames, strict=True))
+    for wrong in ([1, 0], [-1], [4], [0, 9]):
+        with pytest.raises(ValueError, match=r"must not descend|of a video of 4"):
+            video.read(wrong)
+        with pytest.raises(ValueError, match=r"must not descend|of a video of 4"):
+            video.timestamps(wrong)
+
+
+def test_times_of_frames() -> None:
+    """By the rate, of a sample by where its frames were taken; without a rate there are none."""
+    assert load_video((ARRAY, {"fps": 8}), LIMITS).timestamps([0, 1, 1, 3]) == [0, 0.125, 0.125, 0.375]
+    sample = load_video((ARRAY, {"fps": 8, "frames_indices": [0, 4, 8, 20], "total_num_frames": 24}), LIMITS)
+    assert sample.timestamps(range(4)) == [0, 0.5, 1, 2.5]
+    with pytest.raises(MediaError, match=r"frames without times: give them as \(frames, \{'fps': ...\}\)"):
+        load_video(ARRAY, LIMITS).timestamps([0])
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ({}, {"total_num_frames": 4, "fps": None, "duration": None}),
+        ({"fps": 8}, {"fps": 8.0, "duration": 0.5}),
+        ({"fps": np.float32(8), "duration": None}, {"fps": 8.0, "duration": 0.5}),
+        ({"duration": 3}, {"duration": 3.0, "fps": None}),
+        ({"do_sample_frames": False}, {"do_sample_frames": False}),
+        ({"frames_indices": np.arange(4) * 2, "total_num_frames": 99}, {"frames_indices": (0, 2, 4, 6)}),
+        ({"frames_indices": (1, 1, 2, 9)}, {"total_num_frames": 10, "frames_indices": (1, 1, 2, 9)}),
+        ({"frames_indices": torch.arange(4), "fps": 10, "duration": 2.0}, {"total_num_frames": 20}),
+        ({"width": 1, "video_backend": "x", "total_num_frames": np.int64(4)}, {"width": WIDTH, "height": HEIGHT}),
+    ],
+)  # fmt: skip
+def test_metadata(given: dict[str, Any], known: dict[str, Any]) -> None:
+    """As transformers names it; what follows from the rest need not be said."""
+    metadata = dataclasses.asdict(load_video((ARRAY, given), LIMITS).metadata)
+    assert metadata | known == metadata
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"frame_rate": 8}, "unknown metadata 'frame_rate'; known: fps, frames_indices, total_num_frames, duration"),
+        ({"fps": 0}, "fps must be a positive number, got 0"),
+        ({"fps": float("inf")}, "fps must be a positive number"),
+        ({"fps": "8"}, "fps must be a positive number, got '8'"),
+        ({"duration": -1}, "duration must be a positive number"),
+        ({"total_num_frames": 5}, "total_num_frames is 5 for 4 frames; give frames_indices, too"),
+        ({"total_num_frames": 4.0}, "total_num_frames must be an integer"),
+        ({"frames_indices": [0, 1]}, "2 frames_indices for 4 frames"),
+        ({"frames_indices": [0, 1, 2, 9], "total_num_frames": 9}, "frames_indices has 9, but total_num_frames is 9"),
+        ({"frames_indices": [3, 2, 1, 0]}, "frames_indices must ascend"),
+        ({"frames_indices": [-1, 0, 1, 2]}, "frames_indices must ascend from 0"),
+        ({"frames_indices": [0.0, 1.0, 2.0, 3.0]}, "frames_indices must be a list of integers"),
+        ({"frames_indices": "0123"}, "frames_indices must be a list of integers"),
+        ({"do_sample_frames": 0}, "do_sample_frames must be True or False, got 0"),
+    ],
+)
+def test_metadata_that_cannot_be(given: dict[str, Any], words: str) -> None:
+    """Refused by name, with the item."""
+    with pytest.raises(MediaError, match=f"^video 0: .*{words}"):
+        parse((ARRAY, given))
+
+
+# --- identity ---------------------------------------------------------------------------------------------------------
+
+
+def identity(value: Any) -> str:
+    """The hash of one video."""
+    (video,) = parse([value])
+    return hash_item(video, modality="video", kwargs={}, namespace=("m",))
+
+
+def test_equal_videos_have_equal_hashes(tmp_path: Path) -> None:
+    """However they come: a file by its bytes, frames by their pixels."""
+    path = tmp_path / "clip"
+    path.write_bytes(CLIP)
+    assert len({identity(form) for form in (CLIP, bytearray(CLIP), path, str(path), URL)}) == 1
+    assert len({identity(form) for form in (ARRAY, TENSOR, PICTURES, list(ARRAY), (ARRAY, {}))}) == 1
+
+
+def test_different_videos_have_different_hashes() -> None:
+    """Whatever differs: a pixel, the order, the rate, the sample, the wish; a file is not its frames."""
+    pixel = ARRAY.copy()
+    pixel[3, 0, 0, 0] ^= 1
+    taller = ARRAY.reshape(4, WIDTH, HEIGHT, 3)
+    forms = [
+        CLIP, CLIP + b"\0\0\0\x08free", ARRAY, pixel, ARRAY[::-1], ARRAY[:3], taller,
+        (ARRAY, {"fps": 2}), (ARRAY, {"fps": 3}), (ARRAY, {"duration": 2}), (ARRAY, {"frames_indices": [0, 1, 2, 3]}),
+        (ARRAY, {"frames_indices": [0, 1, 2, 3], "total_num_frames": 5}), (ARRAY, {"do_sample_frames": True}),
+        (ARRAY, {"do_sample_frames": False}),
+    ]  # fmt: skip
+    assert len({identity(form) for form in forms}) == len(forms)
+
+
+# --- what a Hugging Face processor is given ---------------------------------------------------------------------------
+
+
+def test_all_frames_for_a_processor_that_samples_itself() -> None:
+    """One array and its metadata under transformers' names; a sample is not to be sampled again."""
+    from transformers.video_utils import VideoMetadata
+
+    arguments = video_arguments(load_video(CLIP, LIMITS), 10**6)
+    assert sorted(arguments) == ["video_metadata", "videos"]
+    (frames,) = arguments["videos"]
+    assert (frames.shape, frames.dtype) == (ARRAY.shape, np.uint8)
+    assert all(same_colour(frame, n) for n, frame in enumerate(frames))
+    assert VideoMetadata(**arguments["video_metadata"][0]).timestamps == pytest.approx([0, 0.04, 0.08, 0.12])
+    sample = video_arguments(load_video((ARRAY, {"frames_indices": [1, 2, 3, 9]}), LIMITS), 10**6)
+    assert sample["do_sample_frames"] is False
+    assert sample["video_metadata"][0]["frames_indices"] == [1, 2, 3, 9]
+    wish = video_arguments(load_video((ARRAY, {"do_sample_frames": True}), LIMITS), 10**6)
+    assert wish["do_sample_frames"] is True
+    with pytest.raises(
+        MediaTooLargeError, match="all 4 frames of 64 x 48 pixels at once, 36864 bytes, more than the 36863"
+    ):
+        video_arguments(load_video(CLIP, LIMITS), 36863)

@@ -1,0 +1,605 @@
+"""Encoded videos: frames and times are right in every container and codec, however few are read; bad files fail early.
+
+Oracles: known colours, PyAV's own decoding from start to end. Hostile files are patched byte by byte.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from corellm.config import MultiModalConfig
+from corellm.errors import MediaError, MediaTooLargeError
+from corellm.multimodal.video import Video, load_video
+from corellm.multimodal.video.frame import Orientation
+from tests.multimodal.clips import HEIGHT, WIDTH, colour, decode, encode, moving, plain, same_colour
+
+X264 = "keyint=8:min-keyint=8:scenecut=0:bframes=3:"
+X265 = {"x265-params": "keyint=8:min-keyint=8:scenecut=0:bframes=3:log-level=none:pools=1:"}
+ALTREF = {"auto-alt-ref": "1", "lag-in-frames": "8", "cpu-used": "4"}  # references between frames out of order
+CLIPS: dict[str, dict[str, Any]] = {
+    "H.264": {"options": {"x264-params": X264}},
+    "H.264, open groups": {"options": {"x264-params": X264 + "open-gop=1"}},
+    "H.264, intra refresh": {"options": {"x264-params": "keyint=8:intra-refresh=1"}},
+    "H.264, 10 bits": {"pixels": "yuv420p10le", "options": {"x264-params": X264}},
+    "H.264 in Matroska": {"container": "matroska", "options": {"x264-params": X264}},
+    "H.264 in fragments": {
+        "options": {"x264-params": X264},
+        "container_options": {"movflags": "frag_keyframe+empty_moov+default_base_moof"},
+    },
+    "H.264, cut by an edit list": {
+        "options": {"x264-params": X264},
+        "first_pts": -512 * 11,
+        "container_options": {"avoid_negative_ts": "disabled"},
+    },
+    "H.264, not from zero": {"options": {"x264-params": X264}, "first_pts": 512 * 100, "container": "matroska"},
+    "HEVC": {"codec": "libx265", "options": {"x265-params": X265["x265-params"] + "open-gop=0"}},
+    "HEVC, open groups": {"codec": "libx265", "options": {"x265-params": X265["x265-params"] + "open-gop=1"}},
+    "AV1": {"codec": "libsvtav1", "group": 8, "options": {"preset": "12"}},
+    "VP8": {"codec": "libvpx", "container": "webm", "group": 8, "options": ALTREF},
+    "VP9": {"codec": "libvpx-vp9", "container": "webm", "group": 8, "options": ALTREF},
+    "MPEG-4": {"codec": "mpeg4", "group": 8, "options": {"bf": "2"}},
+    "MPEG-2": {"codec": "mpeg2video", "container": "matroska", "group": 8, "options": {"bf": "2"}},
+    "MJPEG": {"codec": "mjpeg", "container": "mov", "pixels": "yuvj420p"},
+    "ProRes": {"codec": "prores_ks", "container": "mov", "pixels": "yuv422p10le"},
+    "FFV1": {"codec": "ffv1", "container": "matroska", "group": 8},
+}  # fmt: skip
+
+
+def load(data: bytes | Path, **limits: int) -> Video:
+    """`load_video` with limits given by name."""
+    return load_video(data, MultiModalConfig(**limits))
+
+
+@pytest.fixture(scope="module")
+def clip() -> bytes:
+    """Thirty frames of H.264 in MP4, one second."""
+    return encode([plain(n) for n in range(30)], rate=30, options={"x264-params": X264})
+
+
+# --- frames and times -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_few_frames_are_the_same_as_all(name: str) -> None:
+    """Frames read alone equal those of decoding everything, which equal PyAV's, in number, order, time and pixels."""
+    data = encode([moving(n) for n in range(30)], **CLIPS[name])
+    expected = decode(data)
+    video = load(data)
+    frames = list(video.read())
+    assert video.num_frames == len(frames) == len(expected)
+    assert all(np.array_equal(a, b) for a, b in zip(frames, expected.values(), strict=True))
+    ticks = np.array(list(expected))
+    np.testing.assert_allclose(
+        np.diff(video.timestamps(range(len(frames)))), np.diff(ticks) / (ticks[1] - ticks[0]) / 25, atol=2e-3
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        chosen = sorted(rng.choice(len(frames), size=rng.integers(1, 5), replace=False).tolist())
+        for index, frame in zip(chosen, video.read(chosen), strict=True):
+            assert np.array_equal(frame, frames[index]), (chosen, index)
+
+
+def test_an_edit_list_cuts(clip: bytes) -> None:
+    """Frames before the cut are decoded, as others refer to them, but do not count; the first frame shown is at 0."""
+    data = encode([plain(n) for n in range(30)], **CLIPS["H.264, cut by an edit list"])
+    video = load(data)
+    assert video.num_frames == 30 - 11
+    assert all(same_colour(frame, n + 11) for n, frame in enumerate(video.read()))
+    assert video.timestamps([0, 1]) == [0.0, 0.04]
+
+
+def test_what_is_known_of_a_clip(clip: bytes, tmp_path: Path) -> None:
+    """From its header and packets, the same from bytes and from a file."""
+    path = tmp_path / "clip"
+    path.write_bytes(clip)
+    for form in (clip, bytearray(clip), memoryview(clip), path, str(path)):
+        video = load(form)
+        known = video.metadata
+        assert (known.total_num_frames, known.width, known.height) == (30, WIDTH, HEIGHT)
+        assert (known.fps, known.duration, known.frames_indices, known.do_sample_frames) == (30.0, 1.0, None, None)
+        assert video.timestamps([0, 3, 3, 29]) == [0.0, 0.1, 0.1, 29 / 30]
+    frame = next(video.read([7]))
+    assert (frame.shape, frame.dtype, frame.flags.writeable) == ((HEIGHT, WIDTH, 3), np.uint8, True)
+    assert same_colour(frame, 7)
+
+
+def test_frames_at_uneven_times() -> None:
+    """Times are those of the container, the rate is their average."""
+    times = [0, 40, 50, 500, 1100, 1500]
+    for container in ("mp4", "matroska"):
+        video = load(encode([plain(n) for n in range(6)], container=container, milliseconds=times))
+        assert video.timestamps(range(6)) == pytest.approx([t / 1000 for t in times], abs=1e-3)
+        assert all(same_colour(frame, n) for n, frame in enumerate(video.read()))
+        duration = video.metadata.duration
+        assert duration is not None
+        assert 1.5 <= duration < 2
+        assert video.metadata.fps == pytest.approx(6 / duration, rel=0.02)
+
+
+@pytest.mark.parametrize("rate", [1, 24, 30, 60])
+def test_the_rate_is_exact_where_times_are_rounded(rate: int) -> None:
+    """Matroska counts milliseconds; 30 frames per second are 30 all the same."""
+    assert load(encode([plain(n) for n in range(7)], container="matroska", rate=rate)).metadata.fps == rate
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+def test_one_frame(container: str) -> None:
+    """Is a video, too."""
+    video = load(encode([plain(5)], container=container))
+    assert video.num_frames == 1
+    assert same_colour(next(video.read()), 5)
+    assert video.timestamps([0]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "corners"),  # a, b, c, d of x' = a x + c y, y' = b x + d y; corners read row by row
+    [
+        ((1, 0, 0, 1), "RGBW"), ((0, 1, -1, 0), "BRWG"), ((-1, 0, 0, -1), "WBGR"), ((0, -1, 1, 0), "GWRB"),
+        ((-1, 0, 0, 1), "GRWB"), ((1, 0, 0, -1), "BWRG"), ((0, 1, 1, 0), "RBGW"), ((0, -1, -1, 0), "WGBR"),
+    ],
+)  # fmt: skip
+def test_frames_come_upright(matrix: tuple[int, int, int, int], corners: str) -> None:
+    """All eight ways a phone may have been held or mirrored."""
+    colours = {"R": (255, 0, 0), "G": (0, 255, 0), "B": (0, 0, 255), "W": (255, 255, 255)}
+    frame = np.array([colours[c] for c in "RGBW"], np.uint8).reshape(2, 2, 3)
+    frame = frame.repeat(HEIGHT // 2, axis=0).repeat(WIDTH // 2, axis=1)
+    a, b, c, d = (value << 16 for value in matrix)
+    clip = encode([frame], "mjpeg", "mov", pixels="yuvj444p", matrix=(a, b, 0, c, d, 0, 0, 0, 1 << 30))
+    video = load(clip)
+    upright = next(video.read())
+    assert upright.shape == (video.metadata.height, video.metadata.width, 3)
+    assert upright.shape[:2] == ((HEIGHT, WIDTH) if matrix[0] else (WIDTH, HEIGHT))
+    seen = [upright[y, x].astype(int) for y in (4, -4) for x in (4, -4)]
+    assert "".join(min(colours, key=lambda k: abs(pixel - colours[k]).sum()) for pixel in seen) == corners
+
+
+def test_rotation_where_side_data_cannot_be_listed() -> None:
+    """PyAV raises on kinds it does not know; the angle it gives on its own leads to the same orientation."""
+    for matrix in ((1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0)):
+        a, b, c, d = (value << 16 for value in matrix)
+        clip = encode([plain(0)], "mjpeg", "mov", pixels="yuvj444p", matrix=(a, b, 0, c, d, 0, 0, 0, 1 << 30))
+        with av.open(BytesIO(clip)) as container:
+            frame = next(container.decode(video=0))
+
+        class Unlisted:
+            rotation = frame.rotation
+
+            @property
+            def side_data(self) -> Any:
+                raise ValueError("59 is not a valid Type")
+
+        unlisted: Any = Unlisted()
+        assert vars(Orientation(unlisted)) == vars(Orientation(frame))
+
+
+def gif_image(picture: Image.Image, left: int, top: int, disposal: int, hundredths: int) -> bytes:
+    """One image of an animation, with its own palette, as Pillow encodes a picture alone."""
+    buffer = BytesIO()
+    picture.save(buffer, "GIF")
+    data = buffer.getvalue()
+    with Image.open(buffer) as saved:
+        transparent = saved.info.get("transparency")
+    size = struct.pack("<HH", *picture.size)
+    start = data.index(b"\x2c\0\0\0\0" + size)
+    control = struct.pack("<BHB", disposal << 2 | (transparent is not None), hundredths, transparent or 0)
+    place = struct.pack("<HH", left, top) + size + bytes([0x80 | data[start + 9] & 0x40 | data[10] & 7])  # interlaced
+    palette = data[13 : 13 + (6 << (data[10] & 7))]
+    return b"\x21\xf9\4" + control + b"\0\x2c" + place + palette + data[start + 10 : -1]
+
+
+@pytest.mark.parametrize("disposal", [0, 1, 2, 3])
+def test_gif_as_browsers_show_it(disposal: int) -> None:
+    """What is left of a frame before the next, parts that leave the canvas, times too short to be meant.
+
+    Neither Pillow nor FFmpeg is an oracle: what disposal clears they fill, if nothing is transparent, with a colour.
+    """
+    canvas = Image.new("RGBA", (WIDTH, HEIGHT))
+    images, shown = [], []
+    for n, hundredths in enumerate((10, 20, 10, 1, 10, 10)):
+        part = Image.new("RGBA", (20, 16), (0, 0, 0, 0) if n % 2 else (*colour(n), 255))
+        part.paste((255, 255, 0, 255), (2 * n, n, 2 * n + 9, n + 9))
+        images.append(gif_image(part, 9 * n, 7 * n, disposal, hundredths))
+        after = canvas.copy()
+        after.paste(part, (9 * n, 7 * n), part)
+        shown.append(Image.new("RGBA", canvas.size, "white"))
+        shown[-1].alpha_composite(after)
+        if disposal == 2:
+            after.paste((0, 0, 0, 0), (9 * n, 7 * n, 9 * n + 20, 7 * n + 16))
+        canvas = canvas if disposal == 3 else after
+    # The background colour, that of index 0, is red.
+    header = b"GIF89a" + struct.pack("<HHBBB", WIDTH, HEIGHT, 0x80, 0, 0) + b"\xff\0\0\0\0\0"
+    video = load(header + b"".join(images) + b";")
+    assert video.timestamps(range(6)) == pytest.approx([0, 0.1, 0.3, 0.4, 0.5, 0.6])
+    assert (video.metadata.duration, video.metadata.fps) == (0.7, 6 / 0.7)
+    for frame, expected in zip(video.read(), shown, strict=True):
+        assert np.array_equal(frame, np.asarray(expected.convert("RGB")))
+    assert np.array_equal(next(video.read([4])), np.asarray(shown[4].convert("RGB")))
+
+
+def test_transparency_is_laid_on_white() -> None:
+    """Half transparent red is pink."""
+    data = BytesIO()
+    with av.open(data, "w", "matroska") as output:
+        stream: Any = output.add_stream("ffv1", 25)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "bgra"
+        frame = av.VideoFrame.from_ndarray(np.full((HEIGHT, WIDTH, 4), (255, 0, 0, 128), np.uint8), format="rgba")
+        for packet in [*stream.encode(frame.reformat(format="bgra")), *stream.encode(None)]:
+            output.mux(packet)
+    assert (next(load(data.getvalue()).read()) == (255, 127, 127)).all()
+
+
+def test_frames_that_change_their_size() -> None:
+    """As live recordings do: they are scaled to the first one's."""
+    small, large = (encode([plain(n, w, h)] * 2, "mjpeg", pixels="yuvj420p") for n, w, h in ((1, 48, 32), (2, 96, 64)))
+    data = BytesIO()
+    with av.open(data, "w", "matroska") as output, av.open(BytesIO(small)) as first, av.open(BytesIO(large)) as second:
+        stream = output.add_stream_from_template(first.streams.video[0])
+        for number, packet in enumerate(p for c in (first, second) for p in c.demux(video=0) if p.size):
+            packet.stream, packet.pts, packet.dts = stream, number * 512, number * 512
+            output.mux(packet)
+    frames = list(load(data.getvalue()).read())
+    assert [frame.shape for frame in frames] == [(32, 48, 3)] * 4
+    assert all(same_colour(frame, n) for frame, n in zip(frames, (1, 1, 2, 2), strict=True))
+    with pytest.raises(MediaError, match="frame 2"):
+        list(load(data.getvalue(), max_video_pixels=48 * 32).read())
+
+
+def with_sound(container: str) -> bytes:
+    """Picture and sound, the tags in a character set of old."""
+    data = BytesIO()
+    with av.open(data, "w", container) as output:
+        video: Any = output.add_stream("libx264", 25, options={"x264-params": X264})
+        video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        audio: Any = output.add_stream("aac", 16000)
+        for n in range(10):
+            for packet in video.encode(av.VideoFrame.from_ndarray(plain(n)).reformat(format="yuv420p")):
+                output.mux(packet)
+            sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            sound.sample_rate, sound.pts = 16000, n * 1024
+            for packet in audio.encode(sound):
+                output.mux(packet)
+        for packet in [*video.encode(None), *audio.encode(None)]:
+            output.mux(packet)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+def test_sound_is_passed_over(container: str) -> None:
+    """In MP4 FFmpeg does not get to see its track."""
+    data = with_sound(container)
+    assert all(same_colour(frame, n) for n, frame in enumerate(load(data).read()))
+    if container == "mp4":
+        broken = bytearray(data)
+        sound = broken.rfind(b"stsz")
+        broken[sound + 8 : sound + 16] = struct.pack(">II", 1, 2**31)
+        assert load(bytes(broken)).num_frames == 10
+
+
+# --- long videos, many readers ----------------------------------------------------------------------------------------
+
+
+def test_ten_minutes_are_read_in_steps() -> None:
+    """Twenty frames of 6,000: groups between are passed by, and memory does not grow with the length."""
+    still = [plain(n) for n in range(20)]
+    video = load(encode([still[n // 300] for n in range(6000)], "mpeg4", rate=10, group=50))
+    assert video.metadata.duration == pytest.approx(600)
+    chosen = range(10, 6000, 300)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
+    assert all(same_colour(frame, n // 300) for n, frame in zip(chosen, video.read(chosen), strict=True))
+    assert time.process_time() - started < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kilobytes
+    with pytest.raises(
+        MediaTooLargeError, match="6000 frames to read at once, more than the 768 allowed; sample fewer"
+    ):
+        video.read()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux shows them")
+def test_readers_share_a_video_but_no_decoder(clip: bytes) -> None:
+    """From several threads, interleaved in one, and given up half way."""
+    video = load(clip)
+
+    def read(start: int) -> bool:
+        return all(
+            same_colour(frame, n) for n, frame in zip(range(start, 30, 3), video.read(range(start, 30, 3)), strict=True)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, [n % 7 for n in range(32)]))
+    threads = Path("/proc/self/task")
+    before = len(os.listdir(threads))
+    for _ in range(50):
+        first, second = video.read(), video.read([1, 20])
+        assert same_colour(next(first), 0)
+        assert same_colour(next(second), 1)
+        assert len(os.listdir(threads)) > before  # FFmpeg's
+        del first, second
+    assert len(os.listdir(threads)) == before
+
+
+def remux(data: bytes, *, drop: int = 0, all_keys: bool = False) -> bytes:
+    """The same packets in Matroska, without the first `drop`; or all of them called key frames."""
+    buffer = BytesIO()
+    with av.open(buffer, "w", "matroska") as output, av.open(BytesIO(data)) as source:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for packet in [packet for packet in source.demux(video=0) if packet.size][drop:]:
+            packet.stream, packet.is_keyframe = stream, packet.is_keyframe or all_keys
+            output.mux(packet)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("name", ["H.264", "H.264, open groups", "HEVC", "VP9", "AV1", "MPEG-4", "MPEG-2"])
+def test_key_frames_that_are_none(name: str) -> None:
+    """A container that calls every frame a key frame does not mislead: decoding starts anew, from the start."""
+    source = encode([moving(n) for n in range(20)], **CLIPS[name])
+    expected = list(decode(source).values())
+    # In MP4 the key frames are those of a table; without it, all are.
+    video = load(source.replace(b"stss", b"free") if b"stss" in source else remux(source, all_keys=True))
+    for n in (3, 13, 18):
+        assert np.array_equal(next(video.read([n])), expected[n])
+
+
+@pytest.mark.parametrize("name", ["H.264", "H.264, open groups", "HEVC, open groups", "VP9", "MPEG-4"])
+def test_a_clip_cut_out_of_a_longer_one(name: str) -> None:
+    """Frames whose references are gone do not count; all others come, wherever the cut is, as PyAV decodes them."""
+    source = encode([moving(n) for n in range(30)], **CLIPS[name])
+    whole = {pixels.tobytes() for pixels in decode(source).values()}
+    for drop in range(1, 20, 3):
+        video = load(remux(source, drop=drop))
+        frames = list(video.read())
+        assert 30 - drop - 10 <= len(frames) <= 30 - drop
+        assert all(frame.tobytes() in whole for frame in frames), drop
+        assert np.array_equal(next(video.read([len(frames) - 2])), frames[-2])
+
+
+def test_pictures_only_others_refer_to() -> None:
+    """A VP8 packet whose picture is not shown is no frame."""
+    clip = encode([plain(n) for n in range(12)], "libvpx", "webm", group=8)
+    with av.open(BytesIO(clip)) as container:
+        hidden = bytes([packet for packet in container.demux(video=0) if packet.size][5])
+    place = clip.index(hidden)
+    video = load(clip[:place] + bytes([hidden[0] & ~0x10]) + clip[place + 1 :])
+    assert video.num_frames == 11
+    shown = [n for n in range(12) if n != 5]
+    assert all(same_colour(frame, n) for n, frame in zip(shown, video.read(), strict=True))
+    assert video.timestamps([4, 5]) == [0.16, 0.24]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+SDP = b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=video %d RTP/AVP 96\r\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SDP % 5004,
+        b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:%d/a.ts\n",
+        b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+        b'<?xml version="1.0"?><MPD><BaseURL>http://127.0.0.1/</BaseURL></MPD>',
+        b"hello world\n" * 9,
+    ],
+)
+def test_texts_that_name_other_places_open_nothing(
+    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Playlists and session descriptions are refused by their first bytes, under any name."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        text = text % server.getsockname()[1] if b"%d" in text else text
+        server.settimeout(0.01)
+        for name in ("clip.mp4", "clip.m3u8", "clip.sdp"):
+            (tmp_path / name).write_bytes(text)
+            with pytest.raises(MediaError, match=r"clip.* is not an MP4, MOV, MKV, WebM or GIF video$"):
+                load(tmp_path / name)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize(
+    "begin", [b"\0\0\0\x08ftyp", b"\x1aE\xdf\xa3\x80\x18S\x80g\xff", b"GIF89a\1\0\1\0\0\0\0;", b"\0\0\0\x08moov"]
+)
+def test_a_signature_alone_does_not_help(begin: bytes) -> None:
+    """What follows it is read as that format and as no other."""
+    with pytest.raises(MediaError, match=r"^the video "):
+        load(begin + SDP % 5004)
+
+
+def test_no_video(tmp_path: Path) -> None:
+    """Nothing, a directory, no file, and sound alone: one line each."""
+    (tmp_path / "empty").touch()
+    sound = with_sound("mp4").replace(b"vide", b"nope")
+    for source, words in (
+        (b"", "is empty"), (tmp_path / "empty", "is empty"), (tmp_path, "is a directory"),
+        (tmp_path / "no", "no such file: .*no"), (Path("/dev/zero"), "not a regular file"),
+        (sound, "has no video stream"),
+    ):  # fmt: skip
+        with pytest.raises(MediaError, match=words):
+            load(source)
+
+
+SMALL = {
+    "mp4": ["libx264"],
+    "frag": ["libx264"],
+    "mov": ["mjpeg"],
+    "webm": ["libvpx", "libvpx-vp9"],
+    "matroska": ["mpeg2video"],
+}
+
+
+def small_clips() -> dict[str, bytes]:
+    """A few frames in each container."""
+    clips = {}
+    for container, codecs in SMALL.items():
+        fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"} if container == "frag" else None
+        for codec in codecs:
+            clips[f"{codec} in {container}"] = encode(
+                [moving(n) for n in range(8)],
+                codec,
+                "mp4" if fragments else container,
+                group=4,
+                pixels="yuvj420p" if codec == "mjpeg" else "yuv420p",
+                container_options=fragments,
+            )
+    buffer = BytesIO()
+    pictures = [Image.fromarray(moving(n)) for n in range(8)]
+    pictures[0].save(buffer, "GIF", save_all=True, append_images=pictures[1:])
+    return clips | {"gif": buffer.getvalue()}
+
+
+@pytest.mark.parametrize("name", small_clips())
+def test_cut_anywhere_it_is_refused(name: str) -> None:
+    """Never half a video. (A fragmented MP4 cut between two fragments is a whole one: nothing says how many follow.)"""
+    data = small_clips()[name]
+    whole = load(data).num_frames
+    for end in range(0, len(data), max(1, len(data) // 80)):
+        try:
+            video = load(data[:end])
+        except MediaError:
+            continue
+        assert "frag" in name
+        assert len(list(video.read())) < whole
+
+
+@pytest.mark.parametrize("name", small_clips())
+def test_damaged_anywhere_nothing_worse_happens_than_an_error(name: str) -> None:
+    """Bytes changed at random: a `MediaError`, or frames of the size and number announced; no crash, no hang."""
+    data = small_clips()[name]
+    rng = np.random.default_rng(0)
+    started = time.process_time()
+    for _ in range(120):
+        damaged = bytearray(data)
+        for place in rng.integers(len(data), size=rng.integers(1, 5)):
+            damaged[place] = rng.integers(256)
+        try:
+            video = load(bytes(damaged), max_video_pixels=1 << 20)
+            frames = list(video.read())
+        except MediaError:
+            continue
+        assert len(frames) == video.num_frames
+        assert {frame.shape for frame in frames} == {(video.metadata.height, video.metadata.width, 3)}
+    assert time.process_time() - started < 20
+
+
+def test_a_frame_that_does_not_decode_is_named(clip: bytes) -> None:
+    """Those before it can be read, and those of other groups."""
+    with av.open(BytesIO(clip)) as container:
+        packet = [p for p in container.demux(video=0) if p.size][9]
+    broken = bytearray(clip)
+    assert packet.pos is not None
+    broken[packet.pos + 5 : packet.pos + packet.size] = b"\xff" * (packet.size - 5)
+    video = load(bytes(broken))
+    assert same_colour(next(video.read([3])), 3)
+    assert same_colour(next(video.read([25])), 25)
+    with pytest.raises(MediaError, match=r"^frame \d+ \(at 0\.\d\d s\) cannot be decoded$"):
+        list(video.read())
+
+
+def patched(data: bytes, kind: bytes, offset: int, *values: int) -> bytes:
+    """The file with 32-bit numbers written over the content of a box, `offset` bytes into it."""
+    place = data.rfind(kind) + 4 + offset
+    packed = struct.pack(f">{len(values)}I", *values)
+    return data[:place] + packed + data[place + len(packed) :]
+
+
+def many_samples(clip: bytes, count: int) -> bytes:
+    """Tables that announce `count` frames of one byte each, in a few bytes."""
+    sized = patched(clip, b"stsz", 4, 1, count)
+    return patched(patched(sized, b"stts", 8, count), b"stsc", 12, count)
+
+
+def bombs(clip: bytes) -> dict[str, bytes]:
+    """Small files that announce much."""
+    gif = small_clips()["gif"]
+    fragments = small_clips()["libx264 in frag"]
+    nested = b"".join(struct.pack(">I4s", 8 * (100_000 - n), b"trak") for n in range(100_000))
+    return {
+        "30000 x 30000 in MP4": patched(clip, b"avc1", 24, 30000 << 16 | 30000),
+        "30000 x 30000 in GIF": gif[:6] + struct.pack("<HH", 30000, 30000) + gif[10:],
+        "two billion frames": many_samples(clip, 2 * 10**9),
+        "twenty million frames": many_samples(clip, 2 * 10**7),
+        "run lengths": patched(clip, b"ctts", 8, 2**31),
+        "edits": patched(clip, b"elst", 4, 10**6),
+        "fragments": patched(fragments, b"trun", 4, 2**31),
+        "boxes": b"\0\0\0\x08free" * 2_100_000,
+        "boxes in boxes": struct.pack(">I4s", 8 + len(nested), b"moov") + nested,
+        "clusters": b"\x1aE\xdf\xa3\x80\x18S\x80g\x01" + b"\xff" * 7 + b"\x1fC\xb6u\xff" * 2_100_000,
+        "blocks": b"GIF89a\1\0\1\0\0\0\0\x21\xfe" + b"\1a" * 2_100_000 + b"\0;",
+    }
+
+
+BOMBS = (
+    "30000 x 30000 in MP4", "30000 x 30000 in GIF", "two billion frames", "twenty million frames", "run lengths",
+    "edits", "fragments", "boxes", "boxes in boxes", "clusters", "blocks",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_unexploded(clip: bytes, name: str) -> None:
+    """By what they announce: in little time and memory."""
+    bomb = bombs(clip)[name]
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(MediaError) as caught:
+        load(bomb)
+    assert time.process_time() - started < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
+    if name != "boxes in boxes":
+        assert isinstance(caught.value, MediaTooLargeError), caught.value
+
+
+def test_frames_larger_than_the_header_says() -> None:
+    """A late frame with another size is refused before it is decoded."""
+    clip = bytearray(encode([plain(n) for n in range(4)], "mjpeg", "mov", pixels="yuvj420p"))
+    place = clip.rfind(b"\xff\xc0\0\x11")
+    clip[place + 5 : place + 9] = struct.pack(">HH", 30000, 30000)
+    video = load(bytes(clip))
+    assert len(list(video.read([0, 1, 2]))) == 3
+    with pytest.raises(MediaError, match="frame 3 "):
+        next(video.read([3]))
+
+
+def test_limits(clip: bytes, tmp_path: Path) -> None:
+    """Each names both numbers."""
+    path = tmp_path / "clip"
+    path.write_bytes(clip)
+    with pytest.raises(MediaTooLargeError, match="64 x 48 = 3072 pixels, more than the 3071 allowed"):
+        load(clip, max_video_pixels=3071)
+    for form in (clip, path):
+        with pytest.raises(
+            MediaTooLargeError, match=rf"takes {len(clip)} bytes .* more than the {len(clip) - 1} allowed"
+        ):
+            load(form, max_video_bytes=len(clip) - 1)
+        assert load(form, max_video_bytes=len(clip), max_video_pixels=3072).num_frames == 30
+
+
+def test_without_pyav_the_error_names_the_command(clip: bytes, tmp_path: Path) -> None:
+    """And frames in memory need none."""
+    (tmp_path / "clip.mp4").write_bytes(clip)
+    code = (
+        "import sys; sys.modules['av'] = None\n"
+        "import numpy as np\n"
+        "from corellm.errors import MissingExtraError\n"
+        "from corellm.multimodal import DataParser\n"
+        "parser = DataParser()\n"
+        "assert parser.parse({'video': np.zeros((2, 4, 4, 3), np.uint8)}).get_counts() == {'video': 1}\n"
+        "try: parser.parse({'video': sys.argv[1]})\n"
+        "except MissingExtraError as error: assert \"pip install 'corellm[video]'\" in str(error)\n"
+        "else: raise SystemExit('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "clip.mp4")], check=True)

@@ -1,0 +1,206 @@
+"""What every family does alike: conversations with media in order, files as people have them, one line per mistake."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from corellm import LLM, SamplingParams
+from corellm.errors import CorellmError, ItemLimitError, MediaError, ProcessorKwargsError, RequestError
+from tests.conftest import random_image
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture, and what it takes."""
+
+    module: str
+    options: dict[str, Any]
+    modalities: tuple[str, ...]
+    several: bool = True
+    """Items in one prompt."""
+
+
+FAMILIES = {
+    "llava": Family("corellm_llava.tiny", {}, ("image",)),
+    "fuyu": Family("corellm_fuyu.tiny", {}, ("image",), several=False),
+    "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
+    "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "qwen2_vl"}, ("image", "video")),
+    "qwen2_5_vl": Family("corellm_qwen_vl.tiny", {"architecture": "qwen2_5_vl"}, ("image", "video")),
+    "qwen3_vl": Family("corellm_qwen_vl.tiny", {"architecture": "qwen3_vl"}, ("image", "video")),
+    "qwen_vl": Family("corellm_qwen_vl.original.tiny", {}, ("image",)),
+    "qwen2_audio": Family("corellm_qwen_audio.tiny", {}, ("audio",)),
+}
+WITH_VIDEO = [name for name, family in FAMILIES.items() if "video" in family.modalities]
+
+Load = Callable[..., LLM]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    """`load(family, template=True)`: a tiny model of it, loaded once; without its chat templates if so wished."""
+    loaded: dict[tuple[str, bool], LLM] = {}
+    stack = ExitStack()
+
+    def get(name: str, template: bool = True) -> LLM:
+        if (name, template) not in loaded:
+            family = FAMILIES[name]
+            path = tmp_path_factory.mktemp(name)
+            importlib.import_module(family.module).make_tiny_checkpoint(path, **family.options)
+            if not template:
+                remove_templates(path)
+            loaded[name, template] = stack.enter_context(LLM(str(path)))
+        return loaded[name, template]
+
+    with stack:
+        yield get
+
+
+def remove_templates(path: Path) -> None:
+    """Take every chat template out of a checkpoint."""
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    shutil.rmtree(path / "additional_chat_templates", ignore_errors=True)
+    for file in path.glob("*.json"):
+        content = json.loads(file.read_text())
+        if isinstance(content, dict) and content.pop("chat_template", None):
+            file.write_text(json.dumps(content))
+
+
+def clip(seed: int, frames: int = 6) -> np.ndarray[Any, Any]:
+    """Noise, `[frames, 48, 64, 3]`."""
+    return np.random.default_rng(seed).integers(0, 256, (frames, 48, 64, 3), dtype=np.uint8)
+
+
+def item(modality: str, seed: int) -> Any:
+    """A small item, nothing like another seed's."""
+    if modality == "image":
+        return random_image(60 + 3 * seed, 50, seed)
+    if modality == "video":
+        return (clip(seed), {"fps": 4})
+    return (np.random.default_rng(seed).uniform(-0.5, 0.5, 3000 + 400 * seed).astype(np.float32), 16_000)
+
+
+@pytest.mark.parametrize("template", [True, False], ids=["template", "no-template"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_conversation_with_media_in_order(load: Load, name: str, template: bool) -> None:
+    """Each item of a conversation stands where it was said, in the order it was said, and is answered."""
+    family, llm = FAMILIES[name], load(name, template)
+    said = list(family.modalities * 2)[: 4 if family.several else 1]
+    media = [item(modality, seed) for seed, modality in enumerate(said)]
+    parts = [{"type": modality, modality: medium} for modality, medium in zip(said, media, strict=True)]
+    first, last = parts[:-1], parts[-1:]
+    messages = [
+        {"role": "user", "content": [*first, {"type": "text", "text": "What is this?"}]},
+        {"role": "assistant", "content": "A red circle."},
+        {"role": "user", "content": [{"type": "text", "text": "And"}, *last, {"type": "text", "text": "this?"}]},
+    ]
+    processed = llm.engine.input_processor.process_chat(messages)
+    assert [feature.modality for feature in processed.features] == said
+
+    def alone(modality: str, medium: Any) -> str:
+        content = [{"type": modality, modality: medium}, {"type": "text", "text": "?"}]
+        (feature,) = llm.engine.input_processor.process_chat([{"role": "user", "content": content}]).features
+        return feature.identifier
+
+    assert [f.identifier for f in processed.features] == [alone(*pair) for pair in zip(said, media, strict=True)]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == processed.token_ids
+    assert output.outputs[0].token_ids
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A real photograph, a real video and a real sound."""
+    folder = tmp_path_factory.mktemp("media")
+    photograph = Image.fromarray(load_sample_images().images[0])
+    photograph.save(folder / "china.jpg")
+    with av.open(folder / "pan.mp4", "w") as container:
+        stream = container.add_stream("mpeg4", rate=12)
+        stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
+        for i in range(24):
+            window = photograph.crop((10 * i, 0, 10 * i + 320, 240)).resize((160, 120))
+            container.mux(stream.encode(av.VideoFrame.from_image(window)))
+        container.mux(stream.encode(None))
+    tone = np.sin(np.arange(44_100) / 44_100 * 2 * np.pi * 440)
+    soundfile.write(folder / "tone.flac", np.stack([tone, tone / 2], 1), 44_100)
+    return {"image": folder / "china.jpg", "video": folder / "pan.mp4", "audio": folder / "tone.flac"}
+
+
+@pytest.mark.parametrize(("name", "modality"), [(n, m) for n, f in FAMILIES.items() for m in f.modalities])
+def test_real_files(load: Load, files: dict[str, Path], name: str, modality: str) -> None:
+    """A photograph, a video and a sound as files go through every family that takes them: path and bytes alike."""
+    llm = load(name)
+
+    def ask(medium: Any) -> Any:
+        content = [{"type": modality, modality: medium}, {"type": "text", "text": "What is it?"}]
+        (output,) = llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
+        return output.prompt_token_ids, output.outputs[0].token_ids
+
+    assert ask(str(files[modality])) == ask(files[modality].read_bytes())
+
+
+def mistakes() -> Iterator[Any]:
+    """`(family, request, error, words)`: what people do."""
+    tenth = b"\0\0\0\x18ftypmp42" + bytes(400)
+    for name in WITH_VIDEO:
+        yield name, {"video": tenth}, {}, MediaError, "video 0: the video is broken"
+        yield name, {"video": [clip(0), b""]}, {}, MediaError, "video 1: the video is empty"
+        kwargs = {"min_pixels": 10_000, "max_pixels": 5_000}
+        yield name, {"image": item("image", 0)}, kwargs, ProcessorKwargsError, "min_pixels=10000 is above max_pixels"
+        yield name, {"image": item("image", 0)}, {"max_pixel": 5_000}, ProcessorKwargsError, "accepted: .*max_pixels"
+        yield name, {"video": clip(0)}, {"fps": -1}, ProcessorKwargsError, "fps must be a number"
+    yield (
+        "qwen2_audio",
+        {"audio": (np.zeros(0, np.float32), 16_000)},
+        {},
+        MediaError,
+        r"audio 0: the sound is empty \(0 samples\)",
+    )
+    yield "qwen2_audio", {"audio": b"RIFF"}, {}, MediaError, "audio 0: "
+    yield (
+        "blip2",
+        {"image": [item("image", i) for i in range(3)]},
+        {},
+        ItemLimitError,
+        "3 images in the request, at most 1",
+    )
+    yield "fuyu", {"image": item("image", 0)}, {"colour": 1}, ProcessorKwargsError, "does not take 'colour'; accepted: "
+    yield "llava", {"video": clip(0)}, {}, RequestError, "this model takes no video; it takes image"
+
+
+@pytest.mark.parametrize(("name", "media", "kwargs", "error", "words"), list(mistakes()))
+def test_mistakes_get_one_line(
+    load: Load, name: str, media: dict[str, Any], kwargs: dict[str, Any], error: type[CorellmError], words: str
+) -> None:
+    """A typed error of one line that says what is wrong, and the next request is answered."""
+    llm = load(name)
+    prompt = {"prompt": "What?", "multi_modal_data": media, "mm_processor_kwargs": kwargs}
+    with pytest.raises(error, match=words) as raised:
+        llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert "\n" not in str(raised.value)
+    assert llm.generate(["What?"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", WITH_VIDEO)
+def test_a_video_of_one_frame(load: Load, name: str) -> None:
+    """Is answered, as file, array and list."""
+    llm = load(name)
+    for frames in (clip(0, 1), [Image.fromarray(clip(0, 1)[0])], (clip(0, 1), {"fps": 25})):
+        content = [{"type": "video", "video": frames}, {"type": "text", "text": "?"}]
+        (output,) = llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids
