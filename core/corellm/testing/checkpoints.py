@@ -66,7 +66,8 @@ def randomize_weights(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    output = model.get_output_embeddings()
+    tied = output is not None and output.weight is model.get_input_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):

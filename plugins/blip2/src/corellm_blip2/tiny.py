@@ -59,7 +59,6 @@ def make_tiny_checkpoint(
         text_config=_text_config(text, tokenizer, text_vocabulary + int(embed_image_token), hidden_size, num_layers),
         num_query_tokens=8,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        tie_word_embeddings=True,  # OPT's are; the spread of the weights depends on it
     )
     model = transformers.Blip2ForConditionalGeneration(config)
     randomize_weights(model, seed)
