@@ -1,5 +1,6 @@
 """Multimodal processing: what an adapter's author imports. None of it imports torch."""
 
+from corellm.multimodal.chat import collect_media
 from corellm.multimodal.dummy import dummy_audios, dummy_images, dummy_videos
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
@@ -31,6 +32,7 @@ __all__ = [
     "PromptUpdateDetails",
     "Video",
     "VideoMetadata",
+    "collect_media",
     "dummy_audios",
     "dummy_images",
     "dummy_videos",

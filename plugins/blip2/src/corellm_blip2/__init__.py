@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CheckpointError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
-from corellm.multimodal import MultiModalFieldConfig, PromptIndexTargets, PromptInsertion, dummy_images
+from corellm.multimodal import MultiModalFieldConfig, PromptIndexTargets, PromptInsertion, collect_media, dummy_images
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -91,19 +91,13 @@ class Blip2:
         if chat_template or self.context.hf_processor.chat_template or self.context.tokenizer.chat_template:
             return None
         turns: list[str] = []
-        media: dict[str, list[Any]] = {}
         for message in messages:
-            text = ""
-            for part in message["content"]:
-                if part["type"] == "text":
-                    text += part["text"]
-                else:
-                    media.setdefault(part["type"], []).append(part[part["type"]])
-            if text := text.strip():
+            text = "".join(part["text"] for part in message["content"] if part["type"] == "text").strip()
+            if text:
                 turns.append(_turn(message["role"], text))
         if add_generation_prompt and turns:
             turns.append("Answer:")
-        return ChatPrompt(" ".join(turns), media)
+        return ChatPrompt(" ".join(turns), collect_media(messages))
 
     @hookimpl
     def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:

@@ -22,6 +22,7 @@ from corellm.multimodal import (
     PromptIndexTargets,
     PromptInsertion,
     PromptUpdateDetails,
+    collect_media,
     dummy_images,
 )
 
@@ -76,16 +77,12 @@ class Fuyu:
         r"""Without a template, as Fuyu was trained: `question\n`, then the answer after its token."""
         if chat_template or self.context.tokenizer.chat_template:
             return None
-        media: dict[str, list[Any]] = {}
+        media = collect_media(messages)
         prompt = ""
         for message in messages:
             if message["role"] == "assistant":
                 prompt += _BEGIN_ANSWER
-            for part in message["content"]:
-                if part["type"] == "text":
-                    prompt += part["text"]
-                else:
-                    media.setdefault(part["type"], []).append(part[part["type"]])
+            prompt += "".join(part["text"] for part in message["content"] if part["type"] == "text")
             prompt = prompt.removesuffix("\n") + "\n"
         if add_generation_prompt and "image" not in media:  # prompts with a picture get it anyway
             prompt += _BEGIN_ANSWER
