@@ -146,7 +146,10 @@ class MultiModalConfig:
     """Videos whose frames have more pixels each are refused before they are decoded (the default is 8K)."""
     max_video_frames: int = 768
     """Frames of one video that a processor may read at once; of longer ones it takes a sample."""
-    max_video_bytes: int = 1 << 30
+    max_video_decoded_pixels: int = 1 << 36
+    """Pixels decoded in one reading of a video, also of frames that only lead to those wanted. The default lets 10
+    minutes of 1080p at 30 frames per second through; of a GIF, a 128th counts, as its pixels take so much longer."""
+    max_video_bytes: int = 1 << 29
     """Bytes of one video held in memory: of its file, or of its frames where all are needed at once."""
     max_audio_seconds: float = 600.0
     """Longer sounds are refused while they are decoded. Ten minutes take 38 MB at 16 kHz, and a second or two to read;
@@ -160,7 +163,8 @@ class MultiModalConfig:
         if not isinstance(self.mm_processor_kwargs, Mapping):
             raise ConfigError(f"mm_processor_kwargs must be a dict, got {self.mm_processor_kwargs!r}")
         _not_negative("mm_processor_cache_gb", self.mm_processor_cache_gb)
-        for name in ("max_image_pixels", "max_video_pixels", "max_video_frames", "max_video_bytes"):
+        _positive("max_image_pixels", self.max_image_pixels)
+        for name in ("max_video_pixels", "max_video_frames", "max_video_decoded_pixels", "max_video_bytes"):
             _positive(name, getattr(self, name))
         _not_negative("max_audio_seconds", self.max_audio_seconds)
 

@@ -23,10 +23,11 @@ Hooks marked *required* have no default. Hooks run per item, per encoder batch o
 Whatever a hook raises fails the one request it was called for, or, at load, the load.
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
-`get_supported_mm_limits`, `get_dummy_*`; per request, in the front end, `make_context`,
-`apply_hf_processor_tokens_only`, `call_hf_processor`, `get_mm_fields_config`, `get_prompt_updates`; per step, in the
-worker, `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `get_rope_positions`,
-`compute_logits`.
+`get_multimodal_embedding_width`, `register_processor`, `get_supported_mm_limits`, `get_mm_max_tokens_per_item`,
+`get_dummy_*`; per request, in the front end, `make_context`, `get_placeholder_str`, `get_data_parser`,
+`refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`, `apply_hf_processor_tokens_only`,
+`get_prompt_updates`; in the worker, once per request `get_rope_positions`, and per step `get_multimodal_embeddings`,
+`get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """
@@ -114,6 +115,17 @@ class ModelContext:
         assert self.make_processor is not None, "the core binds this before the adapter can ask"
         return self.make_processor()
 
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The checkpoint's: its processor's, where multimodal ones keep it, else its tokenizer's."""
+        for owner in (self.hf_processor, self.tokenizer):
+            template = getattr(owner, "chat_template", None)
+            if isinstance(template, Mapping):
+                template = template.get("default")
+            if isinstance(template, str) and template:
+                return template
+        return None
+
 
 @dataclass(frozen=True)
 class LoadConfig:
@@ -143,11 +155,18 @@ class ChatPrompt:
 def register_config() -> Callable[..., Any] | None:
     """Give the configuration class or factory, for a checkpoint that transformers can only read by running its code.
 
-    A static method (`@staticmethod` above `@hookimpl`): it is asked before there is a context.
+    A static method: it is asked before there is a context.
 
     Returns:
         A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is a
         `transformers.PretrainedConfig`, with `get_text_config()`. Default: `transformers.AutoConfig`.
+
+    Example, in full, for it is the only kind of hook that is no plain method:
+
+        @staticmethod
+        @hookimpl
+        def register_config():
+            return MyConfig
     """
 
 
@@ -173,6 +192,19 @@ def get_supported_mm_limits() -> Mapping[str, int | None] | None:
 
     Example:
         `return {"image": None}`
+    """
+
+
+@_first_result
+def refuse_embeddings(modality: str) -> str | None:
+    """Say why precomputed embeddings cannot stand in for items of a modality.
+
+    Returns:
+        The reason, for the error message; None where they can, which is the default.
+
+    Example, for a model that places an image by its grid of patches:
+
+        return "they do not tell the grid of patches"
     """
 
 
@@ -215,7 +247,8 @@ def get_dummy_mm_data(
         mm_options: the operator's bounds per modality, e.g. `{"image": {"width": 1024, "height": 1024}}`; may be empty.
 
     Returns:
-        What a user would pass as `multi_modal_data`. See `corellm.multimodal.dummy_images`.
+        What a user would pass as `multi_modal_data`. See `dummy_images`, `dummy_videos` and `dummy_audios` of
+        `corellm.multimodal`.
     """
 
 
@@ -235,10 +268,11 @@ def register_processor() -> Callable[..., Any] | None:
 
 @_first_result
 def get_data_parser() -> DataParser | None:
-    """Say how raw media become items: sample rates, frame sampling, pixel bounds.
+    """Say how raw media become items: what forms they may have, the sampling rate of sounds.
 
     Returns:
-        A `corellm.multimodal.DataParser` or a subclass of it. Default: the core's.
+        A `corellm.multimodal.DataParser` or a subclass of it; the core gives it the operator's limits. Default: the
+        core's.
     """
 
 
@@ -333,9 +367,10 @@ def make_context(
         messages: `{"role": ..., "content": text or parts}`; media parts are `{"type": modality, modality: media}`.
         max_window_size: most tokens the prompt may take; older turns may be left out to keep to it.
         add_generation_prompt: whether to end with the start of the assistant's turn.
-        chat_template: a template given by the operator, or None.
+        chat_template: the operator's, else the checkpoint's, or None. A family whose own form is only for want of one
+            answers None where there is one.
 
-    Default: the chat template of the operator, the processor or the tokenizer; else `get_placeholder_str`.
+    Default: the chat template, if there is one; else `get_placeholder_str`.
     """
 
 
@@ -361,7 +396,7 @@ def load_model(load_config: LoadConfig) -> nn.Module | None:
 
 
 @_first_result
-def get_language_model(model: nn.Module) -> nn.Module | None:
+def get_language_model(model: Any) -> nn.Module | None:
     """Give the text decoder inside the model: called with `inputs_embeds` and `position_ids`, gives hidden states.
 
     Default: `model.get_decoder()`.
@@ -370,7 +405,7 @@ def get_language_model(model: nn.Module) -> nn.Module | None:
 
 @_first_result
 def get_multimodal_embeddings(
-    model: nn.Module, modality: str, mm_kwargs: Mapping[str, Any]
+    model: Any, modality: str, mm_kwargs: Mapping[str, Any]
 ) -> Tensor | Sequence[Tensor] | None:
     """Embed items: run the vision tower and projector, the audio encoder, ... Required.
 
@@ -387,7 +422,7 @@ def get_multimodal_embeddings(
 
 
 @_first_result
-def get_multimodal_embedding_width(model: nn.Module) -> int | None:
+def get_multimodal_embedding_width(model: Any) -> int | None:
     """Say how wide a row of `get_multimodal_embeddings` is, where it carries more than its token's embedding.
 
     Qwen3-VL's rows carry what its decoder adds to the hidden states of its first layers, too. Rows are kept, divided
@@ -402,7 +437,7 @@ def get_multimodal_embedding_width(model: nn.Module) -> int | None:
 
 
 @_first_result
-def get_input_embeddings(model: nn.Module, input_ids: Tensor) -> Tensor | None:
+def get_input_embeddings(model: Any, input_ids: Tensor) -> Tensor | None:
     """Embed text tokens.
 
     Args:
@@ -433,7 +468,7 @@ def merge_multimodal_embeddings(
 
 
 @_first_result
-def compute_logits(model: nn.Module, hidden_states: Tensor) -> Tensor | None:
+def compute_logits(model: Any, hidden_states: Tensor) -> Tensor | None:
     """Give the logits of the sampled positions.
 
     Args:
@@ -447,7 +482,7 @@ def compute_logits(model: nn.Module, hidden_states: Tensor) -> Tensor | None:
 
 @_first_result
 def get_rope_positions(
-    model: nn.Module, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+    model: Any, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
 ) -> tuple[Tensor, int] | None:
     """Give the position of every prompt token, and what to add after the prompt. Asked for prompts with items only.
 

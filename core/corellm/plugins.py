@@ -234,7 +234,8 @@ def _check_hook(member: Any, name: str, where: str) -> None:
     if name not in HOOK_NAMES:
         raise ContractError(f"{where} is no hook{_near(name, HOOK_NAMES)}")
     known = list(inspect.signature(getattr(hookspecs, name)).parameters)
-    for argument in list(inspect.signature(member).parameters)[1:]:
+    own = 0 if name in STATIC_HOOKS else 1  # self
+    for argument in list(inspect.signature(member).parameters)[own:]:
         if argument not in known:
             takes = ", ".join(known) or "no arguments"
             raise ContractError(f"{where} has no argument {argument!r}{_near(argument, known)}; it may take {takes}")
@@ -322,6 +323,11 @@ def _check_wrapper(wrapper: object) -> None:
     """An extension surrounds an adapter's hooks; answering in its place would silently be another adapter."""
     for name, member in inspect.getmembers(wrapper):
         options = getattr(member, f"{PROJECT_NAME}_impl", None)
+        if options is not None and name in STATIC_HOOKS:
+            raise ContractError(
+                f"extension {type(wrapper).__qualname__}.{name} would never be called: {name} is asked of the "
+                f"adapter's class, before there is a model to extend"
+            )
         if options is not None and not options["wrapper"]:
             raise ContractError(
                 f"extension {type(wrapper).__qualname__}.{name} must be a wrapper: hookimpl(wrapper=True), with a yield"

@@ -1,11 +1,17 @@
-"""Clips for the tests: encoded with PyAV, every frame known by its colour; and what PyAV itself decodes of one."""
+"""Clips for the tests: encoded with PyAV, every frame known by its colour; what PyAV itself decodes of one; and what
+reading one takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from io import BytesIO
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -86,3 +92,50 @@ def decode(data: bytes) -> dict[int, np.ndarray[Any, Any]]:
 def same_colour(pixels: np.ndarray[Any, Any], number: int) -> bool:
     """Whether a decoded frame is `plain(number)`, up to what lossy codecs make of it."""
     return bool(np.abs(pixels.reshape(-1, 3).mean(0) - colour(number)).max() < 8)
+
+
+class Measured(NamedTuple):
+    """What came of reading a clip."""
+
+    error: str
+    """Its type, empty if there was none."""
+    message: str
+    frames: int
+    kilobytes: int
+    """By which it raised the most memory that its process ever held."""
+
+
+_MEASURE = """
+import json, sys
+from pathlib import Path
+from corellm.config import MultiModalConfig
+from corellm.errors import MediaError
+from corellm.multimodal.video import container, gif, load_video
+def peak():
+    return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))
+limits = MultiModalConfig(**json.loads(sys.argv[2]))
+for path in sys.argv[3:]:
+    before, frames, error = peak(), 0, None
+    try:
+        for _ in load_video(path, limits).read(json.loads(sys.argv[1])):
+            frames += 1
+    except MediaError as caught:
+        error = caught
+    print(json.dumps([type(error).__name__ if error else '', str(error), frames, peak() - before]))
+"""
+
+
+def measure(
+    clips: Mapping[str, bytes], folder: Path, indices: Iterable[int] | None = None, **limits: int
+) -> dict[str, Measured]:
+    """Read frames of each clip in a process that has done nothing else; for Linux, which says how much it held at most.
+
+    A child's `ru_maxrss` would not do: it begins with what the parent held.
+    """
+    for number, data in enumerate(clips.values()):
+        (folder / str(number)).write_bytes(data)
+    chosen = "null" if indices is None else json.dumps(list(indices))
+    paths = [str(folder / str(number)) for number in range(len(clips))]
+    command = [sys.executable, "-c", _MEASURE, chosen, json.dumps(limits), *paths]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    return {name: Measured(*json.loads(line)) for name, line in zip(clips, lines, strict=True)}

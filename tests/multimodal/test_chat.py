@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jinja2
 import pytest
 
 from corellm.errors import MediaError, PromptError
-from corellm.multimodal.chat import collect_media, guard_text, normalize_messages
+from corellm.multimodal.chat import collect_media, guard_text, normalize_messages, render_chat
 
 
 @pytest.mark.parametrize(
@@ -71,3 +72,35 @@ def test_malformed_parts(content: Any, error: type[Exception], words: str) -> No
     """Each names the part."""
     with pytest.raises(error, match=words):
         normalize_messages([{"role": "user", "content": content}], [])
+
+
+PUBLISHED = """\
+{% set audio_count = namespace(value=0) %}{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}<|im_end|>
+{% else %}{% for content in message['content'] %}\
+{% if 'audio' in content or 'audio_url' in content%s %}{% set audio_count.value = audio_count.value + 1 %}\
+Audio {{ audio_count.value }}: <|audio_bos|><|AUDIO|><|audio_eos|>
+{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
+{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("also", ["", " or content['type'] == 'audio'"])
+def test_templates_find_media_by_key_or_by_type(also: str) -> None:
+    """Published templates do either; both place every sound, and neither sees its samples."""
+
+    class Renderer:
+        def apply_chat_template(self, conversation: Any, *, chat_template: str, **_: Any) -> str:
+            assert not any(isinstance(p.get("audio"), bytes) for m in conversation for p in m["content"])
+            return jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(chat_template).render(
+                messages=conversation
+            )  # fmt: skip
+
+    messages = normalize_messages(
+        [{"role": "user", "content": [{"type": "audio", "audio": b"a"}, "and", {"type": "audio", "audio": b"b"}]}], []
+    )
+    template = PUBLISHED.replace("%s", also)
+    chat = render_chat(messages, template, Renderer(), lambda *_: None, add_generation_prompt=False)
+    assert isinstance(chat.prompt, str)
+    sound = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    assert chat.prompt.split("user\n")[1].startswith(f"Audio 1: {sound}\nandAudio 2: {sound}\n<|im_end|>")
+    assert chat.mm_data == {"audio": [b"a", b"b"]}

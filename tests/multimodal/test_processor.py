@@ -15,10 +15,13 @@ from corellm import hookspecs
 from corellm.config import MultiModalConfig
 from corellm.errors import (
     ContractError,
+    EmbeddingInputError,
     InvalidParameterError,
     ItemLimitError,
     MediaError,
     ProcessingError,
+    ProcessorKwargsError,
+    PromptTooLongError,
     SurplusPlaceholderError,
     UnsupportedModalityError,
 )
@@ -198,8 +201,10 @@ def test_errors_name_the_item() -> None:
 def test_adapters_that_fail(hook: str, answer: Any, error: type[Exception], message: str) -> None:
     """A failing hook fails the one request, with a typed error that names it."""
     broken = type("Broken", (Toy,), {hook: hookimpl(answer)})()
+    processor = make(broken)
+    items = processor._parser.parse({"image": picture(2)})
     with pytest.raises(error, match=message):
-        make(broken)._expand([IMAGE], {"image": picture(2)}, None, None, {})
+        processor._expand([IMAGE], items, None, None, {})
 
 
 def test_stated_maximum_must_cover_the_dummy() -> None:
@@ -212,3 +217,37 @@ def test_stated_maximum_must_cover_the_dummy() -> None:
     with pytest.raises(ContractError, match="says 19 image tokens, but the dummy image becomes 20"):
         _ = make(stating(19)).profile
     assert make(stating(50)).profile.max_embeds == {"image": 50}
+
+
+def test_dummies_are_not_bound_by_the_operators_limits() -> None:
+    """Which hold for what users send, whoever made the parser: a low one neither stops the start nor is forgotten."""
+    processor = make(Toy(), max_image_pixels=10)
+    assert processor.profile.max_tokens == {"image": 20}
+    assert len(processor.process([IMAGE], {"image": picture(5)})[1]) == 1
+    with pytest.raises(MediaError, match="image 0: 6 x 2 = 12 pixels, more than the 10 allowed"):
+        processor.process([IMAGE], {"image": picture(6)})
+
+
+def test_embeddings_are_refused_with_the_adapters_reason() -> None:
+    """Before anything is made of them."""
+    hook = hookimpl(lambda self, modality: f"a toy has no {modality} rows")
+    processor = make(type("Refusing", (Toy,), {"refuse_embeddings": hook})())
+    with pytest.raises(
+        EmbeddingInputError, match="image: this model takes no precomputed embeddings: a toy has no image rows"
+    ):
+        processor.process([IMAGE], {"image_embeds": torch.zeros(1, 2, 8)})
+    assert len(make(Toy()).process([IMAGE], {"image": picture(2)})[1]) == 1
+
+
+@pytest.mark.parametrize("error", [ProcessorKwargsError, PromptTooLongError, MediaError])
+def test_what_the_processor_refuses_names_the_item(error: type[Exception]) -> None:
+    """Of three pictures, the one."""
+
+    def call(self: Toy, mm_data: Mapping[str, Any]) -> Mapping[str, Any]:
+        if mm_data["image"][0].width == 7:
+            raise error("too blue")
+        return Toy.call_hf_processor(self, mm_data)
+
+    processor = make(type("Choosy", (Toy,), {"call_hf_processor": hookimpl(call)})())
+    with pytest.raises(error, match=r"^image 1: too blue$"):
+        processor.process([IMAGE] * 3, {"image": [picture(2), picture(7), picture(3)]})

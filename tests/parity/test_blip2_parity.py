@@ -12,7 +12,7 @@ from corellm_blip2.tiny import make_tiny_checkpoint
 from tests.conftest import random_image
 from tests.parity.harness import QUESTIONS, Case, Expected, Oracle, ParityMatrix, check, generate_one
 
-LARGER = {"size": {"height": 84, "width": 112}}
+OTHER_SIZE = {"size": {"height": 28, "width": 84}}
 """Not the tower's size, nor square: positions are interpolated."""
 
 
@@ -38,7 +38,9 @@ class TestBlip2(ParityMatrix):
             Case(f"Question: {q} Answer:", {"image": [random_image(40 + 17 * i, 90 - 9 * i, seed=i)]}, 5 + 2 * i)
             for i, q in enumerate(QUESTIONS)
         ]
-        larger = [Case(q, {"image": [random_image(150, 90, seed=50 + i)]}, 9, LARGER) for i, q in enumerate(QUESTIONS)]
+        larger = [
+            Case(q, {"image": [random_image(150, 90, seed=50 + i)]}, 9, OTHER_SIZE) for i, q in enumerate(QUESTIONS)
+        ]
         prefix = [Case(f"Question: Look at this picture with care. {q} Answer:", shared, 8) for q in QUESTIONS]
         return [case for group in zip(text, one, larger, prefix, strict=True) for case in group]
 

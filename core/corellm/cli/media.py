@@ -88,7 +88,8 @@ def open_file(name: str, modality: str | None = None) -> MediaFile:
             reasons.append(error)
     if len(reasons) == 1 or not path.is_file():
         quoted = "" if path.exists() else " (a question with spaces must be in quotes)"
-        raise RequestError(f"{reasons[0]}{quoted}") from reasons[0]
+        named = "" if path.name in str(reasons[0]) else f"{name}: "
+        raise RequestError(f"{named}{reasons[0]}{quoted}") from reasons[0]
     raise RequestError(f"{name!r} is no picture, video or sound that can be read") from reasons[0]
 
 

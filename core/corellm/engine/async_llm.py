@@ -11,8 +11,8 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
+from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,9 @@ class AsyncLLM:
         self._streams: dict[str, _Stream] = {}
         """By the engine's own names, which are never used again; callers' names may be."""
         self._futures: set[Future[Any]] = set()
+        # text never waits for somebody else's media to be decoded
+        self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
+        self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
         self._ids = itertools.count()
         self._dead: EngineDeadError | None = None
         self._stopping = False
@@ -120,7 +124,8 @@ class AsyncLLM:
             EngineDeadError: the engine stopped.
         """
         prepare = partial(self.engine.input_processor.process, prompt)
-        async with contextlib.aclosing(self._stream(prepare, sampling_params, request_id)) as outputs:
+        has_media = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
+        async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -133,7 +138,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation; `chat_args` as for `InputProcessor.process_chat`. Otherwise like `generate`."""
         prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
-        async with contextlib.aclosing(self._stream(prepare, sampling_params, request_id)) as outputs:
+        has_media = _has_parts(messages)
+        async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -145,7 +151,11 @@ class AsyncLLM:
                 self._inbox.put(partial(self.engine.abort_request, name))
 
     async def _stream(
-        self, prepare: Callable[[], ProcessedPrompt], params: SamplingParams | None, request_id: str | None
+        self,
+        prepare: Callable[[], ProcessedPrompt],
+        has_media: bool,
+        params: SamplingParams | None,
+        request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         name = str(next(self._ids))
         stream = _Stream(f"async-{name}" if request_id is None else request_id)
@@ -156,7 +166,8 @@ class AsyncLLM:
         try:
             if self._dead is not None:  # looked at after registering: dying tells everybody who is registered
                 raise EngineDeadError(str(self._dead)) from self._dead
-            processed = await asyncio.to_thread(prepare)
+            pool = self._media_pool if has_media else self._text_pool
+            processed = await asyncio.get_running_loop().run_in_executor(pool, prepare)
             self._inbox.put(partial(self._add, name, processed, params))
             while not finished:
                 output = await stream.get()
@@ -227,6 +238,8 @@ class AsyncLLM:
 
         self._inbox.put(stop)
         self._thread.join()
+        for pool in (self._text_pool, self._media_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
 
     def call_in_engine(self, function: Callable[[LLMEngine], Any]) -> Future[Any]:
@@ -259,3 +272,10 @@ def _fail(future: Future[Any], error: Exception) -> None:
     """Fail a future that nobody will answer any more, unless that has happened already."""
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error)
+
+
+def _has_parts(messages: Any) -> bool:
+    """Whether a conversation may bring media: where no content is in parts there are none."""
+    if not isinstance(messages, Sequence):
+        return False
+    return any(isinstance(m, Mapping) and not isinstance(m.get("content"), (str, type(None))) for m in messages)

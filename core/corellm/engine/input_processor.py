@@ -50,6 +50,7 @@ class InputProcessor:
         mm_processor: the model's multimodal processor.
         vocab_size: width of the logits: token ids in sampling parameters are below.
         embedding_size: token ids in prompts are below, those of placeholders excepted.
+        chat_template: the checkpoint's, or None.
         max_model_len: of the engine; families that shorten conversations keep to it.
     """
 
@@ -62,6 +63,7 @@ class InputProcessor:
         vocab_size: int,
         embedding_size: int,
         max_model_len: int,
+        chat_template: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
@@ -69,6 +71,7 @@ class InputProcessor:
         self._vocab_size = vocab_size
         self._embedding_size = embedding_size
         self._max_model_len = max_model_len
+        self._chat_template = chat_template
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
@@ -91,6 +94,8 @@ class InputProcessor:
         for name in ("mm_processor_kwargs", "multi_modal_uuids"):
             if not isinstance(fields.get(name) or {}, Mapping):
                 raise PromptError(f"{name} must be a dict, got {fields[name]!r:.100}")
+            if not all(isinstance(key, str) for key in fields.get(name) or ()):
+                raise PromptError(f"{name} must be a dict with strings for keys")
         text = fields.get("prompt")
         token_ids = self._token_ids(fields)
         if not mm_data and (text == "" or not token_ids):
@@ -192,7 +197,7 @@ class InputProcessor:
             messages=normalized,
             max_window_size=self._max_model_len,
             add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template,
+            chat_template=chat_template or self._chat_template,
         )
         if chat is None:
             chat = join_chat(

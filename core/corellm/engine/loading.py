@@ -6,7 +6,9 @@ The order is that of the cheapest refusal first: a missing plugin is named befor
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.scheduler import Scheduler
-from corellm.errors import ConfigError
+from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.multimodal.processor import MultiModalProcessor
@@ -80,6 +82,25 @@ def load(config: EngineConfig) -> LoadedModel:
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
+    with _at_load(config.model.model):
+        return _load(config)
+
+
+@contextmanager
+def _at_load(model: str) -> Iterator[None]:
+    """Whatever untyped error a checkpoint makes a library or an adapter raise is told in one line."""
+    try:
+        yield
+    except CorellmError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{model}: loading failed with {type(error).__name__}: {' '.join(str(error).split())} "
+            f"({raised_at(error)}); the checkpoint's files do not fit together, or its adapter is at fault"
+        ) from error
+
+
+def _load(config: EngineConfig) -> LoadedModel:
     context, hooks, namespace = _open_model(config)
     weights = _load_weights(hooks, context)
     sizes = _plan_sizes(config, context, weights)
@@ -105,6 +126,7 @@ def load(config: EngineConfig) -> LoadedModel:
             vocab_size=weights.vocab_size,
             embedding_size=weights.embedding_size,
             max_model_len=sizes.max_model_len,
+            chat_template=context.chat_template,
         ),
         scheduler=_make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
         runner=runner,

@@ -212,8 +212,10 @@ def _roles_in_parts(
 
 
 def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Media parts keep only their type: a template places them, it never sees pixels."""
-    parts = [part if part["type"] == "text" else {"type": part["type"]} for part in message["content"]]
+    """Media parts without their media: a template places them, by their type or by the key they have, as published
+    ones do either; it never sees pixels.
+    """
+    parts = [p if p["type"] == "text" else {"type": p["type"], p["type"]: True} for p in message["content"]]
     return {**message, "content": parts}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from corellm.config import MultiModalConfig
@@ -29,6 +29,7 @@ _SUBPROCESSORS = {
 _NOT_FOR_USERS = frozenset(
     {"return_tensors", "device", "disable_grouping", "data_format", "input_data_format"}
     | {"raw_speech", "sampling_rate", "return_attention_mask", "video_metadata", "return_metadata"}
+    | {"text", *HF_ARGUMENT.values()}
 )
 
 
@@ -62,6 +63,7 @@ class ProcessingDefaults:
         """
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
+        check_sizes(processor, self.config.mm_processor_kwargs, mm_kwargs)
         media: dict[str, Any] = {HF_ARGUMENT[modality]: list(items) for modality, items in mm_data.items()}
         if "audio" in media:
             media["sampling_rate"] = processor.feature_extractor.sampling_rate
@@ -69,7 +71,7 @@ class ProcessingDefaults:
             (video,) = media.pop("videos")
             media |= video_arguments(video, self.config.max_video_bytes)
         try:
-            outputs: Mapping[str, Any] = processor(text=prompt, return_tensors="pt", **{**media, **mm_kwargs})
+            outputs: Mapping[str, Any] = processor(text=prompt, return_tensors="pt", **{**mm_kwargs, **media})
         except Exception as error:
             if isinstance(error, CorellmError) or not mm_kwargs:
                 raise
@@ -90,26 +92,15 @@ class ProcessingDefaults:
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, chat_template: str | None
     ) -> ChatPrompt | None:
         """Render the chat template, where there is one."""
-        template = chat_template or self._chat_template()
-        if template is None:
+        if chat_template is None:
             return None
         return render_chat(
             messages,
-            template,
+            chat_template,
             self.context.tokenizer,
             lambda modality, index: self.hooks.get_placeholder_str(modality=modality, index=index),
             add_generation_prompt=add_generation_prompt,
         )
-
-    def _chat_template(self) -> str | None:
-        """The processor's template if it has one (that is where multimodal checkpoints keep it), or the tokenizer's."""
-        for owner in (self.context.hf_processor, self.context.tokenizer):
-            template = getattr(owner, "chat_template", None)
-            if isinstance(template, Mapping):
-                template = template.get("default")
-            if isinstance(template, str) and template:
-                return template
-        return None
 
 
 def video_arguments(video: Video, max_bytes: int) -> dict[str, Any]:
@@ -169,7 +160,7 @@ def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None
         ProcessorKwargsError: names the unknown argument and those accepted.
     """
     accepted = accepted_processor_kwargs(processor)
-    unknown = sorted(set(mm_kwargs) - accepted) if accepted is not None else []
+    unknown = sorted(set(mm_kwargs) - accepted if accepted is not None else set(mm_kwargs) & _NOT_FOR_USERS)
     if unknown:
         raise ProcessorKwargsError(
             f"mm_processor_kwargs: {type(processor).__name__} does not take {', '.join(map(repr, unknown))}; "
@@ -177,3 +168,36 @@ def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None
             expected=sorted(accepted or ()),
             got=unknown,
         )
+
+
+def check_sizes(processor: Any, operators: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
+    """Refuse a `size` or `crop_size` above the operator's or the checkpoint's: for those memory was planned.
+
+    Raises:
+        ProcessorKwargsError: with both sizes, and how to have the larger one.
+    """
+    for name in ("size", "crop_size"):
+        planned = operators.get(name, getattr(getattr(processor, "image_processor", None), name, None))
+        if planned is not None and name in mm_kwargs and _extent(mm_kwargs[name]) > _extent(planned):
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: {name} {mm_kwargs[name]} of a request is above {_plain(planned)}, for which "
+                f"memory was planned at start; start with LLM(..., mm_processor_kwargs={{{name!r}: ...}}) for more",
+                expected=planned,
+                got=mm_kwargs[name],
+            )
+
+
+def _plain(size: Any) -> Any:
+    """A size as people write it, not as transformers' class of that name."""
+    given = asdict(size) if is_dataclass(size) and not isinstance(size, type) else size
+    return {side: value for side, value in given.items() if value is not None} if isinstance(given, Mapping) else given
+
+
+def _extent(size: Any) -> float:
+    """Pixels that a size allows; 0 for what is none, which the processor will say."""
+    size = _plain(size)
+    sides = list(size.values()) if isinstance(size, Mapping) else size if isinstance(size, (list, tuple)) else [size]
+    numbers = [side for side in sides if isinstance(side, (int, float))]
+    if isinstance(size, Mapping) and {"height", "width"} <= set(size) and len(numbers) == len(sides):
+        return math.prod(numbers)
+    return max(numbers, default=0) ** 2

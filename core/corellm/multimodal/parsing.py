@@ -22,6 +22,7 @@ from corellm.errors import (
     MediaError,
     MediaTooLargeError,
     MultiModalError,
+    PromptTooLongError,
     UnsupportedModalityError,
 )
 from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems, is_array, is_tensor
@@ -336,12 +337,15 @@ def _doubtful(item: int, value: Any) -> NoReturn:
 
 @contextmanager
 def naming_item(modality: str, item: int) -> Iterator[None]:
-    """Whatever is found wrong with a medium meanwhile is said of item `item`."""
+    """Whatever is found wrong with an item meanwhile is said of item `item`."""
     try:
         yield
-    except MediaError as error:
-        error.args = (f"{modality} {item}: {error}",)
-        error.modality, error.item = modality, item
+    except (MultiModalError, PromptTooLongError) as error:
+        if not isinstance(error, MultiModalError):
+            error.args = (f"{modality} {item}: {error}",)
+        elif error.item is None:
+            error.args = (f"{modality} {item}: {error}",)
+            error.modality, error.item = modality, item
         raise
 
 

@@ -7,6 +7,7 @@ family and no engine; everything that can be refused about items is refused here
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from corellm.config import MultiModalConfig
 from corellm.errors import (
     ContractError,
     CorellmError,
+    EmbeddingInputError,
     InvalidParameterError,
     ItemLimitError,
     PlaceholderError,
@@ -31,8 +33,13 @@ from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsIte
 from corellm.multimodal.hashing import hash_item, hash_uuid
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems
-from corellm.multimodal.parsing import naming_item
+from corellm.multimodal.parsing import DataParser, naming_item
 from corellm.multimodal.prompt_updates import apply_prompt_updates
+
+_NO_LIMITS = MultiModalConfig(
+    max_image_pixels=sys.maxsize, max_video_pixels=sys.maxsize, max_video_frames=sys.maxsize,
+    max_video_bytes=sys.maxsize, max_audio_seconds=float(2**31),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,13 @@ class MultiModalProcessor:
         return limits
 
     @cached_property
-    def _parser(self) -> Any:
-        return self.hooks.get_data_parser()
+    def _parser(self) -> DataParser:
+        return self._parser_with(self.config)
+
+    def _parser_with(self, limits: MultiModalConfig) -> DataParser:
+        parser: DataParser = self.hooks.get_data_parser()
+        parser.limits = limits  # the operator's, whoever made the parser
+        return parser
 
     # --- one request ------------------------------------------------------------------------------------------------
 
@@ -133,17 +145,18 @@ class MultiModalProcessor:
             ContractError: the adapter returned something the contract does not allow.
         """
         self.check_counts(mm_data)
-        return self._expand(token_ids, mm_data, mm_kwargs, uuids, self.profile.placeholder_token_ids)
+        items = self._parser.parse(mm_data)
+        return self._expand(token_ids, items, mm_kwargs, uuids, self.profile.placeholder_token_ids)
 
     def _expand(
         self,
         token_ids: Sequence[int],
-        mm_data: Mapping[str, Any],
+        items: MultiModalItems,
         mm_kwargs: Mapping[str, Any] | None,
         uuids: Mapping[str, Any] | None,
         placeholder_token_ids: Mapping[int, str],
     ) -> tuple[list[int], list[MultiModalFeature]]:
-        items: MultiModalItems = self._parser.parse(mm_data)
+        self._check_embeddings(items)
         counts = {modality: count for modality, count in items.get_counts().items() if count}
         kwargs = {**self.config.mm_processor_kwargs, **(mm_kwargs or {})}
         identifiers = {modality: self._identify(modality, items[modality], kwargs, uuids or {}) for modality in counts}
@@ -201,6 +214,16 @@ class MultiModalProcessor:
                     + (", or raise limit_mm_per_prompt" if modality in self.config.limit_mm_per_prompt else ""),
                     modality=modality, expected=limit, got=count,
                 )  # fmt: skip
+
+    def _check_embeddings(self, items: MultiModalItems) -> None:
+        """Refuse precomputed embeddings where the model cannot do with them."""
+        for modality, given in items.items():
+            reason = self.hooks.refuse_embeddings(modality=modality) if isinstance(given, EmbeddingItems) else None
+            if reason:
+                raise EmbeddingInputError(
+                    f"{modality}: this model takes no precomputed embeddings: {reason}; give the {modality} itself",
+                    modality=modality,
+                )
 
     # --- identity ---------------------------------------------------------------------------------------------------
 
@@ -272,11 +295,13 @@ class MultiModalProcessor:
         max_embeds: dict[str, int] = {}
         token_modality: dict[int, str] = {}
         features: list[MultiModalFeature] = []
+        parser = self._parser_with(_NO_LIMITS)  # the operator's are for what users send
         for modality in self.limits:  # also those the operator allows none of: their placeholders must be known
             counts = {modality: 1}
             text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
             data = ask(self.hooks, "get_dummy_mm_data", seq_len=self._seq_len, mm_counts=counts, mm_options={})
-            tokens, (feature,) = self._expand(self._tokenize(text), data, None, None, {})
+            with _adapter_at_work(f"the {modality} of get_dummy_mm_data"):
+                tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), None, None, {})
             place = feature.placeholder
             mask = place.is_embed or (True,) * place.length
             if self.limits[modality] != 0:
@@ -288,14 +313,14 @@ class MultiModalProcessor:
             seq_len=self._seq_len, mm_counts={modality: limit or 1 for modality, limit in self.limits.items()}
         )
         for modality, tokens_stated in (stated or {}).items():
-            if tokens_stated < max_tokens.get(modality, 0):
+            if tokens_stated < min(max_tokens.get(modality, 0), self._seq_len):
                 raise ContractError(
                     f"get_mm_max_tokens_per_item says {tokens_stated} {modality} tokens, but the dummy {modality} "
                     f"becomes {max_tokens[modality]}"
                 )
             if modality in max_tokens:
                 max_embeds[modality] = max(max_embeds[modality], tokens_stated)
-                max_tokens[modality] = tokens_stated
+                max_tokens[modality] = max(max_tokens[modality], tokens_stated)
         return DummyProfile(max_tokens, max_embeds, token_modality, features)
 
 

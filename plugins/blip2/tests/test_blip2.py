@@ -78,7 +78,7 @@ def edit(file: Path, **changes: Any) -> None:
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=30)
 pictures = st.builds(picture, st.integers(1, 200), st.integers(1, 200), st.integers(0, 1000))
-options = st.sampled_from([{}, {"do_normalize": False}, {"size": {"height": 84, "width": 112}}, {"resample": 0}])
+options = st.sampled_from([{}, {"do_normalize": False}, {"size": {"height": 28, "width": 84}}, {"resample": 0}])
 
 
 @given(text=words, image=st.none() | pictures, kwargs=options)
@@ -115,6 +115,28 @@ def test_processor_arguments_change_the_identity(llm: LLM) -> None:
     assert plain.identifier != other.identifier
     with pytest.raises(ProcessorKwargsError, match=r"does not take 'sise'.*size"):
         process({**prompt, "mm_processor_kwargs": {"sise": 1}})
+
+
+@pytest.mark.parametrize("size", [{"height": 84, "width": 112}, {"height": 56, "width": 57}, 5000, [9, 999], {"a": 99}])
+def test_a_request_cannot_ask_for_more_than_was_planned(llm: LLM, size: Any) -> None:
+    """Refused before the processor is called; with it given at start, requests have it."""
+    prompt = {"prompt": "", "multi_modal_data": {"image": picture()}, "mm_processor_kwargs": {"size": size}}
+    with pytest.raises(
+        ProcessorKwargsError, match=r"image 0: .*size .* above \{'height': 56, 'width': 56\}, for which"
+    ):
+        llm.engine.input_processor.process(prompt)
+
+
+def test_more_can_be_planned_at_start(tmp_path: Path) -> None:
+    """Then every picture has it, and a request may ask for less."""
+    size = {"height": 84, "width": 112}
+    prompt = {"prompt": "", "multi_modal_data": {"image": picture()}}
+    with LLM(str(make_tiny_checkpoint(tmp_path)), mm_processor_kwargs={"size": size}) as llm:
+        process = llm.engine.input_processor.process
+        assert process(prompt).features[0].data["pixel_values"].data.shape == (3, 84, 112)
+        less = {**prompt, "mm_processor_kwargs": {"size": {"height": 28, "width": 56}}}
+        assert process(less).features[0].data["pixel_values"].data.shape == (3, 28, 56)
+        assert llm.generate([prompt], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
 
 
 def test_one_picture_per_prompt(llm: LLM) -> None:

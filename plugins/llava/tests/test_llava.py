@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,12 @@ def test_sample_photographs(model: tuple[LLM, Any]) -> None:
     prompt = {"prompt": text, "multi_modal_data": {"image": photographs}}
     got = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, min_tokens=8), use_tqdm=False)
     assert got[0].outputs[0].token_ids == want[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_import_is_light() -> None:
+    """Importing the adapter imports neither torch nor transformers."""
+    code = "import sys, corellm_llava; print({'torch', 'transformers', 'PIL', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("seed", [0, 5])

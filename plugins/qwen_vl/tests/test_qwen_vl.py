@@ -208,9 +208,10 @@ def test_processor_files(tmp_path: Path, ask_hf: Callable[..., Any], architectur
 
 
 def test_unusual_processor_files(tmp_path: Path) -> None:
-    """What a checkpoint wants and we do not do is refused, not ignored; so is a checkpoint that says nothing."""
+    """What a checkpoint wants and we do not do is refused, so is one that says nothing; ours are not its to set."""
     with pytest.raises(CheckpointError, match="do_resize=False, which is not supported"):
         QWEN2.of_checkpoint({"do_resize": False})
+    assert QWEN2.of_checkpoint({"sampling_asked": True, "bounds_all_frames": True}) == QWEN2
     with pytest.raises(CheckpointError, match=r"put preprocessor_config\.json there"):
         QwenVLProcessor.from_pretrained(tmp_path, QWEN3)
 
@@ -324,11 +325,12 @@ def test_items_side_by_side(llm: LLM) -> None:
         assert llm.generate({"prompt": text, "multi_modal_data": media}, params, use_tqdm=False)[0].finished
 
 
-def test_embeddings_are_refused(llm: LLM, process: Process) -> None:
+@pytest.mark.parametrize(("modality", "text"), [("image", IMAGE), ("video", VIDEO)])
+def test_embeddings_are_refused(llm: LLM, process: Process, modality: str, text: str) -> None:
     """Their grid is not known, so the model could not place them."""
     width = llm.engine.context.hf_config.text_config.hidden_size
-    with pytest.raises(EmbeddingInputError, match=r"image 0: .* give the image itself"):
-        process(IMAGE, {"image_embeds": [torch.zeros(4, width)]})
+    with pytest.raises(EmbeddingInputError, match=rf"^{modality}: .* grid of patches .* give the {modality} itself"):
+        process(text, {f"{modality}_embeds": [torch.zeros(4, width)]})
 
 
 def test_placeholders_must_match(process: Process) -> None:

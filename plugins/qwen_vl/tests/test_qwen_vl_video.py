@@ -208,7 +208,7 @@ def test_too_long_a_prompt(llm: LLM, process: Process, monkeypatch: pytest.Monke
     monkeypatch.setattr(Video, "read", lambda *_: pytest.fail("a frame was read"))
     video = (np.zeros((300, 40, 40, 3), np.uint8), {"fps": 1.0})
     with pytest.raises(
-        PromptTooLongError, match=r"^the video's 300 frames of .* tokens, more than max_model_len=4096;"
+        PromptTooLongError, match=r"^video 0: the video's 300 frames of .* tokens, more than max_model_len=4096;"
     ):
         process(video, max_frames=300, size={"shortest_edge": 10**9, "longest_edge": 10**9})
     with pytest.raises(MediaTooLargeError, match=r"video 0: the video has 300 frames .* more than max_frames=16"):

@@ -6,6 +6,7 @@ family's processor to choose.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -79,12 +80,12 @@ class Video:
             indices: of the frames, ascending; the same one may come several times. None for all.
 
         Returns:
-            An iterator over arrays `[height, width, 3]` uint8 RGB, upright. They are the caller's; one that is asked
-            for several times in a row is the same array.
+            An iterator over arrays `[height, width, 3]` uint8 RGB, upright. They are the caller's, to
+            keep and to change.
 
         Raises:
-            MediaTooLargeError: more than `max_frames`.
-            MediaError: a frame cannot be decoded; raised when the iterator comes to it.
+            MediaTooLargeError: more than `max_frames`; or too much to decode for them, raised by the iterator.
+            MediaError: a frame cannot be decoded; raised by the iterator when it comes to it.
             ValueError: indices that descend, or that no frame has.
         """
         wanted = range(self.num_frames) if indices is None else self._checked(indices)
@@ -124,10 +125,8 @@ class Video:
         return wanted
 
     def _repeated(self, wanted: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        unique = list(dict.fromkeys(wanted))
-        frames = self._source.read(unique)
-        at = 0
-        for index, frame in zip(unique, frames, strict=True):
-            while at < len(wanted) and wanted[at] == index:
-                yield frame
-                at += 1
+        counts = Counter(wanted)
+        for count, frame in zip(counts.values(), self._source.read(list(counts)), strict=True):
+            for _ in range(count - 1):
+                yield frame.copy()
+            yield frame

@@ -15,20 +15,21 @@ nothing before it. Where that is not known it decodes from the start: which fram
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import av
 import numpy as np
 
 from corellm.errors import MediaError
+from corellm.multimodal.video.bounds import PixelBudget, check_packets, check_size
 from corellm.multimodal.video.codec import DECODERS, STRICT, is_entry, is_shown
-from corellm.multimodal.video.file import BROKEN, MAX_PACKETS, checked, too_many_packets
-from corellm.multimodal.video.frame import Orientation, check_size, to_rgb
+from corellm.multimodal.video.frame import Orientation, to_rgb
 from corellm.multimodal.video.index import FrameIndex, PacketInfo, Stretch
+from corellm.multimodal.video.integrity import BROKEN, HidingReader, boxes_to_hide
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
+
+    from corellm.config import MultiModalConfig
 
 _THREADS = 2  # of one decoder; several videos may be read at once
 _RATE_TOLERANCE = 0.01
@@ -58,18 +61,20 @@ class EncodedVideo:
 
     Args:
         data: the whole file.
-        container: "mov" or "matroska", as `file.identify` says.
-        max_pixels: of a frame.
+        container: "mov" or "matroska", as `integrity.identify` says.
+        limits: `max_video_pixels` (of a frame) and `max_video_decoded_pixels` (of one reading) count.
 
     Raises:
-        MediaTooLargeError: larger frames, or more of them than `file.MAX_PACKETS`.
+        MediaTooLargeError: larger frames, more of them than `bounds.MAX_PACKETS`, or too much to decode for the first.
         MediaError: broken, truncated, without video, or of a codec that is not read.
     """
 
-    def __init__(self, data: bytes, container: str, max_pixels: int) -> None:
+    def __init__(self, data: bytes, container: str, limits: MultiModalConfig) -> None:
         self._format = container
-        self._data = checked(data, container)
-        self._max_pixels = max_pixels
+        self._data = data
+        self._hidden = boxes_to_hide(data, container)
+        self._max_pixels = limits.max_video_pixels
+        self._max_decoded_pixels = limits.max_video_decoded_pixels
         with self._open() as (opened, stream):
             packets, last_duration = _packet_infos(opened, stream, container)
             self._index = FrameIndex(packets)
@@ -79,6 +84,7 @@ class EncodedVideo:
         start = self._index.pts[0]
         self.times = tuple((pts - start) * tick.numerator / tick.denominator for pts in self._index.pts)
         self.duration, self.fps = _duration_and_rate(self.times, last_duration * float(tick), float(nominal or 0))
+        self._size = 0, 0  # until the first frame has come
         with closing(self._decode([0])) as frames:
             first = next(frames)
         self._orientation = Orientation(first)
@@ -92,37 +98,43 @@ class EncodedVideo:
             `[height, width, 3]` uint8 RGB.
 
         Raises:
+            MediaTooLargeError: too much to decode for them.
             MediaError: one of them cannot be decoded.
         """
-        for frame in self._decode(numbers):
-            yield np.array(self._orientation.apply(to_rgb(frame, *self._size)), order="C")  # not FFmpeg's own memory
+        for number, frame in zip(numbers, self._decode(numbers), strict=True):
+            try:
+                pixels = to_rgb(frame, *self._size)
+            except (av.FFmpegError, OSError) as error:  # pixels of a kind that cannot be converted
+                self._fail(number, error)
+            yield np.array(self._orientation.apply(pixels), order="C")  # not FFmpeg's own memory
 
     def _decode(self, numbers: Sequence[int]) -> Generator[VideoFrame]:
+        budget = PixelBudget(self._max_decoded_pixels)
         done = 0
         try:
-            for frame in self._run(self._index.stretches(numbers)):
+            for frame in self._run(self._index.stretches(numbers), budget):
                 done += 1
                 yield frame
         except _NotAnEntryError:
-            yield from self._run(self._index.whole(numbers[done:]))
+            yield from self._run(self._index.from_the_start(numbers[done:]), budget)
 
-    def _run(self, stretches: Sequence[Stretch]) -> Iterator[VideoFrame]:
+    def _run(self, stretches: Sequence[Stretch], budget: PixelBudget) -> Iterator[VideoFrame]:
         with self._open() as (opened, stream):
             decoder = stream.codec_context
+            budget.check(sum(stretch.num_packets for stretch in stretches) * self._pixels(decoder))
             packets = _numbered_packets(opened, stream)
             for stretch in stretches:
-                yield from self._run_stretch(decoder, packets, stretch)
+                yield from self._pick(stretch, self._frames_of(stretch, decoder, packets, budget))
                 decoder.flush_buffers()
 
-    def _run_stretch(
-        self, decoder: VideoCodecContext, packets: Iterator[tuple[int, Packet[VideoStream]]], stretch: Stretch
-    ) -> Iterator[VideoFrame]:
+    def _pick(self, stretch: Stretch, decoded: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
+        """The frames wanted of all that come out of a stretch."""
         pts = self._index.pts
         waiting = deque(stretch.frames)
-        entered = stretch.entry_pts is None
+        entered = stretch.must_begin_at is None
         try:
-            for frame in _decode_packets(decoder, packets, stretch):
-                if not entered and not (frame.key_frame and frame.pts == stretch.entry_pts):
+            for frame in decoded:
+                if not entered and not (frame.key_frame and frame.pts == stretch.must_begin_at):
                     raise _NotAnEntryError
                 entered = True
                 if frame.pts is None or frame.pts < pts[waiting[0]]:
@@ -140,6 +152,26 @@ class EncodedVideo:
             self._fail(waiting[0], error)
         self._fail(waiting[0])
 
+    def _frames_of(
+        self,
+        stretch: Stretch,
+        decoder: VideoCodecContext,
+        packets: Iterator[tuple[int, Packet[VideoStream]]],
+        budget: PixelBudget,
+    ) -> Iterator[VideoFrame]:
+        """Pass by what is before a stretch, decode it, and get out of the decoder what it held back."""
+        for number, packet in packets:
+            if number >= stretch.first:
+                budget.spend(self._pixels(decoder))  # whether a frame comes of it, nobody knows before
+                yield from decoder.decode(packet)
+            if number == stretch.last:
+                break
+        yield from decoder.decode(None)
+
+    def _pixels(self, decoder: VideoCodecContext) -> int:
+        """Of the next frame: like the first, or what the header said, or the decoder since then, if that is more."""
+        return max(math.prod(self._size), decoder.width * decoder.height)
+
     def _fail(self, number: int, error: Exception | None = None) -> NoReturn:
         raise MediaError(f"frame {number} (at {self.times[number]:.2f} s) cannot be decoded") from error
 
@@ -151,8 +183,9 @@ class EncodedVideo:
         # Twice the pixels: FFmpeg counts rows with their padding. What it lets pass is checked again, frame by frame.
         limits = {"codec_whitelist": ",".join(DECODERS), "max_pixels": str(2 * self._max_pixels)}
         try:
+            file = HidingReader(self._data, self._hidden)
             with av.open(
-                BytesIO(self._data), "r", self._format, options=options, io_open=_refuse, metadata_errors="replace"
+                file, "r", self._format, options=options, io_open=_refuse, metadata_errors="replace"
             ) as opened:
                 stream = _video_stream(opened)
                 check_size(stream.codec_context.width, stream.codec_context.height, self._max_pixels)
@@ -166,18 +199,6 @@ class EncodedVideo:
                 yield opened, stream
         except av.FFmpegError as error:
             raise MediaError(BROKEN) from error
-
-
-def _decode_packets(
-    decoder: VideoCodecContext, packets: Iterator[tuple[int, Packet[VideoStream]]], stretch: Stretch
-) -> Iterator[VideoFrame]:
-    """Pass by what is before a stretch, decode it, and get out of the decoder what it held back."""
-    for number, packet in packets:
-        if number >= stretch.first:
-            yield from decoder.decode(packet)
-        if number == stretch.last:
-            break
-    yield from decoder.decode(None)
 
 
 # --- containers -------------------------------------------------------------------------------------------------------
@@ -218,8 +239,7 @@ def _packet_infos(container: InputContainer, stream: VideoStream, container_name
     infos: list[PacketInfo] = []
     last, last_duration = None, 0
     for number, packet in _numbered_packets(container, stream):
-        if number >= MAX_PACKETS:
-            raise too_many_packets()
+        check_packets(number + 1)
         if packet.is_corrupt:
             raise MediaError(BROKEN)
         if packet.pts is None:

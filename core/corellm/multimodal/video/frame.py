@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from corellm.errors import MediaTooLargeError
-
 if TYPE_CHECKING:
     from av.sidedata.sidedata import SideData
     from av.video.frame import VideoFrame
@@ -57,17 +55,3 @@ def to_rgb(frame: VideoFrame, width: int, height: int) -> np.ndarray[Any, Any]:
     opacity = pixels[..., 3:].astype(np.uint16)
     # rounded to nearest: the sum is at most 255 * 255
     return ((pixels[..., :3] * opacity + 255 * (255 - opacity) + 127) // 255).astype(np.uint8)
-
-
-def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Refuse frames that are too large.
-
-    Raises:
-        MediaTooLargeError: with both numbers.
-    """
-    if width * height > max_pixels:
-        raise MediaTooLargeError(
-            f"has frames of {width} x {height} = {width * height} pixels, more than the {max_pixels} allowed",
-            expected=max_pixels,
-            got=width * height,
-        )

@@ -14,16 +14,24 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from PIL.GifImagePlugin import GifImageFile
 
+from corellm.config import MultiModalConfig
 from corellm.errors import MediaError
-from corellm.multimodal.video.file import BROKEN, MAX_PACKETS, count_part, too_many_packets
-from corellm.multimodal.video.frame import check_size
+from corellm.multimodal.video.bounds import PixelBudget, check_packets, check_parts, check_size
+from corellm.multimodal.video.integrity import BROKEN
 
 _IMAGE, _EXTENSION, _END = 0x2C, 0x21, 0x3B
 _CONTROL = 0xF9
 _CLEAR, _RESTORE = 2, 3  # what to do with a frame before the next
 _SHORTEST, _USUAL = 2, 10  # hundredths of a second
+
+_COST = 128
+"""Pixels of video that one of a GIF counts for: decoding and laying it on takes 20 ns, in one thread. So the default of
+`max_video_decoded_pixels` stands for ten seconds.
+"""
+_OPENING = 4096  # pixels that could be decoded in the time it takes to open an image
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +67,26 @@ class GifVideo:
 
     Args:
         data: the whole file.
-        max_pixels: of a frame.
+        limits: `max_video_pixels` (of a frame) and `max_video_decoded_pixels` (of one reading) count.
 
     Raises:
         MediaTooLargeError: larger frames, or too many.
         MediaError: broken, truncated, or without images.
     """
 
-    def __init__(self, data: bytes, max_pixels: int) -> None:
+    def __init__(self, data: bytes, limits: MultiModalConfig) -> None:
         self._data = data
+        self._max_decoded_pixels = limits.max_video_decoded_pixels // _COST
         try:
             self.width, self.height = struct.unpack_from("<HH", data, 6)
-            check_size(self.width, self.height, max_pixels)
+            check_size(self.width, self.height, limits.max_video_pixels)
             self._images = _images(data)
         except (IndexError, struct.error) as error:  # a field beyond the end
             raise MediaError(BROKEN) from error
         if not self._images or not self.width or not self.height:
             raise MediaError("has no frames")
         for image in self._images:
-            check_size(image.width, image.height, max_pixels)
+            check_size(image.width, image.height, limits.max_video_pixels)
         delays = [image.control.delay for image in self._images]
         ends = list(accumulate(delay if delay >= _SHORTEST else _USUAL for delay in delays))
         self.times = tuple(end / 100 for end in [0, *ends[:-1]])
@@ -88,29 +97,31 @@ class GifVideo:
         """The frames `numbers` (ascending, each once), `[height, width, 3]` uint8 RGB, made when they are asked for.
 
         Raises:
+            MediaTooLargeError: too much to decode and to lay on for them.
             MediaError: an image cannot be decoded.
         """
-        canvas = np.zeros((self.height, self.width, 4), np.uint8)
-        wanted = iter(numbers)
-        next_wanted = next(wanted, None)
-        for number, image in enumerate(self._images):
-            if next_wanted is None:
-                return
-            place = canvas[image.top : image.top + image.height, image.left : image.left + image.width]
-            before = place.copy() if image.control.disposal == _RESTORE else None
-            pixels = self._decode(number)[: place.shape[0], : place.shape[1]]
-            opaque = pixels[..., 3] > 0
-            place[opaque] = pixels[opaque]
-            if number == next_wanted:
-                yield np.where(canvas[..., 3:] > 0, canvas[..., :3], np.uint8(255))
-                next_wanted = next(wanted, None)
-            if image.control.disposal == _CLEAR:
-                place[...] = 0
+        wanted = set(numbers)
+        images = self._images[: max(wanted, default=-1) + 1]
+        pixels = sum(image.width * image.height + _OPENING for image in images) + len(wanted) * self.width * self.height
+        PixelBudget(self._max_decoded_pixels).check(pixels)
+        canvas = Image.new("RGB", (self.width, self.height), "white")  # for what is transparent
+        for number, image in enumerate(images):
+            box = image.left, image.top, image.left + image.width, image.top + image.height
+            disposal = image.control.disposal
+            before = canvas.crop(box) if number in wanted and disposal == _RESTORE else None
+            if number in wanted or disposal not in (_CLEAR, _RESTORE):  # not what is gone before anybody looks
+                picture = self._decode(number)
+                canvas.paste(picture, box, picture if picture.mode == "RGBA" else None)
+                del picture
+            if number in wanted:
+                yield np.array(canvas)
+            if disposal == _CLEAR:
+                canvas.paste("white", box)
             elif before is not None:
-                place[...] = before
+                canvas.paste(before, box)
 
-    def _decode(self, number: int) -> np.ndarray[Any, Any]:
-        """One image alone, `[height, width, 4]` RGBA: by a file that holds nothing else."""
+    def _decode(self, number: int) -> Image.Image:
+        """One image alone, RGBA or, if nothing of it is transparent, RGB: by a file that holds nothing else."""
         image = self._images[number]
         palette = self._data[image.palette]
         flags = 0x80 | (len(palette) // 3).bit_length() - 2 if palette else 0
@@ -120,8 +131,7 @@ class GifVideo:
         parts.append(struct.pack("<BHHHHB", _IMAGE, 0, 0, image.width, image.height, image.interlaced << 6))
         try:
             picture = GifImageFile(BytesIO(b"".join([*parts, self._data[image.data], bytes([_END])])))
-            picture.load()
-            return np.asarray(picture.convert("RGBA"))
+            return picture.convert("RGB" if image.control.transparent is None else "RGBA")
         except Exception as error:  # whatever Pillow raises while it reads is the file's fault
             raise MediaError(f"frame {number} (at {self.times[number]:.2f} s) cannot be decoded") from error
 
@@ -149,15 +159,15 @@ def _images(data: bytes) -> list[_Image]:
         else:
             raise MediaError(BROKEN)
         while length := data[at]:
-            parts = count_part(parts)
+            parts += 1
+            check_parts(parts)
             at += length + 1
         at += 1
         if kind == _IMAGE and width and height:
             palette = own if own.stop > own.start else common
             images.append(_Image(left, top, width, height, bool(flags & 0x40), palette, slice(start, at), control))
             control = _Control()
-            if len(images) > MAX_PACKETS:
-                raise too_many_packets()
+            check_packets(len(images))
     return images
 
 

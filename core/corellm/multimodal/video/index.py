@@ -34,10 +34,17 @@ class Stretch:
     """Packets to decode in one go, and the frames wanted of them (ascending)."""
 
     first: int
-    entry_pts: int | None
-    """When the first is shown; None at the start of the stream, where there is no choice."""
     last: int
     frames: list[int]
+    must_begin_at: int | None
+    """The pts of the frame that has to come first, if decoding can begin here at all; None at the start of the stream,
+    where there is no choice.
+    """
+
+    @property
+    def num_packets(self) -> int:
+        """How many there are to decode."""
+        return self.last + 1 - self.first
 
 
 class FrameIndex:
@@ -87,9 +94,10 @@ class FrameIndex:
                 found[-1].last = max(found[-1].last, self.packets[frame])
                 found[-1].frames.append(frame)
             else:
-                found.append(Stretch(first, self._entry_pts[number] if number else None, self.packets[frame], [frame]))
+                begin = self._entry_pts[number] if number else None
+                found.append(Stretch(first, self.packets[frame], [frame], begin))
         return found
 
-    def whole(self, frames: Sequence[int]) -> list[Stretch]:
+    def from_the_start(self, frames: Sequence[int]) -> list[Stretch]:
         """The same without relying on any entry but the first."""
-        return [Stretch(self._entry_packets[0], None, max(self.packets[frame] for frame in frames), list(frames))]
+        return [Stretch(self._entry_packets[0], max(self.packets[frame] for frame in frames), list(frames), None)]

@@ -7,7 +7,6 @@ What is given is copied, as far as it is not immutable, up to a limit.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from corellm.multimodal.video.gif import GifVideo
 
 _KEYS = ("fps", "frames_indices", "total_num_frames", "duration", "do_sample_frames")
+_BOUNDS = {"fps": (1e-4, 1e5), "duration": (1e-6, 1e9)}
+_MOST_FRAMES = 10**9
 _IGNORED_KEYS = ("width", "height", "video_backend")  # transformers' metadata have them
 
 
@@ -48,7 +49,7 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
             `[frames, 3, h, w]` or `[frames, h, w, 3]`, or a list of whatever `image.load_image` takes but paths and
             bytes; or `(frames, metadata)`, with any of the keys fps, frames_indices, total_num_frames, duration and
             do_sample_frames.
-        limits: `max_video_bytes`, `max_video_pixels` and `max_video_frames` count.
+        limits: those named `max_video_` count.
 
     Raises:
         MediaTooLargeError: more bytes, pixels or frames.
@@ -89,7 +90,7 @@ def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -
     if not data:
         raise MediaError(f"{name} is empty (0 bytes)")
     try:
-        source = _open(data, limits.max_video_pixels)
+        source = _open(data, limits)
     except MediaError as error:
         error.args = (f"{name} {error}",)
         raise
@@ -104,8 +105,8 @@ def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -
     return Video(source, metadata, max_frames=limits.max_video_frames, content=content)
 
 
-def _open(data: bytes, max_pixels: int) -> EncodedVideo | GifVideo:
-    from corellm.multimodal.video.file import identify
+def _open(data: bytes, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
+    from corellm.multimodal.video.integrity import identify
 
     container = identify(data)
     if container is None:
@@ -113,14 +114,14 @@ def _open(data: bytes, max_pixels: int) -> EncodedVideo | GifVideo:
     if container == "gif":
         from corellm.multimodal.video.gif import GifVideo
 
-        return GifVideo(data, max_pixels)
+        return GifVideo(data, limits)
     try:
         from corellm.multimodal.video.container import EncodedVideo
     except ModuleNotFoundError as error:
         if error.name != "av":
             raise
         raise MissingExtraError("reading video files needs PyAV: pip install 'corellm[video]'") from error
-    return EncodedVideo(data, container, max_pixels)
+    return EncodedVideo(data, container, limits)
 
 
 def _from_path(path: str | os.PathLike[Any], limits: MultiModalConfig) -> Video:
@@ -198,13 +199,13 @@ def _metadata(given: Mapping[str, Any], count: int, width: int, height: int) -> 
     unknown = [key for key in given if key not in (*_KEYS, *_IGNORED_KEYS)]
     if unknown:
         raise MediaError(f"unknown metadata {', '.join(map(repr, unknown))}; known: {', '.join(_KEYS)}")
-    fps, duration = (_positive(key, given.get(key)) for key in ("fps", "duration"))
+    fps, duration = (_within(key, given.get(key), *bounds) for key, bounds in _BOUNDS.items())
     total = given.get("total_num_frames")
     sample = _sample(given.get("frames_indices"), count)
     if total is None:
         total = count if sample is None else max(sample[-1] + 1, round((fps or 0) * (duration or 0)))
-    if isinstance(total, bool) or not isinstance(total, Integral):
-        raise MediaError(f"metadata: total_num_frames must be an integer, got {total!r:.100}")
+    if isinstance(total, bool) or not isinstance(total, Integral) or not 0 < int(total) <= _MOST_FRAMES:
+        raise MediaError(f"metadata: total_num_frames must be an integer from 1 to {_MOST_FRAMES}, got {_shown(total)}")
     if sample is None and total != count:
         raise MediaError(f"metadata: total_num_frames is {total} for {count} frames; give frames_indices, too")
     if sample is not None and sample[-1] >= total:
@@ -217,12 +218,18 @@ def _metadata(given: Mapping[str, Any], count: int, width: int, height: int) -> 
     return VideoMetadata(int(total), fps, width, height, duration, sample, wish)
 
 
-def _positive(key: str, value: Any) -> float | None:
+def _within(key: str, value: Any, least: float, most: float) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise MediaError(f"metadata: {key} must be a positive number, got {value!r:.100}")
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        raise MediaError(f"metadata: {key} must be a number from {least:g} to {most:g}, got {_shown(value)}")
     return float(value)
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; Python refuses to write out very long integers."""
+    return "a very large number" if isinstance(value, int) and value > _MOST_FRAMES else f"{value!r:.100}"
 
 
 def _sample(indices: Any, count: int) -> tuple[int, ...] | None:
@@ -230,13 +237,13 @@ def _sample(indices: Any, count: int) -> tuple[int, ...] | None:
         return None
     if is_array(indices) or is_tensor(indices):
         indices = indices.tolist()
+    if isinstance(indices, (list, tuple, range)) and len(indices) != count:
+        raise MediaError(f"metadata: {len(indices)} frames_indices for {count} frames")
     if not isinstance(indices, (list, tuple, range)) or not all(
-        isinstance(index, Integral) and not isinstance(index, bool) for index in indices
+        isinstance(index, Integral) and not isinstance(index, bool) and int(index) < _MOST_FRAMES for index in indices
     ):
-        raise MediaError(f"metadata: frames_indices must be a list of integers, got {indices!r:.100}")
+        raise MediaError(f"metadata: frames_indices must be a list of integers below {_MOST_FRAMES}")
     sample = tuple(int(index) for index in indices)
-    if len(sample) != count:
-        raise MediaError(f"metadata: {len(sample)} frames_indices for {count} frames")
     if sample[0] < 0 or any(first > second for first, second in pairwise(sample)):
         raise MediaError("metadata: frames_indices must ascend from 0 or more")
     return sample

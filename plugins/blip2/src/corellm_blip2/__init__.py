@@ -88,7 +88,7 @@ class Blip2:
         That is how BLIP-2 (Li et al. 2023, arXiv:2301.12597) asks, earlier turns with their answers first. Other roles'
         text goes in as it is. A picture without any text is captioned: its prompt is empty.
         """
-        if chat_template or self.context.hf_processor.chat_template or self.context.tokenizer.chat_template:
+        if chat_template:
             return None
         turns: list[str] = []
         for message in messages:
@@ -118,18 +118,18 @@ class Blip2:
         return [PromptInsertion("image", PromptIndexTargets.start(), insertion)]
 
     @hookimpl
-    def get_language_model(self, model: nn.Module) -> nn.Module:
+    def get_language_model(self, model: Any) -> nn.Module:
         """BLIP-2's own `get_decoder` gives the text model with its output layer; the decoder is inside."""
-        decoder: nn.Module = model.language_model.get_decoder()  # type: ignore[operator, union-attr]
+        decoder: nn.Module = model.language_model.get_decoder()
         return decoder
 
     @hookimpl
-    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Tensor:
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Tensor:
         """Tower, Q-Former, projection: `[images, queries, hidden_size]`.
 
         A request may ask for another `size`, so positions are interpolated; at the tower's own size they are its own.
         """
-        features = model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)  # type: ignore[operator]
+        features = model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)
         embeddings: Tensor = features.pooler_output
         return embeddings
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import EmbeddingInputError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal import (
-    EmbeddingItems,
     MultiModalFieldConfig,
     MultiModalKwargsItem,
     PromptIndexTargets,
@@ -27,9 +25,7 @@ from corellm.multimodal import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from corellm.multimodal import MultiModalItems
+    from torch import Tensor
 
 __all__ = ["Fuyu"]
 
@@ -49,6 +45,11 @@ class Fuyu:
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """One picture."""
         return {"image": 1}
+
+    @hookimpl
+    def refuse_embeddings(self) -> str:
+        """Rows of a picture are marked in the prompt."""
+        return "they do not say how long the picture's rows are"
 
     @hookimpl
     def get_dummy_text(self) -> str:
@@ -75,7 +76,7 @@ class Fuyu:
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, chat_template: str | None
     ) -> ChatPrompt | None:
         r"""Without a template, as Fuyu was trained: `question\n`, then the answer after its token."""
-        if chat_template or self.context.tokenizer.chat_template:
+        if chat_template:
             return None
         media = collect_media(messages)
         prompt = ""
@@ -114,16 +115,8 @@ class Fuyu:
         return {"image_patches": MultiModalFieldConfig.batched("image")}
 
     @hookimpl
-    def get_prompt_updates(
-        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
-    ) -> list[PromptInsertion]:
+    def get_prompt_updates(self, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]) -> list[PromptInsertion]:
         """The picture's block before the prompt."""
-        if isinstance(mm_items["image"], EmbeddingItems):
-            raise EmbeddingInputError(
-                "image 0: Fuyu marks the rows of a picture, and embeddings do not say how long they are; give the "
-                "picture itself",
-                modality="image", item=0,
-            )  # fmt: skip
         processor = self.context.hf_processor
         begin_text = self.context.tokenizer.convert_tokens_to_ids(_BEGIN_TEXT)
 
@@ -135,7 +128,6 @@ class Fuyu:
         return [PromptInsertion("image", PromptIndexTargets.start(), block)]
 
     @hookimpl
-    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> list[Tensor]:
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> list[Tensor]:
         """One linear layer: `[patches, hidden_size]` per picture."""
-        embed = model.get_submodule("model.vision_embed_tokens")
-        return [embed(patches.flatten(0, 1)) for patches in mm_kwargs["image_patches"]]
+        return [model.model.vision_embed_tokens(patches.flatten(0, 1)) for patches in mm_kwargs["image_patches"]]

@@ -13,7 +13,7 @@ from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import MultiModalFieldConfig, MultiModalKwargsItem, PromptReplacement, dummy_images
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from corellm.multimodal import MultiModalItems
 
@@ -79,7 +79,7 @@ class Llava:
         return patches + class_tokens - int(processor.vision_feature_select_strategy == "default")
 
     @hookimpl
-    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
         """Tower, feature layers, projector: `[patches, hidden_size]` per picture."""
-        features: Sequence[Tensor] = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output  # type: ignore[operator]
+        features: Sequence[Tensor] = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output
         return features

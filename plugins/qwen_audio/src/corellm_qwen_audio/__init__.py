@@ -16,7 +16,7 @@ from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import MultiModalFieldConfig, MultiModalKwargsItem, PromptReplacement, dummy_audios
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from corellm.multimodal import MultiModalItems
 
@@ -110,14 +110,14 @@ class Qwen2Audio:
         return [PromptReplacement("audio", target=[token], replacement=replacement)]
 
     @hookimpl
-    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
         """Encoder, projector, and of each sound the rows that are not padding: `[tokens, hidden_size]`."""
         import torch
         from transformers.masking_utils import create_bidirectional_mask
 
         features = mm_kwargs["input_features"]  # [sounds, mel, frames]
         after_convolution, after_pooling = _lengths(mm_kwargs["feature_attention_mask"].sum(-1))
-        tower: Any = model.get_submodule("model.audio_tower")
+        tower = model.model.audio_tower
         positions = torch.arange(tower.config.max_source_positions, device=features.device)
         mask = create_bidirectional_mask(
             config=tower.config,
@@ -125,7 +125,7 @@ class Qwen2Audio:
             attention_mask=(positions < after_convolution[:, None]).long(),
         )
         hidden = tower(features, attention_mask=mask).last_hidden_state  # [sounds, positions / 2, width]
-        embeddings = model.get_submodule("model.multi_modal_projector")(hidden)
+        embeddings = model.model.multi_modal_projector(hidden)
         return [rows[:count] for rows, count in zip(embeddings, after_pooling.tolist(), strict=True)]
 
 

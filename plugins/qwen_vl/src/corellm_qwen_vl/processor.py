@@ -121,9 +121,9 @@ class QwenVLProcessor:
         """Frames, width and height of such a clip: of few large frames, the costliest for the encoder."""
         video = self.video.of_request(check_arguments(kwargs))
         step = video.temporal_patch_size
-        per_frame = video.max_pixels // video.factor**2 // (step if video.bounds_clip else 1)
+        per_frame = video.max_pixels // video.factor**2 // (step if video.bounds_all_frames else 1)
         per_frame = max(1, min(tokens, per_frame))
-        groups = 1 if video.bounds_clip else max(1, min(video.max_frames // step, tokens // per_frame))
+        groups = 1 if video.bounds_all_frames else max(1, min(video.max_frames // step, tokens // per_frame))
         return min(groups * step, video.max_frames), *_near_square(per_frame, video.factor)
 
     def most_tokens(self, kwargs: Mapping[str, Any], text_per_step: int) -> dict[str, int]:
@@ -132,7 +132,7 @@ class QwenVLProcessor:
         video = self.video.of_request(given)
         groups = -(-video.max_frames // video.temporal_patch_size)
         least, most = (-(-bound // video.factor**2) for bound in (video.min_pixels, video.max_pixels))
-        if video.bounds_clip:  # five frames count as four when sizes are rounded, but become three groups
+        if video.bounds_all_frames:  # five frames count as four when sizes are rounded, but become three groups
             least, most = (3 * bound // (2 * video.temporal_patch_size) + 1 for bound in (least, most))
         else:
             least, most = least * groups, most * groups

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from corellm.errors import EmbeddingInputError, PlaceholderError
+from corellm.errors import PlaceholderError
 from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import (
     MultiModalFieldConfig,
@@ -25,9 +25,9 @@ from corellm.multimodal import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from corellm.multimodal import MultiModalFeature, MultiModalItems
+    from corellm.multimodal import MultiModalFeature
     from corellm_qwen_vl.settings import VideoSettings
 
 _CPU_DUMMY_TOKENS = 1024
@@ -50,6 +50,11 @@ class Qwen2VL:
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Any number of pictures and clips."""
         return {"image": None, "video": None}
+
+    @hookimpl
+    def refuse_embeddings(self) -> str:
+        """Items have their places by their grids."""
+        return "they do not tell the grid of patches by which their tokens have their places"
 
     @hookimpl
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
@@ -108,9 +113,11 @@ class Qwen2VL:
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """One item; refused before any work if it cannot fit."""
+        from corellm_qwen_vl.settings import check_arguments
+
         images, videos = mm_data.get("image", ()), mm_data.get("video", ())
         outputs: Mapping[str, Any] = self.context.hf_processor(
-            images=images, videos=videos, max_tokens=self.context.max_model_len, **mm_kwargs
+            images=images, videos=videos, max_tokens=self.context.max_model_len, **check_arguments(mm_kwargs)
         )
         return outputs
 
@@ -129,21 +136,13 @@ class Qwen2VL:
 
     @hookimpl
     def get_prompt_updates(
-        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+        self, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
     ) -> list[PromptReplacement]:
         """A placeholder becomes one per token of its item."""
 
-        def replacement(modality: str, index: int) -> PromptUpdateDetails:
-            if mm_items[modality].num_embeddings(index) is not None:
-                raise EmbeddingInputError(
-                    f"{modality} {index}: this model places what it sees by its grid of patches, which embeddings do "
-                    f"not tell; give the {modality} itself",
-                    modality=modality, item=index,
-                )  # fmt: skip
-            return self._expanded(modality, out_mm_kwargs[modality][index])
-
         def update(modality: str) -> PromptReplacement:
-            return PromptReplacement(modality, [self._token(modality)], lambda index: replacement(modality, index))
+            items = out_mm_kwargs.get(modality, ())
+            return PromptReplacement(modality, [self._token(modality)], lambda i: self._expanded(modality, items[i]))
 
         return [update("image"), update("video")]
 
@@ -159,9 +158,7 @@ class Qwen2VL:
     # --- the model --------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def get_multimodal_embeddings(
-        self, model: nn.Module, modality: str, mm_kwargs: Mapping[str, Any]
-    ) -> Sequence[Tensor]:
+    def get_multimodal_embeddings(self, model: Any, modality: str, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
         """Tower and merger: `[tokens, hidden_size]` per item."""
         rows: Sequence[Tensor] = self._encode(model, modality, mm_kwargs).pooler_output
         return rows
@@ -182,7 +179,7 @@ class Qwen2VL:
         kinds = (ids == self._token("image")).int() + 2 * (ids == self._token("video")).int()
         for first, second in pairwise(mm_features):
             border = second.placeholder.offset
-            if first.placeholder.end == border and kinds[0, border - 1] == kinds[0, border]:
+            if first.placeholder.end == border and kinds[0, border - 1] == kinds[0, border] != 0:
                 raise PlaceholderError(
                     f"{first.modality} {first.item} and {second.item} stand side by side; the model needs something "
                     f"between them, such as {self.get_placeholder_str(first.modality)} for each",

@@ -14,7 +14,7 @@ from corellm.multimodal import MultiModalKwargsItem, PromptUpdateDetails
 from corellm_qwen_vl.qwen2 import Qwen2VL
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from corellm_qwen_vl.settings import VideoSettings
 
@@ -42,15 +42,13 @@ class Qwen3VL(Qwen2VL):
         return PromptUpdateDetails.select_token_id(token_ids, config.video_token_id)
 
     @hookimpl
-    def get_multimodal_embedding_width(self, model: nn.Module) -> int:
+    def get_multimodal_embedding_width(self, model: Any) -> int:
         """An embedding and its deepstack features."""
         config = self.context.hf_config
         return int(config.text_config.hidden_size * (1 + len(config.vision_config.deepstack_visual_indexes)))
 
     @hookimpl
-    def get_multimodal_embeddings(
-        self, model: nn.Module, modality: str, mm_kwargs: Mapping[str, Any]
-    ) -> Sequence[Tensor]:
+    def get_multimodal_embeddings(self, model: Any, modality: str, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
         """Tower and mergers: `[tokens, (1 + levels) * hidden_size]` per item."""
         import torch
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import transformers
 from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from corellm.errors import CheckpointError, ProcessorKwargsError
@@ -21,14 +20,15 @@ _FLAGS = ("do_sample_frames", "cap_pixels_per_frame")
 ACCEPTED = tuple(sorted((*_COUNTS, *_FLAGS, "fps", "size")))
 """The names a request's `mm_processor_kwargs` may have."""
 
-_CAPPED = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 22)  # when its default changes
+_OUR_OWN = {"bounds_all_frames", "sampling_asked"}
+"""Settings that no file has."""
 
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """How clips are sampled, resized and cut. Field names are the processor files'."""
+    """How clips are sampled, resized and cut. Names are the processor files', but for two of our own."""
 
-    bounds_clip: bool
+    bounds_all_frames: bool
     """Whether the bounds on pixels are for all frames together (Qwen3-VL) or for each (the generations before)."""
     min_pixels: int
     max_pixels: int
@@ -45,8 +45,8 @@ class VideoSettings:
     num_frames: int | None = None
     min_frames: int = 4
     max_frames: int = 768
-    cap_pixels_per_frame: bool = _CAPPED
-    wish: bool | None = None
+    cap_pixels_per_frame: bool = False
+    sampling_asked: bool | None = None
     """Whether the request wants sampling, where it says so."""
 
     @property
@@ -66,7 +66,7 @@ class VideoSettings:
             raise CheckpointError(f"the checkpoint's video processor has {', '.join(other)}, which is not supported")
         size = stated.get("size") or {}
         found = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")}
-        names = {field.name for field in fields(self)} - (set(found) if self.bounds_clip else set())
+        names = {field.name for field in fields(self)} - _OUR_OWN - (set(found) if self.bounds_all_frames else set())
         found |= {name: stated[name] for name in names if stated.get(name) is not None}
         return replace(self, **{name: value for name, value in found.items() if value is not None})
 
@@ -78,10 +78,11 @@ class VideoSettings:
         """
         names = {field.name for field in fields(self)}
         asked = {name: value for name, value in kwargs.items() if name in names}
-        asked["wish"] = asked.pop("do_sample_frames", True if {"fps", "num_frames"} & set(kwargs) else None)
+        asked["sampling_asked"] = asked.pop("do_sample_frames", True if {"fps", "num_frames"} & set(kwargs) else None)
         if "fps" in kwargs:
             asked["num_frames"] = None
-        own = {name: kwargs[name] for name in kwargs if not (self.bounds_clip and name in ("min_pixels", "max_pixels"))}
+        ignored = ("min_pixels", "max_pixels") if self.bounds_all_frames else ()
+        own = {name: value for name, value in kwargs.items() if name not in ignored}
         asked["min_pixels"], asked["max_pixels"] = pixel_bounds(self.min_pixels, self.max_pixels, own)
         most = asked.get("max_frames", self.max_frames)
         least = asked.setdefault("min_frames", min(self.min_frames, most))
@@ -91,13 +92,13 @@ class VideoSettings:
 
 
 QWEN2 = VideoSettings(
-    bounds_clip=False, min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28, patch_size=14,
+    bounds_all_frames=False, min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28, patch_size=14,
     image_mean=OPENAI_CLIP_MEAN, image_std=OPENAI_CLIP_STD, max_video_tokens=128_000, do_sample_frames=False,
 )  # fmt: skip
 """Qwen2-VL and Qwen2.5-VL."""
 
 QWEN3 = VideoSettings(
-    bounds_clip=True, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32, patch_size=16,
+    bounds_all_frames=True, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32, patch_size=16,
     image_mean=IMAGENET_STANDARD_MEAN, image_std=IMAGENET_STANDARD_STD, max_video_tokens=768, do_sample_frames=True,
 )  # fmt: skip
 

@@ -85,8 +85,8 @@ def _count_frames(video: Video, settings: VideoSettings) -> tuple[int, bool]:
         wanted = False
     elif metadata.do_sample_frames is not None:
         wanted = metadata.do_sample_frames
-    elif settings.wish is not None:
-        wanted = settings.wish
+    elif settings.sampling_asked is not None:
+        wanted = settings.sampling_asked
     else:
         wanted = metadata.fps is not None or settings.do_sample_frames
     if wanted:
@@ -101,7 +101,7 @@ def _count_frames(video: Video, settings: VideoSettings) -> tuple[int, bool]:
 
 def _count_sample(total: int, fps: float | None, settings: VideoSettings) -> int:
     step, asked = settings.temporal_patch_size, settings.num_frames
-    if settings.bounds_clip:
+    if settings.bounds_all_frames:
         count = int(total / (fps or UNKNOWN_FPS) * settings.fps)
         return asked or min(max(count, settings.min_frames), settings.max_frames, total)
     if asked is not None:
@@ -123,7 +123,7 @@ def _count_sample(total: int, fps: float | None, settings: VideoSettings) -> int
 
 def _spread(total: int, count: int, settings: VideoSettings) -> list[int]:
     """Indices of `count` frames: from the first to the last (Qwen3-VL), or each at the start of its share."""
-    if settings.bounds_clip:
+    if settings.bounds_all_frames:
         indices: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
         return indices
     # torch's float32 steps, as transformers has them; rounding can add one past the end
@@ -154,7 +154,7 @@ def frame_size(settings: VideoSettings, count: int, height: int, width: int) -> 
     """
     least, most, factor, step = settings.min_pixels, settings.max_pixels, settings.factor, settings.temporal_patch_size
     try:
-        if settings.bounds_clip:
+        if settings.bounds_all_frames:
             if settings.cap_pixels_per_frame:
                 share = min(settings.max_video_tokens * factor**2, most // count)
                 most = max(share, int(least * 1.05)) * count

@@ -154,7 +154,7 @@ class QwenVL:
         return model
 
     @hookimpl
-    def get_multimodal_embeddings(self, model: nn.Module, mm_kwargs: Mapping[str, Any]) -> Tensor:
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Tensor:
         """`[images, 256, hidden_size]`."""
-        embeddings: Tensor = model.visual(mm_kwargs["pixel_values"])  # type: ignore[operator]
+        embeddings: Tensor = model.visual(mm_kwargs["pixel_values"])
         return embeddings

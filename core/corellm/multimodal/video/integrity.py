@@ -1,25 +1,23 @@
 """Whether an encoded video is whole, and how much its tables announce, before FFmpeg builds anything from them.
 
 Knows the outer structure of MP4/MOV and Matroska/WebM; of frames and codecs it knows nothing (`container`).
-FFmpeg reads what there is of a truncated file without a word, and makes tables as long as a header says: twelve bytes
-announce a billion frames. Of an MP4, tracks other than video are hidden from it: nobody needs what is said there.
+FFmpeg reads what there is of a truncated file without a word, and makes tables as long as a header says, in this very
+process: so they are counted first. Of an MP4, tracks other than video are hidden from it: nobody needs what is there.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from io import BytesIO
 
 import numpy as np
 
-from corellm.errors import MediaError, MediaTooLargeError
-
-MAX_PACKETS = 1_000_000
-"""Frames of a file, shown or not: four and a half hours at 60 per second."""
+from corellm.errors import MediaError
+from corellm.multimodal.video.bounds import check_packets, check_parts
 
 BROKEN = "is broken or truncated"
-
-_MAX_PARTS = 2_000_000  # walked over in a second or two
 
 _MP4_START = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 _MP4_NESTS = frozenset({b"trak", b"edts", b"mdia", b"minf", b"stbl", b"traf"})
@@ -37,39 +35,54 @@ def identify(data: bytes) -> str | None:
     return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else None
 
 
-def checked(data: bytes, container: str) -> bytes:
-    """What FFmpeg may read of a file.
+def boxes_to_hide(data: bytes, container: str) -> Sequence[int]:
+    """Check a file, and find out what of it FFmpeg should not read.
 
     Args:
         data: the whole file.
         container: "mov" or "matroska".
 
     Returns:
-        `data`, or for an MP4 a copy in which boxes that are not about video are marked as free space.
+        Where, in an MP4, the boxes that are not about video have their kind, ascending: for `HidingReader`.
 
     Raises:
-        MediaTooLargeError: it announces more frames than `MAX_PACKETS`.
+        MediaTooLargeError: it announces more frames or parts than `bounds` allows.
         MediaError: it is broken or truncated.
     """
     try:
         if container == "mov":
-            return _Mp4(data).video_only()
+            return _Mp4(data).boxes_to_hide()
         _check_matroska(data)
     except (IndexError, struct.error) as error:  # a field beyond the end
         raise MediaError(BROKEN) from error
-    return data
+    return ()
 
 
-def too_many_packets(got: int | None = None) -> MediaTooLargeError:
-    """The error for a file of more than `MAX_PACKETS` frames."""
-    return MediaTooLargeError(f"has more than {MAX_PACKETS} frames", expected=MAX_PACKETS, got=got)
+class HidingReader(BytesIO):
+    """A file in memory, shared and not copied, some of whose boxes are shown as free space.
 
+    Args:
+        data: the whole file.
+        kinds: where the boxes to hide have their kind, ascending.
+    """
 
-def count_part(part: int) -> int:
-    """`part + 1`, as long as there are not too many boxes, elements or blocks to walk over."""
-    if part > _MAX_PARTS:
-        raise MediaTooLargeError(f"has more than {_MAX_PARTS} parts", expected=_MAX_PARTS)
-    return part + 1
+    def __init__(self, data: bytes, kinds: Sequence[int]) -> None:
+        super().__init__(data)
+        self._kinds = kinds
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of any file."""
+        start = self.tell()
+        data = super().read(size)
+        first, stop = bisect_right(self._kinds, start - 4), bisect_right(self._kinds, start + len(data) - 1)
+        if first == stop:
+            return data
+        shown = bytearray(data)
+        for kind in self._kinds[first:stop]:
+            for place, letter in enumerate(b"free", kind - start):
+                if 0 <= place < len(shown):  # a kind may lie across the end of what is read at once
+                    shown[place] = letter
+        return bytes(shown)
 
 
 # --- MP4 / MOV --------------------------------------------------------------------------------------------------------
@@ -87,11 +100,11 @@ class _Mp4:
         self._samples = 0
         self._unwanted: list[int] = []  # where the boxes to hide have their kind
 
-    def video_only(self) -> bytes:
-        """The file with every box hidden that is not needed to show its video.
+    def boxes_to_hide(self) -> list[int]:
+        """Where every box that is not needed to show the video has its kind, ascending.
 
         Raises:
-            MediaError, MediaTooLargeError: see `checked`.
+            MediaError, MediaTooLargeError: see `boxes_to_hide`.
         """
         tracks: set[bytes] = set()
         has_index = False
@@ -105,17 +118,13 @@ class _Mp4:
                 self._unwanted.append(start + 4)
         if not has_index:
             raise MediaError(f"{BROKEN}: it has no index (no 'moov' box)")
-        pieces: list[bytes | memoryview] = []
-        last = 0
-        for place in sorted(self._unwanted):
-            pieces += [memoryview(self._data)[last:place], b"free"]
-            last = place + 4
-        return b"".join([*pieces, memoryview(self._data)[last:]]) if pieces else self._data
+        return sorted(self._unwanted)
 
     def _boxes(self, start: int, limit: int) -> Iterator[tuple[bytes, int, int, int]]:
         """`(kind, start, start of the content, end)` of each box in a stretch of the file."""
         while limit - start >= 8:
-            self._parts = count_part(self._parts)
+            self._parts += 1
+            check_parts(self._parts)
             size, kind = struct.unpack_from(">I4s", self._data, start)
             body = start + 8
             if size == 1:
@@ -186,8 +195,7 @@ class _Mp4:
 
     def _add(self, samples: int, alone: int) -> None:
         self._samples += samples
-        if max(self._samples, alone) > MAX_PACKETS:
-            raise too_many_packets(max(self._samples, alone))
+        check_packets(max(self._samples, alone))
 
 
 # --- Matroska / WebM --------------------------------------------------------------------------------------------------
@@ -198,7 +206,8 @@ def _check_matroska(data: bytes) -> None:
     at, limit, parts = 0, len(data), 0
     has_segment = False
     while at < limit:
-        parts = count_part(parts)
+        parts += 1
+        check_parts(parts)
         kind_length = 9 - data[at].bit_length()
         kind = data[at : at + kind_length]
         at += kind_length

@@ -1,0 +1,61 @@
+"""How much one video may take: pixels of a frame, pixels of all that is decoded, frames, parts. Knows no formats.
+
+They are needed because decoding happens in this process: twelve bytes of a header can announce a billion frames, and
+forty kilobytes hold six hundred of a still picture in 4K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corellm.errors import MediaTooLargeError
+
+MAX_PACKETS = 1_000_000
+"""Frames of a file, shown or not: four and a half hours at 60 per second."""
+
+_MAX_PARTS = 2_000_000  # walked over in a second or two
+
+
+def check_packets(count: int) -> None:
+    """Raises `MediaTooLargeError` for a file of more than `MAX_PACKETS` frames."""
+    if count > MAX_PACKETS:
+        raise MediaTooLargeError(f"has more than {MAX_PACKETS} frames", expected=MAX_PACKETS, got=count)
+
+
+def check_parts(count: int) -> None:
+    """Raises `MediaTooLargeError` for too many boxes, elements or blocks to walk over."""
+    if count > _MAX_PARTS:
+        raise MediaTooLargeError(f"has more than {_MAX_PARTS} parts", expected=_MAX_PARTS)
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raises `MediaTooLargeError` for frames that are too large."""
+    if width * height > max_pixels:
+        raise MediaTooLargeError(
+            f"has frames of {width} x {height} = {width * height} pixels, more than the {max_pixels} allowed",
+            expected=max_pixels,
+            got=width * height,
+        )
+
+
+@dataclass
+class PixelBudget:
+    """What one reading may decode, frames that nobody wants but others refer to included."""
+
+    max_pixels: int
+    spent: int = 0
+
+    def check(self, ahead: int) -> None:
+        """Raises `MediaTooLargeError` if this many more pixels are too many."""
+        if self.spent + ahead > self.max_pixels:
+            raise MediaTooLargeError(
+                f"takes {self.spent + ahead} pixels of decoding to get at the frames wanted, more than the "
+                f"{self.max_pixels} allowed; give a shorter or smaller one, or raise max_video_decoded_pixels",
+                expected=self.max_pixels,
+                got=self.spent + ahead,
+            )
+
+    def spend(self, pixels: int) -> None:
+        """Count what is decoded next; raises as `check` does."""
+        self.check(pixels)
+        self.spent += pixels
