@@ -5,9 +5,11 @@ reading one takes.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
@@ -35,6 +37,21 @@ def moving(number: int) -> np.ndarray[Any, Any]:
     return np.roll(noise, number, axis=1) + np.array(colour(number), np.uint8) // 2
 
 
+@contextmanager
+def _priority_kept() -> Iterator[None]:
+    """SVT-AV1 gives the thread that calls it real-time priority, where it may, and leaves it at that; whatever runs
+    later would starve everything else on the machine.
+    """
+    if not hasattr(os, "sched_getscheduler"):
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
 def encode(
     frames: Sequence[np.ndarray[Any, Any]],
     codec: str = "libx264",
@@ -57,7 +74,7 @@ def encode(
         matrix: display matrix, by which viewers turn the frames.
     """
     buffer = BytesIO()
-    with av.open(buffer, "w", container, container_options=container_options) as output:
+    with _priority_kept(), av.open(buffer, "w", container, container_options=container_options) as output:
         stream: Any = output.add_stream(codec, rate, options=options or {})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = pixels
