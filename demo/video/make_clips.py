@@ -1,0 +1,96 @@
+"""Draws the sample clips of the demo, with questions and their right answers.
+
+    python -m demo.video.make_clips
+
+Writes `demo/clips/*.mp4` and `demo/clips/questions.json`, {file name: {question: right answer}}. None of them was
+trained on: they show combinations that training never meets.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.video.clips import ClipScene, draw_clip
+from demo.video.evaluate import H264, MPEG4
+from demo.video.files import Codec, encode
+from demo.video.questions import KINDS, right_answer
+
+FOLDER = Path(__file__).resolve().parents[1] / "clips"
+
+
+@dataclass(frozen=True)
+class Sample:
+    seed: int
+    scene: ClipScene
+    size: tuple[int, int]  # width and height
+    rate: int  # frames per second
+    seconds: float
+    codec: Codec
+    questions: dict[str, str]  # question -> its kind, or for yes or no the answer
+
+
+SAMPLES = {
+    "square.mp4": Sample(
+        1,
+        ClipScene("square", "blue", 1, "left", "white"),
+        (320, 180),
+        24,
+        2.0,
+        H264,
+        {"Which way does it move?": "direction", "What shape is it?": "shape", "What colour is it?": "colour"},
+    ),
+    "triangles.mp4": Sample(
+        2,
+        ClipScene("triangle", "orange", 3, "up", "black"),
+        (240, 240),
+        15,
+        3.0,
+        H264,
+        {"How many shapes are there?": "count", "Describe the clip.": "describe", "Are they moving down?": "no"},
+    ),
+    "circles.mp4": Sample(
+        12,  # in which they come one after the other
+        ClipScene("circle", "black", 4, "down", "yellow"),
+        (320, 240),
+        25,
+        2.0,
+        MPEG4,
+        {"How many appear?": "count", "Which way do they move?": "direction", "What happens?": "describe"},
+    ),
+    "still.mp4": Sample(
+        4,
+        ClipScene("square", "red", 2, "nowhere", "green"),
+        (180, 320),
+        10,
+        1.5,
+        H264,
+        {
+            "Does it move?": "no",
+            "Which way do the squares move?": "direction",
+            "What color is the background?": "background",
+        },
+    ),
+}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    answers: dict[str, dict[str, str]] = {}
+    for name, sample in SAMPLES.items():
+        assert sample.scene.unseen, f"{name}: training meets {sample.scene}"
+        total = round(sample.rate * sample.seconds)
+        times = [k / (total - 1) for k in range(total)]
+        clip = draw_clip(random.Random(sample.seed), sample.scene, times, sample.size)
+        (FOLDER / name).write_bytes(encode(clip.frames, sample.rate, sample.codec))
+        answers[name] = {
+            question: right_answer(sample.scene, kind) if kind in KINDS else kind
+            for question, kind in sample.questions.items()
+        }
+    (FOLDER / "questions.json").write_text(json.dumps(answers, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
