@@ -357,7 +357,7 @@ def test_readers_share_a_video_but_no_decoder(clip: bytes) -> None:
         assert same_colour(next(second), 1)
         assert len(os.listdir(threads)) > before  # FFmpeg's
         del first, second
-    assert len(os.listdir(threads)) == before
+    assert len(os.listdir(threads)) <= before  # others may end meanwhile
 
 
 def remux(data: bytes, *, drop: int = 0, all_keys: bool = False) -> bytes:
