@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from demo.muon import Muon
+from demo.optimizers import build_optimizers, learning_rate_share
 from demo.video.clips import sample_scene
 from demo.video.lessons import draw_lessons
 from demo.video.model import build_model, build_tokenizer, learn_words, save
@@ -59,32 +59,6 @@ def first_words(seed: int) -> Words:
     return learn_words(texts + [NO_VIDEO] * 200)
 
 
-def build_optimizers(pupil: Pupil, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers; AdamW for everything else."""
-    layers = (".layers.", ".blocks.")
-    inside = [p for name, p in pupil.named_parameters() if p.dim() == 2 and any(part in name for part in layers)]
-    taken = {id(p) for p in inside}
-    outside = [p for p in pupil.parameters() if id(p) not in taken]
-    matrices, vectors = [p for p in outside if p.dim() > 1], [p for p in outside if p.dim() <= 1]
-    optimizers: list[torch.optim.Optimizer] = [
-        Muon(inside, lr=recipe.muon_rate, weight_decay=recipe.weight_decay),
-        torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-            lr=recipe.adam_rate,
-            betas=(0.9, 0.98),
-        ),
-    ]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["full_lr"] = group["lr"]
-    return optimizers
-
-
-def rate(step: int, recipe: Recipe) -> float:
-    """Share of the full learning rate: warm up, hold, and cool down to nearly nothing at the end."""
-    return min(1.0, (step + 1) / 100, max(0.01, (recipe.steps - step) / recipe.cooldown))
-
-
 class School:
     """The pupil, its optimizers and the average of its weights.
 
@@ -100,7 +74,13 @@ class School:
         self.tokenizer = build_tokenizer(*words)
         self.pupil = Pupil(build_model(len(self.tokenizer)))
         self.average = copy.deepcopy(self.pupil.qwen)
-        self.optimizers = build_optimizers(self.pupil, recipe)
+        self.optimizers = build_optimizers(
+            self.pupil,
+            (".layers.", ".blocks."),
+            muon_rate=recipe.muon_rate,
+            adam_rate=recipe.adam_rate,
+            weight_decay=recipe.weight_decay,
+        )
         self.step = 0
         self.term = 0
         self.seconds = 0.0
@@ -151,7 +131,7 @@ class School:
                     return
 
     def _learn(self, batch: Batch) -> tuple[float, float]:
-        recipe, share = self.recipe, rate(self.step, self.recipe)
+        recipe, share = self.recipe, learning_rate_share(self.step, self.recipe.steps, self.recipe.cooldown)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["full_lr"] * share
