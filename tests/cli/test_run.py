@@ -99,7 +99,15 @@ def test_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """On a terminal without a prompt: pictures by /image, mistakes that cost nothing, /reset, the end of input."""
-    script = ["/image nowhere.png", f"/image {picture}", QUESTION, "and <image> now?", "/reset", "/what"]
+    script = [
+        "/image nowhere.png",
+        f"/image {picture}",
+        QUESTION,
+        "and <image> now?",
+        "image is a word",
+        "/reset",
+        "/what",
+    ]
     lines = iter([*script, f"/image {picture}", QUESTION])
 
     def read(_: str) -> str:
@@ -155,8 +163,11 @@ def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path
         (["broken.mp4", QUESTION], "broken.mp4"),
         (["--video", "notes.txt", QUESTION], "notes.txt"),
         (["--audio", "missing.wav", QUESTION], "no such file: 'missing.wav'"),
+        (["photo.heic", QUESTION], "no such file: 'photo.heic'"),
+        (["https://example.com/a.jpg", QUESTION], "remote URLs are not fetched; download https://example.com/a.jpg"),
+        (["--mm-processor-kwargs", '{"sise": 1}', "picture.png", QUESTION], "does not take 'sise'; accepted: "),
         (["missing.png", QUESTION], "no such file: 'missing.png'"),
-        (["notes.txt", QUESTION], "'notes.txt' is no picture, video or sound that can be read"),
+        (["notes.txt", QUESTION], "'notes.txt' is no picture (JPEG"),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
         (["--temperature", "3", "hi"], "temperature must be in [0, 2], got 3.0"),
@@ -170,6 +181,7 @@ def test_mistakes_get_one_line(
 ) -> None:  # fmt: skip
     """Exit status 1 and one readable line, no traceback."""
     (tmp_path / "notes.txt").write_text("these are notes")
+    random_image(40, 30, 5).save(tmp_path / "picture.png")
     (tmp_path / "broken.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(500))
     monkeypatch.chdir(tmp_path)
     status, out, err = run(capsys, "run", tiny_llava, *arguments)

@@ -104,8 +104,8 @@ class Conversation:
         command, _, argument = line.partition(" ")
         if command == "/reset":
             self._history, self._pending = system_message(self._system), []
-        elif command.removeprefix("/") in SUFFIXES and argument.strip():
-            self._add(command.removeprefix("/"), argument.strip().strip("'\""))
+        elif command.startswith("/") and command[1:] in SUFFIXES and argument.strip():
+            self._add(command[1:], argument.strip().strip("'\""))
         elif command.startswith("/"):
             print(_HELP)
         elif line:
@@ -122,7 +122,8 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         """One turn; a failed one leaves the conversation as it was, without the media that came with it."""
-        message, self._pending = user_message(text, self._pending), []
+        media, self._pending = self._pending, []
+        message = user_message(text, media)
         try:
             processed = self._engine.input_processor.process_chat([*self._history, message])
             answer = print_answer(stream_answer(self._engine, f"turn-{next(self._ids)}", processed, self._params))
@@ -132,5 +133,8 @@ class Conversation:
             print(f"corellm: error: the conversation is full: {error}; /reset starts over", file=sys.stderr)
         except CorellmError as error:
             print(f"corellm: error: {error}", file=sys.stderr)
+            if len(media) > 1:
+                names = ", ".join(Path(file.path).name for file in media)
+                print(f"(forgotten with it: {names}; give again what is wanted)", file=sys.stderr)
         else:
             self._history += [message, {"role": "assistant", "content": answer}]

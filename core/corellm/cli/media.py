@@ -13,9 +13,9 @@ from typing import Any
 from corellm.errors import MediaError, MissingExtraError, RequestError
 
 SUFFIXES = {
-    "image": {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"},
-    "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm"},
-    "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"},
+    "image": {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif"},
+    "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv"},
+    "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma"},
 }
 """By which a word is taken for a file even if there is none, so that a typing error is reported as one. A GIF is a
 picture unless it comes as `--video`.
@@ -78,6 +78,8 @@ def open_file(name: str, modality: str | None = None) -> MediaFile:
     Raises:
         RequestError: what is wrong with it.
     """
+    if name.startswith(("http://", "https://")):
+        raise RequestError(f"remote URLs are not fetched; download {name} and give the file's path")
     path = Path(name).expanduser()
     known = modality or _modality_of(name)
     reasons: list[Exception] = []
@@ -87,10 +89,12 @@ def open_file(name: str, modality: str | None = None) -> MediaFile:
         except (MediaError, MissingExtraError) as error:
             reasons.append(error)
     if len(reasons) == 1 or not path.is_file():
-        quoted = "" if path.exists() else " (a question with spaces must be in quotes)"
         named = "" if path.name in str(reasons[0]) else f"{name}: "
-        raise RequestError(f"{named}{reasons[0]}{quoted}") from reasons[0]
-    raise RequestError(f"{name!r} is no picture, video or sound that can be read") from reasons[0]
+        raise RequestError(f"{named}{reasons[0]}") from reasons[0]
+    raise RequestError(
+        f"{name!r} is no picture (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, GIF) or sound (WAV, "
+        f"FLAC, Ogg, MP3) that can be read"
+    ) from reasons[0]
 
 
 def _read(path: Path, modality: str) -> str:

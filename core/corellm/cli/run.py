@@ -6,12 +6,13 @@ Everything goes through the engine's public calls, as a server's would; answers 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.conversation import Conversation, print_answer, stream_answer, system_message, user_message
-from corellm.cli.media import by_modality, open_file, sort_words
+from corellm.cli.media import MediaFile, by_modality, open_file, sort_words
 from corellm.config import DTYPES, CacheConfig, ModelConfig, SchedulerConfig
 from corellm.errors import RequestError
 from corellm.sampling_params import SamplingParams
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 _HELP = """\
 Ask a model about pictures, videos and sounds. Arguments after MODEL that are files (or end like one) are media, in
-their order; the rest is the prompt. Without a prompt it is read from standard input, or, on a terminal, a conversation
-begins."""
+their order (after those given by --image, --video and --audio); the rest is the prompt. Without a prompt it is read
+from standard input, or, on a terminal, a conversation begins."""
 
 _EPILOG = """\
 examples:
@@ -77,6 +78,10 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence (default: the model's)")
     group.add_argument("--adapter", metavar="DIST", help="plugin to use where several claim the model")
     group.add_argument("--revision", help="branch, tag or commit of a hub model")
+    group.add_argument(
+        "--mm-processor-kwargs", type=_processor_arguments, default={}, metavar="JSON",
+        help="arguments of the model's processor, e.g. '{\"max_pixels\": 200704}'",
+    )  # fmt: skip
     group.add_argument("--kv-cache-memory", type=int, metavar="BYTES", help="memory for the KV cache")
     group.add_argument("--trust-remote-code", action="store_true", help="run Python code from the checkpoint")
 
@@ -95,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer, or talk."""
     names, words = sort_words(args.words)
     media = [open_file(name, modality) for modality, name in args.media]  # before a model is loaded for nothing
-    media += [open_file(name) for name in names]
+    media += [_open(name, has_text=bool(words)) for name in names]
     params = SamplingParams(
         temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p, seed=args.seed,
         repetition_penalty=args.repetition_penalty, max_tokens=args.max_tokens, stop=args.stop,
@@ -104,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if prompt is None and not sys.stdin.isatty():
         prompt = _read_prompt()
     if prompt is not None and not prompt and not media:
-        raise RequestError("the prompt is empty; write a question, or give a picture")
+        raise RequestError("the prompt is empty; write a question, or give a file")
     engine = _load(args)
     try:
         if prompt is None:
@@ -118,6 +123,25 @@ def run(args: argparse.Namespace) -> int:
     finally:
         engine.shutdown()
     return 0
+
+
+def _open(name: str, *, has_text: bool) -> MediaFile:
+    try:
+        return open_file(name)
+    except RequestError as error:
+        if has_text and "no such file" in str(error):
+            raise RequestError(f"{error} (a question with spaces must be in quotes)") from error
+        raise
+
+
+def _processor_arguments(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {text!r}") from error
+    if not isinstance(arguments, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text!r}")
+    return arguments
 
 
 def _read_prompt() -> str:
@@ -140,7 +164,7 @@ def _load(args: argparse.Namespace) -> LLMEngine:
     return LLMEngine.from_kwargs(
         model=args.model, dtype=args.dtype, max_model_len=args.max_model_len, adapter=args.adapter,
         revision=args.revision, kv_cache_memory=args.kv_cache_memory, trust_remote_code=args.trust_remote_code,
-        max_num_seqs=1,
+        mm_processor_kwargs=args.mm_processor_kwargs, max_num_seqs=1,
     )  # fmt: skip
 
 
