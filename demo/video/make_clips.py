@@ -40,7 +40,7 @@ SAMPLES = {
         24,
         2.0,
         H264,
-        {"Which way does it move?": "direction", "What shape is it?": "shape", "What colour is it?": "colour"},
+        {"Which way does it move?": "direction", "What shape is it?": "shape", "Is it a red square?": "no"},
     ),
     "triangles.mp4": Sample(
         2,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from demo.video.clips import INKS, MOVES, ClipScene
+from demo.video.clips import INKS, MOVES, SHAPES, ClipScene
 
 COUNT_WORDS = ("one", "two", "three", "four")
 
@@ -105,9 +105,12 @@ PHRASINGS: dict[str, tuple[str, ...]] = {
         "Is it moving?",
         "Does it stand still?",
     ),
-    "colour, yes or no": (
+    "looks, yes or no": (
+        "Is it a {k} {s}?",
         "Is it {k}?",
         "Are they {k}?",
+        "Is there a {s}?",
+        "Is it a {s}?",
     ),
 }
 
@@ -134,6 +137,7 @@ def _say(rng: random.Random, phrasing: str, shape: str, colour: str, move: str) 
     """One phrasing as somebody may type it: British or American, now and then without capital or full stop."""
     text = phrasing.replace("{v}", rng.choice(("video", "clip"))).replace("{c}", rng.choice(("colour", "color")))
     text = text.replace("{s}", shape).replace("{k}", colour).replace("{m}", move)
+    text = text.replace(" a orange", " an orange")
     if rng.random() < 0.2:
         text = text[:-1]
     if rng.random() < 0.2:
@@ -150,29 +154,32 @@ def ask(rng: random.Random, scene: ClipScene, kind: str) -> tuple[str, str]:
     phrasing = rng.choice(PHRASINGS[kind])
     if not kind.endswith("yes or no"):
         return _say(rng, phrasing, scene.shape, scene.colour, scene.move), right_answer(scene, kind)
-    colour, move = scene.colour, scene.move
+    shape, colour, move = scene.shape, scene.colour, scene.move
     still = move == "nowhere"
     if "{m}" in phrasing:
         directions = tuple(name for name in MOVES if name != "nowhere")
         truth = not still and rng.random() < 0.5
         move = move if truth else _other(rng, directions, move)
-    elif "{k}" in phrasing:
+    elif kind == "looks, yes or no":
         truth = rng.random() < 0.5
-        colour = colour if truth else _other(rng, INKS, colour)
+        if not truth:  # one of the things named is wrong
+            wrong_colour = "{k}" in phrasing and ("{s}" not in phrasing or rng.random() < 0.5)
+            colour = _other(rng, INKS, colour) if wrong_colour else colour
+            shape = shape if wrong_colour else _other(rng, SHAPES, shape)
     else:
         truth = still == (phrasing == "Does it stand still?")
-    return _say(rng, phrasing, scene.shape, colour, move), "yes" if truth else "no"
+    return _say(rng, phrasing, shape, colour, move), "yes" if truth else "no"
 
 
 _LESSON_WEIGHTS = {
-    "direction": 3,
+    "direction": 2,
     "count": 5,
     "shape": 3,
     "colour": 1.5,
     "background": 1,
     "describe": 4,
-    "movement, yes or no": 4,
-    "colour, yes or no": 2,
+    "movement, yes or no": 3,
+    "looks, yes or no": 9,  # to compare a shape with its name is what is learnt last
 }
 
 

@@ -113,8 +113,8 @@ def _count_sample(total: int, fps: float | None, settings: VideoSettings) -> int
     else:
         if fps is None:
             raise ProcessorKwargsError(
-                "the video came as frames without their rate, and is to be sampled by it; give (frames, {'fps': 25}), or "
-                "num_frames or do_sample_frames=False in mm_processor_kwargs"
+                "the video came as frames without their rate, and is to be sampled by it; give (frames, {'fps': 25}), "
+                "or num_frames or do_sample_frames=False in mm_processor_kwargs"
             )
         most = min(settings.max_frames, total) // step * step
         count = math.floor(min(max(total / fps * settings.fps, settings.min_frames), most) / step) * step
