@@ -13,10 +13,11 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -150,12 +151,13 @@ def measure(answer: Answerer, count: int, seed: int, mistakes: list[str] | None 
     return table
 
 
-def as_markdown(table: dict[str, list[float]], count: int) -> str:
-    lines = [f"| question | {' | '.join(SIZES)} | all |", "|---|" + "---:|" * (len(SIZES) + 1)]
+def as_markdown(table: dict[str, list[float]], columns: Collection[str], count: int) -> str:
+    lines = [f"| question | {' | '.join(columns)} | all |", "|---|" + "---:|" * (len(columns) + 1)]
     for row, shares in table.items():
         cells = " | ".join(f"{100 * share:.1f}" for share in (*shares, sum(shares) / len(shares)))
         lines.append(f"| {row} | {cells} |")
-    return "\n".join([*lines, "", f"Exact answers in percent; {count} questions a cell, {count * len(SIZES)} a row."])
+    total = count * len(columns)
+    return "\n".join([*lines, "", f"Exact answers in percent; {count} questions a cell, {total} a row."])
 
 
 def write_card(card: Path, text: str) -> None:
@@ -165,20 +167,37 @@ def write_card(card: Path, text: str) -> None:
     card.write_text(f"{before}{TABLE_BEGIN}\n{text}\n{TABLE_END}{after}", encoding="utf-8")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, nargs="?", default=CHECKPOINT)
-    parser.add_argument("--backend", choices=("corellm", "transformers"), default="corellm")
+def evaluate(
+    about: str | None,
+    checkpoint: Path,
+    backends: Mapping[str, Callable[[str, str], Callable[[list[Any]], list[str]]]],
+    measure: Callable[[Any, int, int, list[str] | None], dict[str, list[float]]],
+    columns: Collection[str],
+    count: int,
+) -> int:
+    """The program around the measurements of one model: arguments, table, model card; 1 if a row is too poor.
+
+    Args:
+        about: what `--help` says.
+        checkpoint: the default one.
+        backends: by name, of a checkpoint and a dtype: what answers tasks; the first is the default.
+        measure: of an answerer, questions a cell, seed, and where to put mistakes: `{row: share of each column}`.
+        columns: their names.
+        count: questions a cell, by default.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, nargs="?", default=checkpoint)
+    parser.add_argument("--backend", choices=tuple(backends), default=next(iter(backends)))
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--count", type=int, default=250, help="questions for each cell of the table")
+    parser.add_argument("--count", type=int, default=count, help="questions for each cell of the table")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--write", action="store_true", help="put the table into the checkpoint's README.md")
     parser.add_argument("--mistakes", action="store_true", help="print every wrong answer")
     given = parser.parse_args()
-    backend = ask_corellm if given.backend == "corellm" else ask_transformers
     mistakes: list[str] | None = [] if given.mistakes else None
-    table = measure(backend(str(given.checkpoint), given.dtype), given.count, given.seed, mistakes)
-    text = as_markdown(table, given.count)
+    answer = backends[given.backend](str(given.checkpoint), given.dtype)
+    table = measure(answer, given.count, given.seed, mistakes)
+    text = as_markdown(table, columns, given.count)
     print("\n".join([*(mistakes or []), text]))
     if given.write:
         write_card(given.checkpoint / "README.md", text)
@@ -189,4 +208,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    answerers = {"corellm": ask_corellm, "transformers": ask_transformers}
+    sys.exit(evaluate(__doc__, CHECKPOINT, answerers, measure, SIZES, count=250))

@@ -9,16 +9,15 @@ Every clip is an mp4 file, written and read back. Exits with 1 when any kind of 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from demo.evaluate import REQUIRED, write_card
+from demo.evaluate import evaluate
 from demo.video.clips import ClipScene, Part, draw_clip, sample_scene
 from demo.video.files import Codec, decode, encode
 from demo.video.model import prompt
@@ -167,38 +166,6 @@ def measure(answer: Answerer, count: int, seed: int, mistakes: list[str] | None 
     return table
 
 
-def as_markdown(table: dict[str, list[float]], count: int) -> str:
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    lines = [line(("question", *FORMATS, "all")), "|---|" + "---:|" * (len(FORMATS) + 1)]
-    for row, shares in table.items():
-        lines.append(line((row, *(f"{100 * share:.1f}" for share in (*shares, sum(shares) / len(shares))))))
-    return "\n".join([*lines, "", f"Exact answers in percent; {count} questions a cell, {count * len(FORMATS)} a row."])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, nargs="?", default=CHECKPOINT)
-    parser.add_argument("--backend", choices=("corellm", "transformers"), default="corellm")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--count", type=int, default=200, help="questions for each cell of the table")
-    parser.add_argument("--seed", type=int, default=2024)
-    parser.add_argument("--write", action="store_true", help="put the table into the checkpoint's README.md")
-    parser.add_argument("--mistakes", action="store_true", help="print every wrong answer")
-    given = parser.parse_args()
-    backend = ask_corellm if given.backend == "corellm" else ask_transformers
-    mistakes: list[str] | None = [] if given.mistakes else None
-    table = measure(backend(str(given.checkpoint), given.dtype), given.count, given.seed, mistakes)
-    text = as_markdown(table, given.count)
-    print("\n".join([*(mistakes or []), text]))
-    if given.write:
-        write_card(given.checkpoint / "README.md", text)
-    poor = [row for row, shares in table.items() if sum(shares) / len(shares) < REQUIRED]
-    if poor:
-        print(f"below {REQUIRED:.0%}: {', '.join(poor)}", file=sys.stderr)
-    return 1 if poor else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    answerers = {"corellm": ask_corellm, "transformers": ask_transformers}
+    sys.exit(evaluate(__doc__, CHECKPOINT, answerers, measure, FORMATS, count=200))

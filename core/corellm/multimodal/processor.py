@@ -38,7 +38,7 @@ from corellm.multimodal.prompt_updates import apply_prompt_updates
 
 _NO_LIMITS = MultiModalConfig(
     max_image_pixels=sys.maxsize, max_video_pixels=sys.maxsize, max_video_frames=sys.maxsize,
-    max_video_bytes=sys.maxsize, max_audio_seconds=float(2**31),
+    max_video_bytes=sys.maxsize, max_video_decoded_pixels=sys.maxsize, max_audio_seconds=float(2**31),
 )  # fmt: skip
 
 
