@@ -40,9 +40,11 @@ FAMILIES = {
     "llava": Family("corellm_llava.tiny", {}, ("image",)),
     "fuyu": Family("corellm_fuyu.tiny", {}, ("image",), several=False),
     "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
-    "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "qwen2_vl"}, ("image", "video")),
-    "qwen2_5_vl": Family("corellm_qwen_vl.tiny", {"architecture": "qwen2_5_vl"}, ("image", "video")),
-    "qwen3_vl": Family("corellm_qwen_vl.tiny", {"architecture": "qwen3_vl"}, ("image", "video")),
+    "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen2VLForConditionalGeneration"}, ("image", "video")),
+    "qwen2_5_vl": Family(
+        "corellm_qwen_vl.tiny", {"architecture": "Qwen2_5_VLForConditionalGeneration"}, ("image", "video")
+    ),
+    "qwen3_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen3VLForConditionalGeneration"}, ("image", "video")),
     "qwen_vl": Family("corellm_qwen_vl.original.tiny", {}, ("image",)),
     "qwen2_audio": Family("corellm_qwen_audio.tiny", {}, ("audio",)),
 }

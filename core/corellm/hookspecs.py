@@ -381,8 +381,9 @@ def make_context(
 def load_model(load_config: LoadConfig) -> nn.Module | None:
     """Give the model with its weights loaded, in evaluation mode.
 
-    Default: the transformers class the checkpoint's `architectures` names, with the text decoder on
-    `load_config.attn_implementation`; every weight of the checkpoint must find its place.
+    Default: the transformers class the checkpoint's `architectures` names, else the one transformers has for its kind
+    of configuration, with the text decoder on `load_config.attn_implementation`; every weight of the checkpoint must
+    find its place.
 
     Example, for an architecture that transformers knows by another name:
 

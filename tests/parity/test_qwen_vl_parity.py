@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from corellm import LLM
-from corellm_qwen_vl.tiny import Architecture, make_tiny_checkpoint
+from corellm_qwen_vl.tiny import make_tiny_checkpoint
 from tests.conftest import random_image
 from tests.parity.harness import QUESTIONS, Case, Expected, Oracle, ParityMatrix, check, generate_one
 
@@ -59,7 +59,7 @@ def model_inputs(llm: LLM, case: Case) -> dict[str, torch.Tensor]:
 class QwenMatrix(ParityMatrix):
     """The matrix; a subclass names the generation."""
 
-    architecture: ClassVar[Architecture]
+    architecture: ClassVar[str]
     model_class: ClassVar[Any]
 
     @classmethod
@@ -104,21 +104,21 @@ class QwenMatrix(ParityMatrix):
 class TestQwen2VL(QwenMatrix):
     """The first of dynamic resolution."""
 
-    architecture = "qwen2_vl"
+    architecture = "Qwen2VLForConditionalGeneration"
     model_class = transformers.Qwen2VLForConditionalGeneration
 
 
 class TestQwen2_5VL(QwenMatrix):
     """Window attention in the tower; time in seconds."""
 
-    architecture = "qwen2_5_vl"
+    architecture = "Qwen2_5_VLForConditionalGeneration"
     model_class = transformers.Qwen2_5_VLForConditionalGeneration
 
 
 class TestQwen3VL(QwenMatrix):
     """Deepstack; time stamps in the prompt."""
 
-    architecture = "qwen3_vl"
+    architecture = "Qwen3VLForConditionalGeneration"
     model_class = transformers.Qwen3VLForConditionalGeneration
 
 

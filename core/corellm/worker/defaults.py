@@ -25,17 +25,8 @@ class ModelDefaults:
 
     @hookimpl(trylast=True)
     def load_model(self, load_config: LoadConfig) -> nn.Module:
-        """Load the transformers class that the checkpoint's `architectures` names."""
-        import transformers
-
-        names = self.context.hf_config.architectures or ()
-        classes = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
-        if not classes:
-            raise ContractError(
-                f"transformers {transformers.__version__} has no class {' or '.join(names)}; "
-                f"the adapter must implement load_model"
-            )
-        return load_transformers_model(classes[0], load_config)
+        """Load the transformers class of the checkpoint's architecture."""
+        return load_transformers_model(transformers_class(self.context.hf_config), load_config)
 
     @hookimpl(trylast=True)
     def get_language_model(self, model: nn.Module) -> nn.Module:
@@ -73,6 +64,27 @@ class ModelDefaults:
         """The model's output embedding."""
         logits: Tensor = model.get_output_embeddings()(hidden_states)  # type: ignore[operator]
         return logits
+
+
+def transformers_class(hf_config: Any) -> Any:
+    """The transformers class that `architectures` names, else the one transformers has for such a configuration.
+
+    Raises:
+        ContractError: there is none.
+    """
+    import transformers
+
+    names = hf_config.architectures or ()
+    named = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+    if named:
+        return named[0]
+    by_config = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(hf_config), None)
+    if by_config is None:
+        raise ContractError(
+            f"transformers {transformers.__version__} has no class {' or '.join(names)}, nor one for "
+            f"{type(hf_config).__name__}; the adapter must implement load_model"
+        )
+    return by_config
 
 
 def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:

@@ -29,7 +29,11 @@ from corellm_qwen_vl.processor import QwenVLProcessor
 from corellm_qwen_vl.settings import ACCEPTED, QWEN2, QWEN3
 from corellm_qwen_vl.tiny import make_tiny_checkpoint
 
-ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+ARCHITECTURES = (
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+)
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 Process = Callable[..., Any]
@@ -171,12 +175,12 @@ def test_sample_photographs(llm: LLM, ask_hf: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("architecture", "form"),
     [
-        ("qwen2_vl", "separate"),
-        ("qwen2_vl", "nested"),
-        ("qwen2_vl", "pictures' alone"),
-        ("qwen2_vl", "pictures' alone, old names"),
-        ("qwen3_vl", "separate"),
-        ("qwen3_vl", "nested"),
+        ("Qwen2VLForConditionalGeneration", "separate"),
+        ("Qwen2VLForConditionalGeneration", "nested"),
+        ("Qwen2VLForConditionalGeneration", "pictures' alone"),
+        ("Qwen2VLForConditionalGeneration", "pictures' alone, old names"),
+        ("Qwen3VLForConditionalGeneration", "separate"),
+        ("Qwen3VLForConditionalGeneration", "nested"),
     ],
 )
 def test_processor_files(tmp_path: Path, ask_hf: Callable[..., Any], architecture: Any, form: str) -> None:
@@ -345,7 +349,7 @@ def test_placeholders_must_match(process: Process) -> None:
 
 def test_deepstack_rows(tmp_path: Path) -> None:
     """A row is the token's embedding and its deepstack features, of several items of different sizes in one batch."""
-    path = make_tiny_checkpoint(tmp_path, architecture="qwen3_vl")
+    path = make_tiny_checkpoint(tmp_path, architecture="Qwen3VLForConditionalGeneration")
     with LLM(str(path), dtype="float32") as llm:
         media = {"image": [picture(90, 60, 0), picture(50, 150, 1)]}
         features = llm.engine.input_processor.process({"prompt": IMAGE * 2, "multi_modal_data": media}).features

@@ -29,7 +29,10 @@ VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 Process = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(
+    scope="module",
+    params=["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"],
+)
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """A loaded model of each generation."""
     path = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"), architecture=request.param)
@@ -182,7 +185,7 @@ def test_a_real_file(llm: LLM, process: Process, ask_hf: Callable[..., Any], tmp
 
 def test_time_stamps_of_a_varying_rate(tmp_path: Path) -> None:
     """Where the rate varies, the container's times count; where it does not, frame number by rate."""
-    path = make_tiny_checkpoint(tmp_path / "model", architecture="qwen3_vl")
+    path = make_tiny_checkpoint(tmp_path / "model", architecture="Qwen3VLForConditionalGeneration")
     pause = write_video(tmp_path / "pause.mp4", smooth(8), 10, times=[0, 1, 2, 3, 80, 81, 82, 83])
     with LLM(str(path), dtype="float32") as llm:
         prompt: dict[str, Any] = {"prompt": VIDEO, "multi_modal_data": {"video": str(pause)}}

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-
-Architecture = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -27,11 +25,12 @@ _TOKENS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
 }
-_PROCESSORS = {
-    "qwen2_vl": "Qwen2VLProcessor",
-    "qwen2_5_vl": "Qwen2_5_VLProcessor",
-    "qwen3_vl": "Qwen3VLProcessor",
+_GENERATIONS = {
+    "Qwen2VLForConditionalGeneration": "Qwen2VL",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VL",
+    "Qwen3VLForConditionalGeneration": "Qwen3VL",
 }
+"""What the names of their classes in transformers begin with."""
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
@@ -40,7 +39,7 @@ def make_tiny_checkpoint(
     path: str | Path,
     seed: int = 0,
     *,
-    architecture: Architecture = "qwen2_vl",
+    architecture: str = "Qwen2VLForConditionalGeneration",
     hidden_size: int = 64,
     num_layers: int = 3,
 ) -> Path:
@@ -49,7 +48,7 @@ def make_tiny_checkpoint(
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
-        architecture: the generation, as `model_type` names it.
+        architecture: the generation, as `config.json` names it.
         hidden_size: of the text model; a multiple of 32.
         num_layers: of the text model; Qwen3-VL's deepstack features join it after the first two.
 
@@ -58,7 +57,7 @@ def make_tiny_checkpoint(
     """
     import transformers
 
-    path = Path(path)
+    path, generation = Path(path), _GENERATIONS[architecture]
     tokenizer = train_tokenizer(
         ["<|im_start|>", "<|im_end|>", *_TOKENS.values()], eos="<|im_end|>", pad="<|endoftext|>"
     )
@@ -76,42 +75,37 @@ def make_tiny_checkpoint(
         "pad_token_id": tokenizer.pad_token_id,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
     }
-    if architecture == "qwen3_vl":
+    if generation == "Qwen3VL":
         text |= {"head_dim": 16}
         text["rope_parameters"] |= {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    config_class, model_class = {
-        "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
-        "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
-        "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
-    }[architecture]
-    config = config_class(
+    config = getattr(transformers, f"{generation}Config")(
         text_config=text,
-        vision_config=_vision(architecture, hidden_size),
+        vision_config=_vision(generation, hidden_size),
         **{name: tokenizer.convert_tokens_to_ids(token) for name, token in _TOKENS.items()},
     )
-    model = model_class(config)
+    model = getattr(transformers, f"{generation}ForConditionalGeneration")(config)
     randomize_weights(model, seed)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    for name, contents in _processors(architecture).items():
+    for name, contents in _processors(generation).items():
         (path / name).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
     return path
 
 
-def _vision(architecture: Architecture, hidden_size: int) -> dict[str, Any]:
+def _vision(generation: str, hidden_size: int) -> dict[str, Any]:
     """A tower of two or three layers."""
     size = {"hidden_size": 64, "num_heads": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
-    if architecture == "qwen2_vl":  # its hidden_size is what comes out
+    if generation == "Qwen2VL":  # its hidden_size is what comes out
         return size | {"hidden_size": hidden_size, "depth": 2, "embed_dim": 64, "mlp_ratio": 2, "patch_size": 14}
     size |= {"intermediate_size": 128, "out_hidden_size": hidden_size}
-    if architecture == "qwen2_5_vl":
+    if generation == "Qwen2_5_VL":
         return size | {"depth": 2, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
     return size | {"depth": 3, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
 
 
-def _processors(architecture: Architecture) -> dict[str, dict[str, Any]]:
+def _processors(generation: str) -> dict[str, dict[str, Any]]:
     """The processor files by name: up to 16 tokens for a picture, and some 6 for a pair of frames."""
-    third = architecture == "qwen3_vl"
+    third = generation == "Qwen3VL"
     patch = 16 if third else 14
     common = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, **(_HALF if third else _CLIP)}
     token = (2 * patch) ** 2  # pixels
@@ -123,7 +117,7 @@ def _processors(architecture: Architecture) -> dict[str, dict[str, Any]]:
             **common,
             "size": {"shortest_edge": 4 * token, "longest_edge": 16 * token},
             "image_processor_type": "Qwen2VLImageProcessor",
-            "processor_class": _PROCESSORS[architecture],
+            "processor_class": f"{generation}Processor",
         },
         "video_preprocessor_config.json": {
             **common,
