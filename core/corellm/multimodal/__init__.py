@@ -5,6 +5,7 @@ from corellm.multimodal.dummy import dummy_audios, dummy_images, dummy_videos
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
 from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems
+from corellm.multimodal.merging import write_rows
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.prompt_updates import (
     PromptIndexTargets,
@@ -36,4 +37,5 @@ __all__ = [
     "dummy_audios",
     "dummy_images",
     "dummy_videos",
+    "write_rows",
 ]

@@ -90,6 +90,18 @@ class MultiModalProcessor:
         self._executor = executor
         self.limits = self._resolve_limits()
 
+    def with_config(self, config: MultiModalConfig) -> MultiModalProcessor:
+        """The same model's processing under another configuration, with a cache of its own."""
+        return MultiModalProcessor(
+            self.hooks,
+            config,
+            tokenize=self._tokenize,
+            token_text=self._token_text,
+            namespace=self._namespace,
+            seq_len=self._seq_len,
+            executor=self._executor,
+        )
+
     def _resolve_limits(self) -> dict[str, int | None]:
         """The model's limits, lowered by the operator's."""
         limits: dict[str, int | None] = dict(ask(self.hooks, "get_supported_mm_limits"))

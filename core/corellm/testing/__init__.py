@@ -1,1 +1,36 @@
-"""What plugin authors test with: tiny checkpoints and the parts to make them."""
+"""What plugin authors test with: the contract's rules as a test class, its oracle, and parts of tiny checkpoints.
+
+    from corellm.testing import AdapterContract
+    from corellm_llava import Llava
+
+    class TestLlava(AdapterContract):
+        adapter = Llava
+
+Needs the extra `corellm[testing]`, `corellm.testing.checkpoints` alone excepted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corellm.testing.contract import AdapterContract
+    from corellm.testing.reference import Continuation, Reference
+    from corellm.testing.rules import ContractBroken
+
+__all__ = ["AdapterContract", "Continuation", "ContractBroken", "Reference"]
+
+_HOMES = {
+    "AdapterContract": "corellm.testing.contract",
+    "Continuation": "corellm.testing.reference",
+    "ContractBroken": "corellm.testing.rules",
+    "Reference": "corellm.testing.reference",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: whoever makes a tiny checkpoint needs neither pytest nor hypothesis."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 _CORPUS = (
@@ -78,3 +80,18 @@ def randomize_weights(model: Any, seed: int) -> None:
                 spread = 1.4 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
     model.eval()
+
+
+def set_architecture(path: str | Path, name: str) -> None:
+    """Write another architecture's name into a checkpoint's `config.json`: by it corellm chooses the adapter.
+
+    For a model that transformers saves under the name of its own class while your plugin serves it under another.
+
+    Args:
+        path: the checkpoint's directory.
+        name: as the plugin's entry point has it.
+    """
+    file = Path(path) / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["architectures"] = [name]
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corellm.errors import CheckpointError, ContractError, EmbeddingCountError
+from corellm.errors import CheckpointError, ContractError
 from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
+from corellm.multimodal.merging import write_rows
 
 
 class ModelDefaults:
@@ -50,14 +51,7 @@ class ModelDefaults:
         self, inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
     ) -> Tensor:
         """A masked write that neither broadcasts one row nor clips surplus ones."""
-        wanted = int(is_multimodal.sum())
-        if multimodal_embeddings.shape != (wanted, inputs_embeds.shape[-1]):
-            raise EmbeddingCountError(
-                f"{wanted} placeholder tokens of width {inputs_embeds.shape[-1]} wait for embeddings, "
-                f"got {tuple(multimodal_embeddings.shape)}"
-            )
-        inputs_embeds[is_multimodal] = multimodal_embeddings.to(inputs_embeds.dtype)
-        return inputs_embeds
+        return write_rows(inputs_embeds, multimodal_embeddings, is_multimodal)
 
     @hookimpl(trylast=True)
     def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:

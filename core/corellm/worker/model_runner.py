@@ -63,7 +63,7 @@ class ModelRunner:
         device: torch.device,
         seed: int = 0,
     ) -> None:
-        self._hooks, self._model, self._language_model = hooks, model, language_model
+        self._hooks, self.model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
         self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
@@ -136,7 +136,7 @@ class ModelRunner:
             return
         try:
             answer = self._hooks.get_rope_positions(
-                model=self._model, token_ids=sequence.prompt_token_ids, mm_features=sequence.features
+                model=self.model, token_ids=sequence.prompt_token_ids, mm_features=sequence.features
             )
             if answer is not None:
                 positions, state.position_offset = answer
@@ -186,7 +186,7 @@ class ModelRunner:
     ) -> tuple[Tensor, Mapping[str, Any]]:
         """Text embeddings with the items' written in: `[num_tokens, hidden_size]`, and what the forward pass needs."""
         if not any(chunk.request_id in embeddings for chunk in chunks):
-            return self._hooks.get_input_embeddings(model=self._model, input_ids=input_ids), {}
+            return self._hooks.get_input_embeddings(model=self.model, input_ids=input_ids), {}
         mask = np.zeros(len(input_ids), dtype=bool)
         rows: list[Tensor] = []
         row = 0
@@ -202,7 +202,7 @@ class ModelRunner:
         # placeholder ids may lie outside the embedding table: their rows are overwritten anyway
         text_ids = input_ids.masked_fill(is_multimodal, 0)
         merged = self._hooks.merge_multimodal_embeddings(
-            inputs_embeds=self._hooks.get_input_embeddings(model=self._model, input_ids=text_ids),
+            inputs_embeds=self._hooks.get_input_embeddings(model=self.model, input_ids=text_ids),
             multimodal_embeddings=torch.cat(rows),
             is_multimodal=is_multimodal,
         )
@@ -276,7 +276,7 @@ class ModelRunner:
             ]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._hooks.compute_logits(model=self._model, hidden_states=hidden)
+        logits: Tensor = self._hooks.compute_logits(model=self.model, hidden_states=hidden)
         return logits
 
 

@@ -1,6 +1,6 @@
 """The original Qwen-VL's processing: the published layout of tokens, the published pixels, the family's conversations.
 
-The oracle is `tests/parity/qwen_original_reference.py`, which shares nothing with the plugin.
+The oracle is `corellm_qwen_vl.original.reference`, which shares nothing with the plugin.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from corellm.errors import (
     SurplusPlaceholderError,
     UnsupportedModalityError,
 )
+from corellm_qwen_vl.original.reference import PlainModel, PlainTokenizer, pixels
 from corellm_qwen_vl.original.tiny import make_tiny_checkpoint
-from tests.parity.qwen_original_reference import ReferenceModel, ReferenceTokenizer, pixels
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def reference(llm: LLM) -> ReferenceTokenizer:
-    return ReferenceTokenizer(llm.engine.context.model_path)
+def reference(llm: LLM) -> PlainTokenizer:
+    return PlainTokenizer(llm.engine.context.model_path)
 
 
 def picture(width: int, height: int, seed: int) -> Image.Image:
@@ -59,7 +59,7 @@ between = st.sampled_from(["", "/a/path.jpg", "https://example.org/ä?b=c", "x" 
 
 @given(parts=st.lists(st.one_of(words, st.tuples(between, sizes)), min_size=1, max_size=6))
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_published_layout(llm: LLM, reference: ReferenceTokenizer, parts: list[Any]) -> None:
+def test_published_layout(llm: LLM, reference: PlainTokenizer, parts: list[Any]) -> None:
     """Random text, paths and pictures: `<img>`, 256 places, `</img>`; our processor and the engine say the same."""
     text = "x" + "".join(part if isinstance(part, str) else f"<img>{part[0]}</img>" for part in parts)
     pictures = [picture(*part[1]) for part in parts if not isinstance(part, str)]
@@ -79,7 +79,7 @@ def test_published_layout(llm: LLM, reference: ReferenceTokenizer, parts: list[A
             assert torch.equal(feature.data["pixel_values"].data, pixels(pictures[i], 112))
 
 
-def test_prompts_of_the_familys_tokenizer(llm: LLM, reference: ReferenceTokenizer) -> None:
+def test_prompts_of_the_familys_tokenizer(llm: LLM, reference: PlainTokenizer) -> None:
     """Its token ids, where a picture's path is bytes padded to 256, are taken as they are."""
     start, end, pad = (reference.specials[token] for token in ("<img>", "</img>", "<imgpad>"))
     path = list(b"/some/where.jpg")
@@ -123,12 +123,12 @@ def test_nothing_to_choose(llm: LLM) -> None:
         llm.engine.context.hf_processor(text="<img></img><img></img>", images=picture(9, 9, 1))
 
 
-def test_sample_photographs(llm: LLM, reference: ReferenceTokenizer) -> None:
+def test_sample_photographs(llm: LLM, reference: PlainTokenizer) -> None:
     """Two real photographs in one prompt, answered as the plain forward pass answers; so are their embeddings alone."""
     from sklearn.datasets import load_sample_images
 
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
-    model = ReferenceModel(llm.engine.context.model_path)
+    model = PlainModel(llm.engine.context.model_path)
     text = "Picture 1: <img>1.jpg</img>\nPicture 2: <img>2.jpg</img>\nWhat differs?"
     ends = [reference.specials[token] for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
     want, _ = model.generate(reference.encode_prompt(text, 256), photographs, 6, never=ends)
@@ -153,7 +153,7 @@ def media(*parts: str | Image.Image) -> list[dict[str, Any]]:
     return [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
 
 
-def chat_ids(reference: ReferenceTokenizer, system: str, *turns: str, queries: int = 256) -> list[int]:
+def chat_ids(reference: PlainTokenizer, system: str, *turns: str, queries: int = 256) -> list[int]:
     """The family's context: each role and content tokenized by itself, between its tags."""
     newline = reference.encode("\n")
     start, end = reference.specials["<|im_start|>"], reference.specials["<|im_end|>"]
@@ -168,7 +168,7 @@ def chat(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> Any:
     return llm.engine.input_processor.process_chat(messages, **options)
 
 
-def test_chat(llm: LLM, reference: ReferenceTokenizer) -> None:
+def test_chat(llm: LLM, reference: PlainTokenizer) -> None:
     """Chatml with the family's system prompt, pictures numbered through the conversation and in their order."""
     pictures = [picture(30, 30, i) for i in range(3)]
     messages = [
@@ -201,7 +201,7 @@ def test_boxes_the_model_drew_are_read_back_as_such(llm: LLM) -> None:
     assert counts == [1, 1, 0, 0]
 
 
-def test_system_message_and_continuation(llm: LLM, reference: ReferenceTokenizer) -> None:
+def test_system_message_and_continuation(llm: LLM, reference: PlainTokenizer) -> None:
     """The conversation's own system message; without the start of an answer, the prompt ends with the last message."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
     want = chat_ids(reference, "Be brief.", "Hi.")
@@ -210,7 +210,7 @@ def test_system_message_and_continuation(llm: LLM, reference: ReferenceTokenizer
     assert chat(llm, messages, add_generation_prompt=False).token_ids == want[: -len(tail)]
 
 
-def test_old_turns_are_left_out(llm: LLM, reference: ReferenceTokenizer) -> None:
+def test_old_turns_are_left_out(llm: LLM, reference: PlainTokenizer) -> None:
     """What does not fit goes from the oldest turn on, each with its pictures; the others keep their numbers."""
     messages: list[dict[str, Any]] = []
     for i in range(9):
@@ -236,7 +236,7 @@ def test_chat_refusals(llm: LLM) -> None:
         chat(llm, [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}])
 
 
-def test_where_answers_end(tmp_path: Path, llm: LLM, reference: ReferenceTokenizer) -> None:
+def test_where_answers_end(tmp_path: Path, llm: LLM, reference: PlainTokenizer) -> None:
     """At the tokens where the family's `chat` stops; the checkpoint not made for chat ends with the text alone."""
     raw = make_tiny_checkpoint(tmp_path, n_queries=16, chat_format="raw")
     with LLM(str(raw), dtype="float32") as base:

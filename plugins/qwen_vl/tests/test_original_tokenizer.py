@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corellm.errors import CheckpointError
+from corellm_qwen_vl.original.reference import SPECIALS, PlainTokenizer
 from corellm_qwen_vl.original.tiny import make_tiny_checkpoint
 from corellm_qwen_vl.original.tokenizer import FILE_NAME, load_tokenizer
-from tests.parity.qwen_original_reference import SPECIALS, ReferenceTokenizer
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ReferenceTokenizer]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, PlainTokenizer]:
     path = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"))
-    return load_tokenizer(path), ReferenceTokenizer(path)
+    return load_tokenizer(path), PlainTokenizer(path)
 
 
 # Libraries know different versions of Unicode: characters that are not assigned may be letters to one of them.
@@ -34,7 +34,7 @@ common = st.lists(
 
 @given(parts=st.lists(st.one_of(any_text, common.map("".join), st.sampled_from(SPECIALS)), max_size=5))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text(pair: tuple[Any, ReferenceTokenizer], parts: list[str]) -> None:
+def test_any_text(pair: tuple[Any, PlainTokenizer], parts: list[str]) -> None:
     """Text of any script, spaces and line ends of all kinds, special tokens in between."""
     tokenizer, reference = pair
     text = "".join(parts)
@@ -43,7 +43,7 @@ def test_any_text(pair: tuple[Any, ReferenceTokenizer], parts: list[str]) -> Non
     assert tokenizer.decode(ids) == reference.decode(ids)
 
 
-def test_special_tokens(pair: tuple[Any, ReferenceTokenizer]) -> None:
+def test_special_tokens(pair: tuple[Any, PlainTokenizer]) -> None:
     """Numbered as published, after the ranks; boxes stay in the text that users see, control tokens do not."""
     tokenizer, reference = pair
     assert tokenizer.convert_tokens_to_ids(SPECIALS) == list(range(len(reference.ranks), len(tokenizer)))
@@ -72,7 +72,7 @@ def test_published_size(tmp_path: Path) -> None:
     assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<img>", "</img>", "<imgpad>"]) == [
         151643, 151857, 151858, 151859,
     ]  # fmt: skip
-    reference = ReferenceTokenizer(tmp_path)
+    reference = PlainTokenizer(tmp_path)
     for _ in range(300):
         decoded = b"".join(random.choices(tokens, k=5)).decode("utf-8", errors="ignore")
         text = "".join(character for character in decoded if unicodedata.category(character) != "Cn")

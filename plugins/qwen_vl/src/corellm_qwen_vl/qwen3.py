@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from corellm.hookspecs import hookimpl
-from corellm.multimodal import MultiModalKwargsItem, PromptUpdateDetails
+from corellm.multimodal import MultiModalKwargsItem, PromptUpdateDetails, write_rows
 from corellm_qwen_vl.qwen2 import Qwen2VL
 
 if TYPE_CHECKING:
@@ -64,5 +64,5 @@ class Qwen3VL(Qwen2VL):
         import torch
 
         embeds, *deepstack = torch.split(multimodal_embeddings, inputs_embeds.shape[-1], dim=-1)
-        inputs_embeds[is_multimodal] = embeds
-        return inputs_embeds, {"visual_pos_masks": is_multimodal[None], "deepstack_visual_embeds": deepstack}
+        merged = write_rows(inputs_embeds, embeds, is_multimodal)
+        return merged, {"visual_pos_masks": is_multimodal[None], "deepstack_visual_embeds": deepstack}

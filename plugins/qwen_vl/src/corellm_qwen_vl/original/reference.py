@@ -31,7 +31,7 @@ MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
 
-class ReferenceTokenizer:
+class PlainTokenizer:
     """Ranks, applied by looking for the best pair again and again."""
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +80,7 @@ def pixels(image: Image.Image, size: int) -> Tensor:
     return tensor.sub(MEAN[:, None, None]).div(STD[:, None, None])
 
 
-class ReferenceModel:
+class PlainModel:
     """The forward pass of one sequence."""
 
     def __init__(self, path: Path) -> None:
@@ -127,7 +127,7 @@ class ReferenceModel:
         size = x.shape[-1] // self.visual["heads"]
         heads = []
         for head in range(self.visual["heads"]):
-            q, k, v = mixed[:, head * 3 * size : (head + 1) * 3 * size].split(size, dim=-1)
+            q, k, v = mixed[:, head * 3 * size : (head + 1) * 3 * size].chunk(3, dim=-1)
             heads.append((q @ k.T / size**0.5).softmax(-1) @ v)
         return self.linear(torch.cat(heads, -1), f"{name}.out_proj")
 
@@ -169,21 +169,20 @@ class ReferenceModel:
             y = self.rms_norm(x, f"{block}.ln_2")
             y = self.linear(y, f"{block}.mlp.w1") * functional.silu(self.linear(y, f"{block}.mlp.w2"))
             x = x + self.linear(y, f"{block}.mlp.c_proj")
-        return self.rms_norm(x, "transformer.ln_f")
+        last: Tensor = self.rms_norm(x, "transformer.ln_f")
+        return last
 
     def rms_norm(self, x: Tensor, name: str) -> Tensor:
-        return (
-            x
-            / (x.square().mean(-1, keepdim=True) + self.config["layer_norm_epsilon"]).sqrt()
-            * self.weights[f"{name}.weight"]
-        )
+        epsilon: float = self.config["layer_norm_epsilon"]
+        normed: Tensor = x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
+        return normed * self.weights[f"{name}.weight"]
 
     def attention(self, x: Tensor, name: str) -> Tensor:
-        query, key, value = self.linear(x, f"{name}.c_attn").split(x.shape[-1], dim=-1)
+        query, key, value = self.linear(x, f"{name}.c_attn").chunk(3, dim=-1)
         size = x.shape[-1] // self.config["num_attention_heads"]
         future = torch.full((len(x), len(x)), -torch.inf).triu(1)
         heads = []
-        for q, k, v in zip(query.split(size, -1), key.split(size, -1), value.split(size, -1), strict=True):
+        for q, k, v in zip(*(torch.split(part, size, -1) for part in (query, key, value)), strict=True):
             heads.append((self.rotated(q) @ self.rotated(k).T / size**0.5 + future).softmax(-1) @ v)
         return self.linear(torch.cat(heads, -1), f"{name}.c_proj")
 

@@ -14,9 +14,40 @@ from __future__ import annotations
 import enum
 import importlib.machinery
 import pickle
+import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
+
+
+class HFProcessors:
+    """Transformers' processors, asked from the process where there is no torchvision."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def __call__(self, checkpoint: Path, **request: Any) -> dict[str, Any]:
+        """The tensors, as arrays, that a checkpoint's processor makes of `text=`, `images=`, `videos=` and so on.
+
+        Raises:
+            Exception: what the processor raised.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        pickle.dump((str(checkpoint), request), self._process.stdin)
+        self._process.stdin.flush()
+        answer = pickle.load(self._process.stdout)
+        if isinstance(answer, Exception):
+            raise answer
+        arrays: dict[str, Any] = answer
+        return arrays
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
 
 def _module(name: str, **contents: Any) -> types.ModuleType:

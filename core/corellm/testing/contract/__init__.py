@@ -1,0 +1,38 @@
+"""The contract that any adapter must keep: one test class, subclassed by a plugin in a few lines.
+
+    from corellm.testing import AdapterContract
+    from corellm_llava import Llava
+
+    class TestLlava(AdapterContract):
+        adapter = Llava
+
+Shipped in the plugin as `contract.py`, it runs wherever the plugin is installed, offline, on its tiny checkpoint:
+`pytest --pyargs corellm_llava.contract`. The rules are in this package's other files, by what they are about; the cheap
+ones come first.
+"""
+
+from corellm.testing.contract.conversations import ConversationRules
+from corellm.testing.contract.embeddings import EmbeddingRules
+from corellm.testing.contract.engine import EngineRules
+from corellm.testing.contract.identity import IdentityRules
+from corellm.testing.contract.limits import LimitRules
+from corellm.testing.contract.media import MediaRules
+from corellm.testing.contract.packaging import PackagingRules
+from corellm.testing.contract.placeholders import PlaceholderRules
+from corellm.testing.contract.processing import ProcessingRules
+
+__all__ = ["AdapterContract"]
+
+
+class AdapterContract(
+    EngineRules,
+    IdentityRules,
+    EmbeddingRules,
+    MediaRules,
+    ConversationRules,
+    PlaceholderRules,
+    LimitRules,
+    ProcessingRules,
+    PackagingRules,
+):
+    """Every rule. A subclass names `adapter`; see `Contract` for what else it may say."""

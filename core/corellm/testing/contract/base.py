@@ -1,0 +1,109 @@
+"""What a contract class is told about an adapter, and the adapter loaded for its rules."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from corellm.plugins import MODELS_GROUP
+from corellm.testing.reference import Reference
+from corellm.testing.rules import Rules
+from corellm.testing.subject import Subject
+
+
+class Contract(Rules):
+    """What an author says of an adapter. Only `adapter` must be said."""
+
+    adapter: ClassVar[type[Any]]
+    """The class that the entry point names."""
+    architecture: ClassVar[str | None] = None
+    """Which architecture to test, where entry points give the adapter several."""
+    reference: ClassVar[type[Reference]] = Reference
+    """The oracle; a subclass where transformers' own processor or model does not do."""
+    processor_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    """Examples of a request's `mm_processor_kwargs` that change an item's tensors. By default those of the usual ones
+    that the processor takes."""
+
+    @classmethod
+    def architectures(cls) -> list[str]:
+        """Those that the entry points give the adapter, or the one that is asked for."""
+        where = f"{cls.adapter.__module__}:{cls.adapter.__qualname__}"
+        claimed = [
+            entry.name
+            for entry in entry_points(group=MODELS_GROUP)
+            if entry.value == where or _names(entry.value, cls.adapter)
+        ]
+        return sorted({name for name in claimed if cls.architecture in (None, name)})
+
+    @classmethod
+    def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
+        """Write a tiny checkpoint: by default `make_tiny_checkpoint` of the module `tiny` beside the adapter's.
+
+        It is told the `architecture`, if it has such a parameter.
+        """
+        make = tiny_module(cls.adapter).make_tiny_checkpoint
+        chosen = {"architecture": cls.architecture} if cls.architecture is not None else {}
+        takes = inspect.signature(make).parameters
+        made: Path = make(path, seed, **{name: value for name, value in chosen.items() if name in takes})
+        return Path(made)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A tiny checkpoint. Not to be written to."""
+        return cls.make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, checkpoint: Path) -> Iterator[Subject | Exception]:
+        """The model loaded, or why it cannot be."""
+        try:
+            subject = Subject(checkpoint, cls.reference(checkpoint))
+        except Exception as error:  # test_it_loads tells it in full, every other rule in a line
+            yield error
+            return
+        yield subject
+        subject.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, loaded: Subject | Exception) -> Subject:
+        """The model loaded."""
+        if isinstance(loaded, Exception):
+            pytest.fail(f"not tested, for the model does not load (test_it_loads): {loaded}", pytrace=False)
+        return loaded
+
+
+def _names(value: str, adapter: type[Any]) -> bool:
+    """Whether an entry point's value is another way to say `adapter`, e.g. through its package."""
+    module, _, name = value.partition(":")
+    if module.partition(".")[0] != adapter.__module__.partition(".")[0]:
+        return False
+    return getattr(importlib.import_module(module), name, None) is adapter
+
+
+def tiny_module(adapter: type[Any]) -> Any:
+    """The module `tiny` nearest to an adapter's: in its package, or in one around it.
+
+    Raises:
+        ModuleNotFoundError: there is none.
+    """
+    packages = list(itertools.accumulate(adapter.__module__.split("."), "{}.{}".format))
+    for package in reversed(packages):
+        name = f"{package}.tiny"
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, package):
+                raise
+    raise ModuleNotFoundError(
+        f"{adapter.__module__} has no module 'tiny' beside it with make_tiny_checkpoint(path, seed); write one, or "
+        f"implement make_checkpoint in the contract class"
+    )

@@ -1,0 +1,95 @@
+"""Rules about conversations: items are bound to where they were said, and what people type stays text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corellm.testing.contract.base import Contract
+from corellm.testing.subject import Subject
+
+
+class ConversationRules(Contract):
+    """Chat messages."""
+
+    def test_the_chat_placeholder_is_the_updates_target(self, subject: Subject) -> None:
+        """What `get_placeholder_str` writes into a prompt is what `get_prompt_updates` looks for."""
+        for modality in subject.modalities:
+            written = [
+                subject.hooks.get_placeholder_str(modality=modality, index=i)
+                for i in range(subject.several(modality, 2))
+            ]
+            self.require(
+                all(isinstance(text, str) for text in written),
+                "get_placeholder_str",
+                expected=f"text for {modality}s, empty where they are placed by position",
+                got=written,
+                fix="return what a chat message's part becomes in the prompt",
+            )
+            items = [subject.item(modality, seed) for seed in range(len(written))]
+            with self.expecting(f"{''.join(written)!r} has a place for each item", fix="write the update's target"):
+                features = subject.process("".join(written) + "What?", {modality: items}).features
+            self.require(
+                [f.item for f in features] == list(range(len(items))),
+                "get_placeholder_str",
+                expected=f"{len(items)} items in order",
+                got=[f.item for f in features],
+                fix="write the update's target once for each item",
+            )
+        unknown = subject.hooks.get_placeholder_str(modality="smell", index=0)
+        self.require(
+            unknown is None,
+            "get_placeholder_str",
+            expected="None for a modality that the model does not take",
+            got=unknown,
+            fix="answer for the model's modalities only",
+        )
+
+    @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
+    def test_conversations_keep_their_items_in_order(self, subject: Subject, template: str) -> None:
+        """Each item of a conversation is bound to where it was said, with the checkpoint's template and without."""
+        said = [(m, subject.item(m, 10 * i + k)) for i in range(2) for k, m in enumerate(subject.modalities)]
+        if any(subject.several(m, 2) < 2 for m in subject.modalities):
+            said = said[:1]
+        parts = [{"type": modality, modality: item} for modality, item in said]
+        messages = [
+            {"role": "user", "content": [*parts[:-1], {"type": "text", "text": "What is this?"}]},
+            {"role": "assistant", "content": "A circle."},
+            {"role": "user", "content": [{"type": "text", "text": "And"}, parts[-1], {"type": "text", "text": "?"}]},
+        ]
+        with self.expecting("a conversation is processed"):
+            processed = self._chat(subject, messages, template)
+            alone = [subject.features(modality, item)[0].identifier for modality, item in said]
+        got = [(f.modality, f.identifier) for f in processed.features]
+        want = [(modality, identifier) for (modality, _), identifier in zip(said, alone, strict=True)]
+        self.require(
+            got == want,
+            "make_context",
+            expected=[m for m, _ in want],
+            got=[m for m, _ in got],
+            fix="give the media in the order of their placeholders",
+        )
+
+    @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
+    def test_text_in_a_conversation_places_nothing(self, subject: Subject, template: str) -> None:
+        """A placeholder that somebody types into a message stays text: it takes no item's place."""
+        for modality in subject.modalities:
+            item = subject.item(modality, 0)
+            typed = (subject.placeholder(modality) or "") + subject.embedding_token(modality)
+            content = [{"type": "text", "text": f"Mind {typed}!"}, {"type": modality, modality: item}]
+            with self.expecting(f"{typed!r} in a message is text", fix="leave the text of messages as it is"):
+                processed = self._chat(subject, [{"role": "user", "content": content}], template)
+            self.require(
+                len(processed.features) == 1,
+                "make_context",
+                expected="one item",
+                got=len(processed.features),
+                fix="leave the text of messages as it is",
+            )
+
+    def _chat(self, subject: Subject, messages: Any, template: str) -> Any:
+        inputs = subject.fresh()
+        if template == "none":
+            inputs._chat_template = None
+        return inputs.process_chat(messages)

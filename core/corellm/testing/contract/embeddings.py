@@ -1,0 +1,208 @@
+"""Rules about embeddings: encoder batches, their way into a prompt in any chunks, and those that users bring."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corellm.errors import CorellmError, EmbeddingInputError
+from corellm.multimodal.fields import group_joinable
+from corellm.sampling_params import SamplingParams
+from corellm.testing.contract.base import Contract
+from corellm.testing.contract.processing import FEW
+from corellm.testing.subject import Subject
+
+TOLERANCE = 1e-5
+"""Of sums in another order."""
+
+
+class EmbeddingRules(Contract):
+    """Rows."""
+
+    def test_encoder_batches_equal_single_items(self, subject: Subject) -> None:
+        """An item's rows are the same alone and in a batch with others, wherever in it the item is."""
+        import torch
+
+        for modality in subject.modalities:
+            features = [subject.features(modality, subject.item(modality, seed))[0] for seed in range(5)]
+            features += subject.features(modality, subject.item(modality, 0))
+            for group in group_joinable([feature.data for feature in features]):
+                members = [features[i] for i in group]
+                with self.expecting("items are embedded together and alone"):
+                    together = subject.embed(members[::-1])[::-1]
+                    alone = [subject.embed([feature])[0] for feature in members]
+                self.require(
+                    len(together) == len(members),
+                    "get_multimodal_embeddings",
+                    expected=f"{len(members)} entries",
+                    got=len(together),
+                    fix="give one tensor per item: [items, tokens, hidden], or a list",
+                )
+                for one, other, feature in zip(alone, together, members, strict=True):
+                    self.require(
+                        one.shape == other.shape and torch.allclose(one, other, atol=TOLERANCE),
+                        "get_multimodal_embeddings",
+                        expected=f"the same rows for {modality} alone and among {len(members)}",
+                        got=f"{tuple(other.shape)}, different from alone",
+                        fix="keep items apart: mask paddings, split "
+                        f"rows by each item's own count ({feature.placeholder.num_embeds} here), keep their order",
+                    )
+
+    def test_merging_counts_rows(self, subject: Subject) -> None:
+        """Merging takes exactly one row per placeholder token; a row too few, too many, or a single one is refused."""
+        import torch
+
+        width, columns = subject.embedding_width, subject.hidden_size
+        generator = torch.Generator().manual_seed(0)
+        mask = torch.tensor([False, True, True, True, False, True, False])
+        text = torch.randn(len(mask), columns, generator=generator)
+        rows = torch.randn(int(mask.sum()), width, generator=generator)
+
+        def merge(given: Any) -> Any:
+            merged = subject.hooks.merge_multimodal_embeddings(
+                inputs_embeds=text.clone(), multimodal_embeddings=given, is_multimodal=mask
+            )
+            return merged[0] if isinstance(merged, tuple) else merged
+
+        with self.expecting("as many rows as the mask has ones are merged"):
+            merged = merge(rows.clone())
+        self.require(
+            torch.equal(merged[~mask], text[~mask]),
+            "merge_multimodal_embeddings",
+            expected="text embeddings untouched",
+            got="changed",
+            fix="write to the masked positions only",
+        )
+        for i, position in enumerate(mask.nonzero().flatten().tolist()):
+            changed = rows.clone()
+            changed[i] += 1
+            differs = (merge(changed) != merged).any(-1).nonzero().flatten().tolist()
+            self.require(
+                differs == [position],
+                "merge_multimodal_embeddings",
+                expected=f"row {i} at position {position}",
+                got=differs,
+                fix="write rows in the order of the masked positions",
+            )
+        for wrong in (rows[:-1], rows[:1], rows[:0], torch.cat([rows, rows[:1]])):
+            with self.refusing(
+                "merge_multimodal_embeddings",
+                f"{len(wrong)} rows for {len(rows)} positions",
+                CorellmError,
+                fix="check the number of rows before writing (corellm.multimodal.write_rows does)",
+            ):
+                merge(wrong)
+
+    @FEW
+    @given(data=st.data())
+    def test_chunks_give_the_same_embeddings(self, subject: Subject, data: st.DataObject) -> None:
+        """However a prompt is cut into chunks, merging gives the same embeddings as for the whole."""
+        import torch
+
+        parts: list[Any] = ["What is"]
+        for modality in subject.modalities:
+            parts += [
+                part
+                for i in range(subject.several(modality, 2))
+                for part in ((modality, subject.item(modality, i)), " or ")
+            ]
+        processed = subject.process(*subject.prompt(parts))
+        length = len(processed.token_ids)
+        cuts = data.draw(st.lists(st.integers(1, length), max_size=6)) if length > 1 else []
+        bounds = sorted({0, length, *cuts})
+        rows = [subject.embed([feature])[0] for feature in processed.features]
+        whole = self._merged(subject, processed, rows, 0, length)
+        pieces = torch.cat([self._merged(subject, processed, rows, start, end) for start, end in pairwise(bounds)])
+        self.require(
+            torch.equal(whole, pieces),
+            "merge_multimodal_embeddings",
+            expected="the same embeddings",
+            got=f"others when cut at {bounds[1:-1]}",
+            fix="merge each chunk by its own mask and rows alone",
+        )
+
+    def _merged(self, subject: Subject, processed: Any, rows: list[Any], start: int, end: int) -> Any:
+        """Embeddings of a part of a prompt, as the engine makes them."""
+        import torch
+
+        mask = torch.zeros(len(processed.token_ids), dtype=torch.bool)
+        for feature in processed.features:
+            place = feature.placeholder
+            mask[place.offset : place.end] = torch.tensor(place.is_embed or (True,) * place.length)
+        before = [0, *accumulate(mask.int().tolist())]
+        chunk = mask[start:end]
+        ids = torch.tensor(processed.token_ids)[start:end].masked_fill(chunk, 0)
+        with torch.inference_mode():
+            text = subject.hooks.get_input_embeddings(model=subject.model, input_ids=ids)
+            if not chunk.any():
+                return text
+            with self.expecting("a chunk is merged"):
+                merged = subject.hooks.merge_multimodal_embeddings(
+                    inputs_embeds=text,
+                    multimodal_embeddings=torch.cat(rows)[before[start] : before[end]],
+                    is_multimodal=chunk,
+                )
+        return merged[0] if isinstance(merged, tuple) else merged
+
+    # --- embeddings that users bring --------------------------------------------------------------------------------
+
+    def test_precomputed_embeddings(self, subject: Subject) -> None:
+        """Embeddings of a wrong rank, width or dtype are refused; right ones stand in for the item.
+
+        Where `refuse_embeddings` gives a reason, all are refused with it.
+        """
+        import torch
+
+        for modality in subject.modalities:
+            item = subject.item(modality, 0)
+            text, _ = subject.prompt([(modality, item), "What?"])
+            (feature,) = subject.process(text, {modality: item}).features
+            rows = subject.embed([feature])[0].clone()
+            reason = subject.hooks.refuse_embeddings(modality=modality)
+            if reason is not None:
+                with self.refusing(
+                    "refuse_embeddings",
+                    "an embedding",
+                    EmbeddingInputError,
+                    words=reason,
+                    fix="give the reason in a line",
+                ):
+                    subject.process(text, {f"{modality}_embeds": [rows[:, : subject.hidden_size]]})
+                continue
+            wrong = {
+                "of rank 1": rows[0],
+                "too narrow": rows[:, :-1],
+                "too wide": torch.cat([rows, rows[:, :1]], 1),
+                "of integers": rows.int(),
+                "not finite": rows.masked_fill(torch.ones_like(rows, dtype=torch.bool), float("nan")),
+                "without a row": rows[:0],
+            }
+            for what, given_rows in wrong.items():
+                with self.refusing(
+                    "get_data_parser",
+                    f"embeddings {what}",
+                    EmbeddingInputError,
+                    fix="leave embeddings to the core's parser",
+                ):
+                    subject.process(text, {f"{modality}_embeds": [given_rows]})
+            params = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
+            with self.expecting("embeddings in place of the item"):
+                outputs = subject.llm.generate(
+                    [
+                        {"prompt": text, "multi_modal_data": media}
+                        for media in ({modality: item}, {f"{modality}_embeds": [rows]})
+                    ],
+                    params,
+                    use_tqdm=False,
+                )
+            answers = [list(output.outputs[0].token_ids) for output in outputs]
+            self.require(
+                answers[0] == answers[1],
+                "get_prompt_updates",
+                expected=f"the item's own answer, {answers[0]}",
+                got=answers[1],
+                fix="make room for mm_items[modality].num_embeddings(i) rows, where it is not None",
+            )

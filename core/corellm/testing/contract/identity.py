@@ -1,0 +1,163 @@
+"""Rules about identity: when two items are one, across requests, processes and the memory that caches may take."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+from corellm.testing.contract.processing import ProcessingRules
+from corellm.testing.rules import child_environment
+from corellm.testing.subject import Subject, describe
+
+MANY = 1000
+
+
+class IdentityRules(ProcessingRules):
+    """Hashes and caches."""
+
+    def test_identity_follows_content(self, subject: Subject) -> None:
+        """Equal items have one identifier, different ones have different identifiers.
+
+        Content, size, mode, dtype, order of axes and every processor argument count; who holds the item does not.
+        """
+        for modality in subject.modalities:
+            item = subject.item(modality, 1)
+            kinds: dict[str, str] = {}
+            for what, (other, kwargs) in self._unlike(subject, modality, item).items():
+                (feature,) = subject.features(modality, other, **kwargs)
+                twin = kinds.setdefault(feature.identifier, what)
+                self.require(
+                    twin == what,
+                    "get_data_parser",
+                    expected=f"{what} and {twin} have different identifiers",
+                    got=feature.identifier,
+                    fix="let the parser keep all content that the processor sees",
+                )
+                (again,) = subject.features(modality, copy.deepcopy(other), **dict(reversed(kwargs.items())))
+                self.require(
+                    again.identifier == feature.identifier,
+                    "get_data_parser",
+                    expected=f"a copy of {what} is the same item",
+                    got="another identifier",
+                    fix="let the parser add nothing that differs from call to call",
+                )
+
+    def _unlike(self, subject: Subject, modality: str, item: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
+        """Items and arguments of which no two are the same."""
+        import numpy as np
+
+        unlike: dict[str, tuple[Any, dict[str, Any]]] = {describe(item): (item, {})}
+        if modality == "image":
+            pixels = np.array(item)
+            touched = pixels.copy()
+            touched[-1, -1, 0] ^= 1
+            unlike["one bit of a pixel changed"] = touched, {}
+            unlike["the same bytes in another shape"] = pixels.reshape(pixels.shape[1], pixels.shape[0], 3), {}
+            unlike["the same in grey"] = item.convert("L"), {}
+            unlike["black and white"] = item.convert("1"), {}
+        elif modality == "video":
+            frames, metadata = item
+            unlike["frames in another order"] = (frames[::-1].copy(), metadata), {}
+            unlike["another frame rate"] = (frames, {"fps": 2 * metadata["fps"]}), {}
+        else:
+            unlike["one sample less"] = item[:-1], {}
+            unlike["half as loud"] = item / 2, {}
+            unlike["rounded to half precision"] = item.astype(np.float16).astype(np.float32), {}
+        unlike |= {f"processed with {dict(kwargs)}": (item, dict(kwargs)) for kwargs in self.arguments(subject)}
+        return unlike
+
+    def test_another_process_agrees(self, subject: Subject) -> None:
+        """Another process gives the same identifiers, tokens and tensors; items survive the way there and back."""
+        import torch
+
+        requests = [
+            subject.prompt([(m, subject.item(m, seed)), "What?"]) for m in subject.modalities for seed in (0, 1)
+        ]
+        here = [subject.process(*request) for request in requests]
+        done = subprocess.run(
+            [sys.executable, "-m", "corellm.testing.other_process"],
+            input=pickle.dumps((str(subject.checkpoint), torch.get_num_threads(), requests, here)),
+            capture_output=True,
+            env=child_environment(),
+            check=False,
+        )
+        if done.returncode:
+            self.fail(
+                "the adapter",
+                expected="the same requests processed in another process",
+                got=done.stderr.decode(errors="replace").strip()[-800:],
+                fix="do what the error says",
+            )
+        there, echo = pickle.loads(done.stdout)
+        for ours, theirs in zip(here, there, strict=True):
+            identifiers = [[f.identifier for f in processed.features] for processed in (ours, theirs)]
+            self.require(
+                identifiers[0] == identifiers[1],
+                "get_data_parser",
+                expected=identifiers[0],
+                got=identifiers[1],
+                fix="let no hash(), id() or order of a set into an item",
+            )
+            self.require(
+                ours.token_ids == theirs.token_ids and ours.features == theirs.features,
+                "call_hf_processor",
+                expected="the same tokens and tensors in every process",
+                got="others",
+                fix="depend on nothing but the item and the arguments: no hash(), no order of a set, no random numbers",
+            )
+        self.require(
+            echo == here,
+            "get_mm_fields_config",
+            expected="items as they were, after the way to another process and back",
+            got="others",
+            fix="give tensors, lists of tensors and plain data only",
+        )
+
+    def test_a_thousand_items_stay_within_the_cache(self, subject: Subject) -> None:
+        """The processor cache keeps to its bytes over 1,000 items, and an item's bytes are those it keeps alive."""
+        modality = subject.modalities[0]
+        (first,) = subject.features(modality, subject.item(modality, 0))
+        for name, elem in first.data.items():
+            held = elem.data.untyped_storage().nbytes() if hasattr(elem.data, "untyped_storage") else 0
+            self.require(
+                held <= elem.nbytes,
+                "call_hf_processor",
+                expected=f"{name} keeps its own {elem.nbytes} bytes alive",
+                got=held,
+                fix="clone a tensor that is a part of a larger one",
+            )
+        inputs = subject.fresh(mm_processor_cache_gb=8 * first.data.nbytes / 2**30)
+        cache = inputs.mm_processor.cache
+        text = subject.prompt([(modality, None)])[0]
+        for seed in range(MANY):
+            with self.expecting("an item is processed"):
+                subject.process(text, {modality: _tiny_item(subject, modality, seed)}, inputs=inputs)
+            self.require(
+                cache.nbytes <= cache.max_bytes,
+                "call_hf_processor",
+                expected=f"at most {cache.max_bytes} bytes",
+                got=cache.nbytes,
+                fix="give tensors that own their memory",
+            )
+        self.require(
+            cache.misses >= MANY,
+            "get_data_parser",
+            expected=f"{MANY} different items",
+            got=f"{cache.misses} misses",
+            fix="let the parser keep all content",
+        )
+
+
+def _tiny_item(subject: Subject, modality: str, seed: int) -> Any:
+    """One of a thousand different items, quick to process."""
+    import numpy as np
+
+    value = np.array([seed % 256, seed // 256, 7], dtype=np.uint8)
+    if modality == "image":
+        return np.broadcast_to(value, (16, 16, 3)).copy()
+    if modality == "video":
+        return np.broadcast_to(value, (2, 32, 32, 3)).copy(), {"fps": 2.0}
+    return np.full(subject.sampling_rate // 10, (seed + 1) / 2048, dtype=np.float32)

@@ -1,0 +1,159 @@
+"""Rules about limits: which modalities a model takes, how many items of each, and how large one may become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corellm.errors import MultiModalError, RequestError
+from corellm.testing.contract.base import Contract
+from corellm.testing.items import make_clip, make_picture, make_sound
+from corellm.testing.subject import Subject, describe
+
+EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 480), (31, 900), (64, 64))
+"""Widths and heights."""
+
+
+class LimitRules(Contract):
+    """Numbers and sizes."""
+
+    def test_items_of_another_kind_are_refused(self, subject: Subject) -> None:
+        """A modality that the model does not take, or an item under the wrong name: refused by name."""
+        for modality in {"image", "video", "audio"} - set(subject.modalities):
+            with self.refusing(
+                "get_supported_mm_limits",
+                f"a {modality}",
+                MultiModalError,
+                words=modality,
+                fix="name only what the model takes",
+            ):
+                subject.process("What?", {modality: subject.item("image", 0)})
+
+    @pytest.mark.parametrize("allowed", [0, 1, 2])
+    def test_limits(self, subject: Subject, allowed: int) -> None:
+        """As many items as allowed are taken, one more is refused with both numbers; none allowed means none."""
+        for modality in subject.modalities:
+            own = subject.hooks.get_supported_mm_limits()[modality]
+            if own is not None and allowed > own:
+                with self.refusing(
+                    "get_supported_mm_limits",
+                    f"a limit of {allowed} above the model's {own}",
+                    MultiModalError,
+                    words=str(own),
+                    fix="state the model's limit",
+                ):
+                    subject.fresh(limit_mm_per_prompt={modality: allowed})
+                continue
+            inputs = subject.fresh(limit_mm_per_prompt={modality: allowed})
+            for count in range(allowed + 2):
+                parts = [part for seed in range(count) for part in ((modality, subject.item(modality, seed)), " ")]
+                request = subject.prompt(["What?", *parts])
+                if count <= allowed:
+                    with self.expecting(f"{count} {modality}s of {allowed}"):
+                        features = subject.process(*request, inputs=inputs).features
+                    self.require(
+                        len(features) == count,
+                        "get_prompt_updates",
+                        expected=f"{count} items",
+                        got=len(features),
+                        fix="place every item",
+                    )
+                else:
+                    with self.refusing(
+                        "get_supported_mm_limits",
+                        f"{count} {modality}s of {allowed}",
+                        MultiModalError,
+                        words=str(allowed),
+                        fix="leave the count to the core",
+                    ):
+                        subject.process(*request, inputs=inputs)
+
+    def test_the_models_own_limit(self, subject: Subject) -> None:
+        """Where the model takes a limited number of items, one more is refused, with both numbers."""
+        for modality, limit in subject.hooks.get_supported_mm_limits().items():
+            self.require(
+                limit is None or (isinstance(limit, int) and limit > 0),
+                "get_supported_mm_limits",
+                expected="None for any number, or 1 and more",
+                got=limit,
+                fix="leave out a modality that is not taken",
+            )
+            if limit is not None and limit < 16:
+                items = [subject.item(modality, seed) for seed in range(limit + 1)]
+                text = "What?" + subject.placeholder(modality) * len(items)
+                with self.refusing(
+                    "get_supported_mm_limits",
+                    f"{limit + 1} {modality}s",
+                    MultiModalError,
+                    words=str(limit),
+                    fix="state the limit",
+                ):
+                    subject.process(text, {modality: items})
+
+    # --- the worst case ---------------------------------------------------------------------------------------------
+
+    def test_the_dummy_is_the_stated_maximum(self, subject: Subject) -> None:
+        """`get_mm_max_tokens_per_item` says as many tokens as the dummy item takes.
+
+        Memory is planned by the one, requests are admitted by the other.
+        """
+        profile = subject.processor.profile
+        stated = self._stated(subject)
+        for modality in subject.modalities:
+            data = subject.hooks.get_dummy_mm_data(
+                seq_len=subject.llm.engine.max_model_len, mm_counts={modality: 1}, mm_options={}
+            )
+            self.require(
+                len(data[modality]) == 1,
+                "get_dummy_mm_data",
+                expected="1 item",
+                got=len(data[modality]),
+                fix="give mm_counts",
+            )
+            dummy = next(f for f in profile.features if f.modality == modality).placeholder.length
+            want = stated.get(modality, dummy)
+            self.require(
+                dummy == want,
+                "get_dummy_mm_data",
+                expected=f"a dummy {modality} of {want} tokens",
+                got=dummy,
+                fix="make the dummy the item that becomes the most tokens, and state that number",
+            )
+
+    def test_no_item_exceeds_the_stated_maximum(self, subject: Subject) -> None:
+        """No picture, clip or sound of any size becomes more tokens than planned for, or it is refused."""
+        profile, stated = subject.processor.profile, self._stated(subject)
+        for modality in subject.modalities:
+            most = stated.get(modality, profile.max_tokens[modality])
+            for item in extreme_items(subject, modality):
+                try:
+                    (feature,) = subject.features(modality, item)
+                except RequestError:
+                    continue
+                self.require(
+                    feature.placeholder.length <= most,
+                    "get_dummy_mm_data",
+                    expected=f"{describe(item)} becomes at most {most} tokens",
+                    got=feature.placeholder.length,
+                    fix="make the dummy larger and state more in get_mm_max_tokens_per_item, or refuse the item",
+                )
+
+    def _stated(self, subject: Subject) -> Any:
+        return (
+            subject.hooks.get_mm_max_tokens_per_item(
+                seq_len=subject.llm.engine.max_model_len, mm_counts=dict.fromkeys(subject.modalities, 1)
+            )
+            or {}
+        )
+
+
+def extreme_items(subject: Subject, modality: str) -> list[Any]:
+    """Items of all sizes that people might give."""
+    if modality == "image":
+        return [make_picture(*size, seed) for seed, size in enumerate(EXTREMES)]
+    if modality == "video":
+        clips = [make_clip(3, *size, seed) for seed, size in enumerate(EXTREMES)]
+        return [*clips, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
+    rate = subject.sampling_rate
+    return [make_sound(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]

@@ -1,0 +1,139 @@
+"""Rules about the distribution: how the adapter is found, imported and loaded, and what its tiny checkpoint is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from corellm.errors import CheckpointError, ContractError
+from corellm.hookspecs import CONTRACT_VERSION
+from corellm.llm import LLM
+from corellm.plugins import check_adapter_class, contract_versions, find_adapter
+from corellm.testing.contract.base import Contract
+from corellm.testing.rules import child_environment
+from corellm.testing.subject import Subject
+from corellm.worker.checkpoint import read_architectures
+
+HEAVY = ("torch", "transformers", "numpy", "PIL", "av", "soundfile")
+
+
+class PackagingRules(Contract):
+    """Found, imported, loaded."""
+
+    def test_an_entry_point_names_the_adapter(self) -> None:
+        """The engine finds the adapter: an entry point of the group `corellm.models` names its class."""
+        found = self.architectures()
+        self.require(
+            len(found) == 1,
+            "the entry point",
+            expected="one architecture to test",
+            got=found or "none",
+            fix='name the class in [project.entry-points."corellm.models"] and install the distribution '
+            "(pip install -e .); where it serves several, a contract class for each says architecture = '...'",
+        )
+
+    def test_import_is_light(self) -> None:
+        """Importing the adapter's module imports neither torch nor transformers, nor anything that decodes media.
+
+        Plugins are listed, and errors about missing ones are given, without waiting for them.
+        """
+        code = f"import sys, {self.adapter.__module__}; print(*(n for n in {HEAVY} if n in sys.modules))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=child_environment(), check=False
+        )
+        self.require(
+            done.returncode == 0 and not done.stdout.split(),
+            "the module",
+            expected="none of them imported",
+            got=done.stdout.strip() or done.stderr.strip() or "none",
+            fix="move the import into the hooks that need it; for annotations use `if TYPE_CHECKING:`",
+        )
+
+    def test_the_contract_version_is_checked(self) -> None:
+        """The adapter declares a contract version that this corellm speaks; another one is refused in a line."""
+        with self.expecting("an adapter class without faults", fix="do what the error says"):
+            check_adapter_class(self.adapter, "this plugin")
+        versions = contract_versions(self.adapter)
+        self.require(
+            CONTRACT_VERSION in versions,
+            "contract",
+            expected=f"contract = {CONTRACT_VERSION}, or a range with it",
+            got=self.adapter.contract,
+            fix="declare the version that the adapter was written for and tested with",
+        )
+        later = type("Later", (self.adapter,), {"contract": 99})
+        with self.refusing("contract", "version 99", ContractError, words="upgrade corellm", fix="declare a number"):
+            check_adapter_class(later, "this plugin")
+
+    def test_the_tiny_checkpoint_is_deterministic(self, tmp_path: Path) -> None:
+        """The same seed writes the same files; another seed writes other weights of the same model."""
+        first, again, other = (
+            _files(self.make_checkpoint(tmp_path / name, seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+        )
+        self.require(
+            first == again,
+            "make_tiny_checkpoint",
+            expected="the same bytes for the same seed",
+            got=sorted(name for name in first if first[name] != again.get(name)),
+            fix="draw every random number from a generator made of the seed",
+        )
+        different = sorted(name for name in first if first[name] != other.get(name))
+        self.require(
+            bool(different) and all(name.endswith(".safetensors") for name in different),
+            "make_tiny_checkpoint",
+            expected="another seed changes the weights and nothing else",
+            got=different or "nothing changes",
+            fix="seed the weights, and nothing but them",
+        )
+
+    def test_it_loads(self, checkpoint: Path, loaded: Subject | Exception) -> None:
+        """The tiny checkpoint loads, and the dummy items go through the encoder."""
+        with self.expecting("the tiny checkpoint loads", fix="do what the error says; the other rules need this one"):
+            entry = find_adapter(read_architectures(checkpoint))
+            if isinstance(loaded, Exception):
+                raise loaded
+        self.require(
+            entry.load() is self.adapter,
+            "the entry point",
+            expected=f"{self.adapter.__qualname__} serves the checkpoint",
+            got=f"{entry.entry_point.value} of {entry.distribution}",
+            fix="make the checkpoint's architectures and the entry point agree",
+        )
+
+    @pytest.mark.parametrize("change", ["surplus", "missing"])
+    def test_every_weight_finds_its_place(self, subject: Subject, tmp_path: Path, change: str) -> None:
+        """A checkpoint with a weight too many is refused by its name, one that lacks a weight is refused, too."""
+        from safetensors import safe_open
+        from safetensors.torch import load_file, save_file
+
+        for file in subject.checkpoint.iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        file = min(tmp_path.glob("*.safetensors"))
+        weights = load_file(file)
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        file.unlink()
+        biggest = max((w for w in weights if "embed" not in w and "head" not in w), key=lambda w: weights[w].numel())
+        name = biggest if change == "missing" else f"{biggest}.of_nobody"
+        if change == "missing":
+            del weights[name]
+        else:
+            weights[name] = weights[biggest].clone()
+        save_file(weights, file, metadata)
+        with self.refusing(
+            "load_model",
+            f"a checkpoint with {name} {change}",
+            CheckpointError,
+            words=name if change == "surplus" else "",
+            fix="compare the checkpoint's names with the model's, and raise CheckpointError for what is left on either "
+            "side; the core's default does",
+        ):
+            LLM(str(tmp_path), dtype="float32").close()
+
+
+def _files(path: Path) -> Mapping[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}

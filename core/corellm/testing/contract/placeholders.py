@@ -1,0 +1,162 @@
+"""Rules about placeholders: no item is ever bound to the wrong place, whatever the prompt says."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from corellm.errors import (
+    AlreadyExpandedError,
+    MissingPlaceholderError,
+    PlaceholderError,
+)
+from corellm.sampling_params import SamplingParams
+from corellm.testing.contract.base import Contract
+from corellm.testing.subject import Subject
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+class PlaceholderRules(Contract):
+    """Prompts and items."""
+
+    def test_missing_placeholders_are_refused(self, subject: Subject) -> None:
+        """More items than placeholders: refused, and the next request is served as ever.
+
+        A family that puts items in by position has no placeholders to miss: there the item is placed.
+        """
+        for modality in subject.modalities:
+            items = [subject.item(modality, seed) for seed in range(subject.several(modality, 2))]
+            if not subject.placeholder(modality):
+                with self.expecting("items without placeholders are placed by position"):
+                    features = subject.process("What?", {modality: items}).features
+                self.require(
+                    len(features) == len(items),
+                    "get_prompt_updates",
+                    expected=f"{len(items)} placeholders",
+                    got=len(features),
+                    fix="give an update for every item",
+                )
+                continue
+            for written in range(len(items)):
+                prompt = {
+                    "prompt": "What?" + subject.placeholder(modality) * written,
+                    "multi_modal_data": {modality: items},
+                }
+                with (
+                    self._serves_on(subject),
+                    self.refusing(
+                        "get_prompt_updates",
+                        f"{len(items)} {modality}s for {written} placeholders",
+                        MissingPlaceholderError,
+                        fix="let the update's target be what get_dummy_text writes, and nothing else",
+                    ),
+                ):
+                    subject.llm.generate(prompt, GREEDY, use_tqdm=False)
+
+    def test_surplus_placeholders_are_refused(self, subject: Subject) -> None:
+        """More placeholders than items, or a placeholder's token without an item: refused, and the engine serves on."""
+        for modality in subject.modalities:
+            item = subject.item(modality, 0)
+            surplus = subject.placeholder(modality) or subject.embedding_token(modality)
+            for text, media in ((surplus, {}), (subject.placeholder(modality) + "or" + surplus, {modality: [item]})):
+                with (
+                    self._serves_on(subject),
+                    self.refusing(
+                        "get_prompt_updates",
+                        f"the prompt {text!r} with {len(media)} items",
+                        PlaceholderError,
+                        fix="name the tokens that take embeddings by PromptUpdateDetails.select_token_id, so that the "
+                        "core knows them",
+                    ),
+                ):
+                    subject.llm.generate({"prompt": text, "multi_modal_data": media}, GREEDY, use_tqdm=False)
+
+    def test_expanded_prompts_are_refused(self, subject: Subject) -> None:
+        """What a Hugging Face processor has expanded already is refused, not expanded again; the engine serves on."""
+        for modality in subject.modalities:
+            media = {modality: [subject.item(modality, 0)]}
+            expanded = subject.process(subject.prompt([(modality, media[modality][0]), "What?"])[0], media).token_ids
+            prompt = {"prompt_token_ids": expanded, "multi_modal_data": media}
+            with (
+                self._serves_on(subject),
+                self.refusing(
+                    "get_prompt_updates",
+                    "an expanded prompt with its item",
+                    AlreadyExpandedError,
+                    fix="let the content hold the token that takes embeddings more often than the target does",
+                ),
+            ):
+                subject.llm.generate(prompt, GREEDY, use_tqdm=False)
+
+    def _serves_on(self, subject: Subject) -> Any:
+        """After the error the engine answers a good request as before."""
+        return _ServesOn(self, subject)
+
+    def test_positions(self, subject: Subject) -> None:
+        """Every prompt token has a position, and the first generated one comes right after the largest of them."""
+        for modality in subject.modalities:
+            for seed in range(3):
+                parts = [
+                    "What is",
+                    *[(modality, subject.item(modality, 10 * seed + i)) for i in range(subject.several(modality, 2))],
+                    "?",
+                ]
+                with self.expecting("positions for a prompt with items"):
+                    processed = subject.process(*subject.prompt(_separated(parts)))
+                    answer = subject.hooks.get_rope_positions(
+                        model=subject.model, token_ids=processed.token_ids, mm_features=processed.features
+                    )
+                if answer is None:
+                    continue
+                positions, offset = answer
+                length = len(processed.token_ids)
+                self.require(
+                    tuple(positions.shape) in ((length,), (3, length)) and not positions.is_floating_point(),
+                    "get_rope_positions",
+                    expected=f"integers [{length}] or [3, {length}]",
+                    got=f"{positions.dtype} {tuple(positions.shape)}",
+                    fix="give a position for every token of the prompt",
+                )
+                first, largest = length + int(offset), int(positions.max())
+                self.require(
+                    first == largest + 1,
+                    "get_rope_positions",
+                    expected=f"{largest + 1} for the first generated token",
+                    got=f"{first} = {length} prompt tokens + offset {offset}",
+                    fix="return max(positions) + 1 - len(token_ids) as the offset",
+                )
+
+
+def _separated(parts: list[Any]) -> list[Any]:
+    return [piece for part in parts for piece in (part, " ")]
+
+
+class _ServesOn:
+    """Asks a good request before and after; both must be answered alike."""
+
+    def __init__(self, rules: PlaceholderRules, subject: Subject) -> None:
+        self._rules, self._subject = rules, subject
+        modality = random.Random(0).choice(subject.modalities)
+        text, media = subject.prompt([(modality, subject.item(modality, 4)), "What?"])
+        self._request = {"prompt": text, "multi_modal_data": media}
+
+    def _answer(self) -> list[int]:
+        (output,) = self._subject.llm.generate(self._request, GREEDY, use_tqdm=False)
+        return list(output.outputs[0].token_ids)
+
+    def __enter__(self) -> None:
+        with self._rules.expecting("a good request is answered"):
+            self._before = self._answer()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            with self._rules.expecting("the engine serves on after an error"):
+                after = self._answer()
+            self._rules.require(
+                after == self._before,
+                "the adapter",
+                expected=f"the same answer after the error: {self._before}",
+                got=after,
+                fix="change nothing before everything is checked",
+            )

@@ -1,0 +1,69 @@
+"""Media for tests: noise of any size, nothing like another seed's, and the odd forms in which people have pictures."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+
+def make_picture(width: int, height: int, seed: int = 0) -> Image:
+    """Coloured noise with a red corner, RGB."""
+    import numpy as np
+    from PIL import Image as images
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pixels[: height // 3, : width // 3] = (255, 0, 0)
+    return images.fromarray(pixels)
+
+
+def make_clip(num_frames: int, width: int, height: int, seed: int = 0, fps: float = 4.0) -> Any:
+    """`(frames [num_frames, height, width, 3] uint8, {"fps": fps})`: noise, each frame another."""
+    import numpy as np
+
+    frames = np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
+    return frames, {"fps": fps}
+
+
+def make_sound(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Noise that swells over a tone of its own: `[num_samples]`, float32."""
+    import numpy as np
+
+    at = np.arange(num_samples) / rate
+    noise = np.random.default_rng(seed).standard_normal(num_samples) * 0.1 * (1 + np.sin(4 * at))
+    tone: np.ndarray[Any, Any] = (noise + 0.2 * np.sin(2 * np.pi * (150 + 83 * seed) * at)).astype(np.float32)
+    return tone
+
+
+def odd_pictures() -> dict[str, Any]:
+    """`{what is odd: picture or its file's bytes}`: every mode, tiny and long ones, turned ones, sixteen bits."""
+    import numpy as np
+    from PIL import Image as images
+
+    plain = make_picture(40, 30, 1)
+    found: dict[str, Any] = {mode: plain.convert(mode) for mode in ("1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr")}
+    found["P with a transparent colour"] = _encoded(plain.convert("P"), "PNG", transparency=0)
+    found["16 bits of grey"] = images.fromarray(np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 50)
+    found |= {f"{width} x {height}": make_picture(width, height, 2) for width, height in ((1, 1), (1, 30), (30, 1))}
+    found["100 times as wide as high"] = make_picture(300, 3, 3)
+    found["turned by EXIF"] = turned_picture()[0]
+    return found
+
+
+def turned_picture() -> tuple[bytes, Image]:
+    """A file whose EXIF data say that it lies on its side, and the picture as it stands upright."""
+    from PIL import Image as images
+
+    upright = make_picture(24, 40, 4)
+    exif = images.Exif()
+    exif[0x0112] = 6  # turn it by 270 degrees to see it upright
+    return _encoded(upright.transpose(images.Transpose.ROTATE_90), "PNG", exif=exif), upright
+
+
+def _encoded(picture: Image, form: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, form, **options)
+    return file.getvalue()

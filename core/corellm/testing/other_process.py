@@ -1,0 +1,28 @@
+"""The other process of the contract test `test_another_process_agrees`: reads requests from standard input, pickled.
+
+Answers with the same requests as processed here, and with what was processed there, given back.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+from corellm.llm import LLM
+
+
+def main() -> None:
+    """Process what is asked."""
+    checkpoint, num_threads, requests, echo = pickle.load(sys.stdin.buffer)
+    import torch
+
+    torch.set_num_threads(num_threads)
+    with LLM(checkpoint, dtype="float32") as llm:
+        processed = [
+            llm.engine.input_processor.process({"prompt": text, "multi_modal_data": media}) for text, media in requests
+        ]
+    pickle.dump((processed, echo), sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The contract's oracle: what transformers itself makes of a checkpoint, its processor and its `generate`.
+
+Nothing of corellm is used to process or to generate. An adapter whose model or processor transformers lacks brings an
+independent one, in a subclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+Media = Mapping[str, Sequence[Any]]
+"""`{modality: items}`: pictures `PIL.Image`, clips `(frames, {"fps": ...})`, sounds `[num_samples]` float32."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A prompt and what the model says next."""
+
+    prompt_token_ids: list[int]
+    """Placeholders expanded."""
+    token_ids: list[int]
+    logprobs: list[float]
+    """Of each of `token_ids`."""
+
+
+class Reference:
+    """Transformers' processor and model of one checkpoint.
+
+    Args:
+        checkpoint: its directory.
+    """
+
+    ignored_tensors: ClassVar[Mapping[str, str]] = {}
+    """`{tensor of the processor's: why the adapter has no use for it}`."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+
+    @cached_property
+    def processor(self) -> Any:
+        """The Hugging Face processor."""
+        import transformers
+
+        return transformers.AutoProcessor.from_pretrained(self.checkpoint)
+
+    @cached_property
+    def model(self) -> Any:
+        """The transformers model, in float32."""
+        import torch
+        import transformers
+
+        from corellm.worker.defaults import transformers_class
+
+        config = transformers.AutoConfig.from_pretrained(self.checkpoint)
+        return transformers_class(config).from_pretrained(self.checkpoint, dtype=torch.float32).eval()
+
+    def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What the processor makes of text and media together.
+
+        Args:
+            text: with placeholders, as a user writes them.
+            media: in the order of their placeholders; may be empty.
+            kwargs: a request's `mm_processor_kwargs`.
+
+        Returns:
+            `input_ids` `[1, num_tokens]` and the tensors of all items.
+        """
+        given: dict[str, Any] = {}
+        if media.get("image"):
+            given["images"] = list(media["image"])
+        if media.get("video"):
+            given["videos"] = [frames for frames, _ in media["video"]]
+            given["video_metadata"] = [{"total_num_frames": len(v[0]), "fps": v[1]["fps"]} for v in media["video"]]
+        if media.get("audio"):
+            given["audio"] = list(media["audio"])
+            given["sampling_rate"] = self.processor.feature_extractor.sampling_rate
+        return dict(self.processor(text=text, return_tensors="pt", **given, **kwargs))
+
+    def same(self, name: str, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        """Whether one item's tensor is the processor's: bit for bit, unless a subclass has a reason to allow more."""
+        return ours.dtype == theirs.dtype and ours.shape == theirs.shape and bool((ours == theirs).all())
+
+    def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
+        """Transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
+        return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
+
+    def close(self) -> None:
+        """Free what is held; called once, at the end."""
+
+
+def generate_one(model: Any, inputs: Mapping[str, Any], max_tokens: int) -> Continuation:
+    """Greedy tokens of a transformers model, one request alone.
+
+    Args:
+        model: with a `generate`.
+        inputs: what it is called with, `input_ids` among it.
+        max_tokens: so many exactly: the end of text is kept out.
+    """
+    import torch
+
+    output = model.generate(
+        **inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    tokens = output.sequences[0, -max_tokens:].tolist()
+    logprobs = [
+        torch.log_softmax(step[0].float(), -1)[token].item() for step, token in zip(output.logits, tokens, strict=True)
+    ]
+    return Continuation(inputs["input_ids"][0].tolist(), tokens, logprobs)

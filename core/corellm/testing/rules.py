@@ -1,0 +1,147 @@
+"""What a rule of the contract is: a test with a docstring, a failure that says what to change, a guard against removal.
+
+Knows pytest and hooks' names; knows no model.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from inspect import getattr_static, getdoc
+from typing import Any, ClassVar, NoReturn
+
+import pytest
+
+from corellm.plugins import HOOK_NAMES
+
+
+class ContractBroken(AssertionError):
+    """A rule of the contract is broken: by which hook, what was expected, what came instead, what to change."""
+
+    def __init__(self, hook: str, rule: str, *, expected: object, got: object, fix: str) -> None:
+        self.hook, self.rule, self.expected, self.got, self.fix = hook, rule, expected, got, fix
+        super().__init__(
+            f"{hook} breaks a rule of the contract\n"
+            f"  rule      {rule}\n"
+            f"  expected  {_indented(expected)}\n"
+            f"  got       {_indented(got)}\n"
+            f"  fix       {_indented(fix)}"
+        )
+
+
+def _indented(value: object) -> str:
+    return str(value).replace("\n", "\n            ")
+
+
+class Rules:
+    """A part of the contract: methods `test_*`, each one rule, whose docstring states it.
+
+    A subclass that replaces or removes a rule is refused when it is defined; one that an adapter has a reason not to
+    keep is named in `exceptions`, and reported as skipped with that reason.
+    """
+
+    exceptions: ClassVar[Mapping[str, str]] = {}
+    """`{rule: why this adapter does not keep it}`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        rules = rules_of(cls)
+        for name, reason in cls.exceptions.items():
+            if name not in rules:
+                raise TypeError(f"{cls.__name__}.exceptions: {name!r} is no rule of the contract")
+            if not isinstance(reason, str) or len(reason.split()) < 3:
+                raise TypeError(f"{cls.__name__}.exceptions[{name!r}] must say in a sentence why the rule is not kept")
+        for name, rule in rules.items():
+            if getattr_static(cls, name, None) is not rule:
+                raise TypeError(
+                    f"{cls.__name__}.{name} replaces or removes a rule of the contract; give your test a name of its "
+                    f"own, or say why the rule is not kept: exceptions = {{{name!r}: 'the reason'}}"
+                )
+
+    @pytest.fixture(autouse=True)
+    def _rule(self, request: pytest.FixtureRequest) -> None:
+        """The rule being tested, for its failure's message; one with an exception is skipped, for all to see."""
+        name: str = request.function.__name__
+        if name in self.exceptions:
+            pytest.skip(f"not kept by {type(self).__name__}: {self.exceptions[name]}")
+        statement = (getdoc(request.function) or "").partition("\n\n")[0]
+        self.rule = f"{name}: {' '.join(statement.split())}"
+
+    def fail(self, hook: str, *, expected: object, got: object, fix: str) -> NoReturn:
+        """Say that the rule is broken.
+
+        Args:
+            hook: the one to look at.
+            expected, got: what the rule asks for, and what came.
+            fix: what to change in the adapter.
+        """
+        __tracebackhide__ = True
+        raise ContractBroken(hook, self.rule, expected=expected, got=got, fix=fix)
+
+    def require(self, kept: bool, hook: str, *, expected: object, got: object, fix: str) -> None:
+        """`fail` unless `kept`."""
+        __tracebackhide__ = True
+        if not kept:
+            self.fail(hook, expected=expected, got=got, fix=fix)
+
+    @contextmanager
+    def expecting(self, what: str, *, fix: str = "see the error") -> Iterator[None]:
+        """Whatever is raised meanwhile breaks the rule: `what` was expected instead."""
+        __tracebackhide__ = True
+        try:
+            yield
+        except ContractBroken:
+            raise
+        except Exception as error:
+            raise ContractBroken(
+                guilty_hook(error), self.rule, expected=what, got=f"{type(error).__name__}: {error}", fix=fix
+            ) from error
+
+    @contextmanager
+    def refusing(self, hook: str, what: str, *kinds: type[Exception], words: str = "", fix: str) -> Iterator[None]:
+        """The rule is broken unless one of `kinds` is raised, in one line, with `words` in its message."""
+        __tracebackhide__ = True
+        names = " or ".join(kind.__name__ for kind in kinds)
+        expected = f"{what} is refused with {names}" + (f" that says {words!r}" if words else "")
+        try:
+            yield
+        except kinds as error:
+            told = str(error)
+            self.require(words in told and "\n" not in told, hook, expected=expected, got=told, fix=fix)
+            return
+        except Exception as error:
+            raise ContractBroken(
+                hook, self.rule, expected=expected, got=f"{type(error).__name__}: {error}", fix=fix
+            ) from error
+        self.fail(hook, expected=expected, got="it was accepted", fix=fix)
+
+
+def rules_of(contract: type[Rules]) -> dict[str, Any]:
+    """`{name: function}` of the rules that a contract class has from the classes it is made of, in their order."""
+    found: dict[str, Any] = {}
+    for base in reversed(contract.__mro__[1:]):
+        if issubclass(base, Rules) and base.__module__.startswith("corellm.testing."):
+            found.update({name: member for name, member in vars(base).items() if name.startswith("test_")})
+    return found
+
+
+def guilty_hook(error: BaseException | None) -> str:
+    """The hook an error came out of: the innermost one in its traceback or its causes', else one that it names."""
+    seen: str | None = None
+    message = str(error)
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_name in HOOK_NAMES:
+                seen = trace.tb_frame.f_code.co_name
+            trace = trace.tb_next
+        error = error.__cause__
+    named = [name for name in sorted(HOOK_NAMES, key=len, reverse=True) if name in message]
+    return (named[0] if named else None) or seen or "the adapter"
+
+
+def child_environment() -> dict[str, str]:
+    """Of a process that shall import what this one can, with hashes of strings seeded otherwise."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "4321"}

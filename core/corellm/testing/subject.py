@@ -1,0 +1,172 @@
+"""The adapter under test with its tiny model loaded: how the rules make requests of it and look at what became of them.
+
+Knows the engine's inside, so that rules need not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from corellm.config import MultiModalConfig
+from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
+from corellm.llm import LLM
+from corellm.multimodal.fields import join_items
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.testing.items import make_clip, make_picture, make_sound
+from corellm.testing.reference import Reference
+from corellm.worker.defaults import floating_to
+
+Part = str | tuple[str, Any]
+"""Of a prompt: text, or `(modality, item)`."""
+
+
+class Subject:
+    """A loaded model.
+
+    Args:
+        checkpoint: its directory.
+        reference: the oracle of the same checkpoint.
+    """
+
+    def __init__(self, checkpoint: Path, reference: Reference) -> None:
+        self.checkpoint, self.reference = checkpoint, reference
+        self.llm = LLM(str(checkpoint), dtype="float32")
+        engine = self.llm.engine
+        self.context, self.inputs = engine.context, engine.input_processor
+        self.hooks, self.processor = self.inputs.mm_processor.hooks, self.inputs.mm_processor
+        self.model = engine.runner.model
+        self.encoders = engine.runner.encoders
+
+    @cached_property
+    def modalities(self) -> list[str]:
+        """What the model takes."""
+        return list(self.processor.limits)
+
+    def several(self, modality: str, wanted: int = 3) -> int:
+        """So many items of a modality, or as many as a prompt may have."""
+        limit = self.processor.limits[modality]
+        return wanted if limit is None else min(wanted, limit)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def item(self, modality: str, seed: int) -> Any:
+        """A small item, nothing like another seed's: of another size, too."""
+        if modality == "image":
+            return make_picture(30 + 17 * seed % 120, 25 + 29 * seed % 90, seed)
+        if modality == "video":
+            return make_clip(2 + 2 * (seed % 4), 40 + 13 * seed % 60, 40 + 7 * seed % 40, seed)
+        rate = self.sampling_rate
+        return make_sound(rate // 10 + 1501 * seed % rate, rate, seed)
+
+    @property
+    def sampling_rate(self) -> int:
+        """Of sounds, as the model hears them."""
+        return int(self.context.hf_processor.feature_extractor.sampling_rate)
+
+    def placeholder(self, modality: str) -> str:
+        """What stands for one item in prompt text; nothing where the family puts items in by position."""
+        text: str = self.hooks.get_dummy_text(mm_counts={modality: 1})
+        return text
+
+    def prompt(self, parts: Sequence[Part]) -> tuple[str, dict[str, list[Any]]]:
+        """Prompt text and media."""
+        text, media = "", dict[str, list[Any]]()
+        for part in parts:
+            if isinstance(part, str):
+                text += part
+            else:
+                text += self.placeholder(part[0])
+                media.setdefault(part[0], []).append(part[1])
+        return text, media
+
+    def process(
+        self,
+        prompt: str | Sequence[int],
+        media: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        inputs: InputProcessor | None = None,
+    ) -> ProcessedPrompt:
+        """One request's processing, by text or token ids; `inputs` of `fresh`, or the engine's own."""
+        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        request = {key: prompt, "multi_modal_data": media or {}, "mm_processor_kwargs": kwargs or {}}
+        return (inputs or self.inputs).process(request)
+
+    def embedding_token(self, modality: str) -> str:
+        """A token that takes embeddings, as text."""
+        (feature,) = self.features(modality, self.item(modality, 0))
+        tokens = self.process(*self.prompt([(modality, self.item(modality, 0)), "What?"])).token_ids
+        place = feature.placeholder
+        mask = place.is_embed or (True,) * place.length
+        first = tokens[place.offset : place.end][mask.index(True)]
+        text: str = self.context.tokenizer.convert_ids_to_tokens(first)
+        return text
+
+    def features(self, modality: str, *items: Any, **kwargs: Any) -> list[MultiModalFeature]:
+        """Items of one request, processed."""
+        text, media = self.prompt(["What?", *((modality, item) for item in items)])
+        return self.process(text, media, kwargs).features
+
+    def fresh(self, **changes: Any) -> InputProcessor:
+        """The engine's processing with an empty cache of its own, and other `MultiModalConfig` fields if given."""
+        config: MultiModalConfig = replace(self.processor.config, **changes)
+        inputs = copy.copy(self.inputs)
+        inputs.mm_processor = self.processor.with_config(config)
+        return inputs
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the decoder."""
+        import torch
+
+        ids = torch.zeros(1, dtype=torch.long)
+        return int(self.hooks.get_input_embeddings(model=self.model, input_ids=ids).shape[-1])
+
+    @property
+    def embedding_width(self) -> int:
+        """Columns of a row that the encoder gives."""
+        return int(self.hooks.get_multimodal_embedding_width(model=self.model) or self.hidden_size)
+
+    # --- the encoder ------------------------------------------------------------------------------------------------
+
+    def embed(self, features: Sequence[MultiModalFeature]) -> list[Any]:
+        """What the adapter's encoder gives for items that can be joined, unchecked: one entry per item."""
+        import torch
+
+        joined = join_items([feature.data for feature in features])
+        with torch.inference_mode():
+            rows = self.hooks.get_multimodal_embeddings(
+                model=self.model,
+                modality=features[0].modality,
+                mm_kwargs={
+                    name: floating_to(data, self.context.dtype, self.context.device) for name, data in joined.items()
+                },
+            )
+        return list(rows)
+
+    def close(self) -> None:
+        """Free the model and the reference."""
+        self.llm.close()
+        self.reference.close()
+
+
+def describe(item: Any) -> str:
+    """An item for a message."""
+    if hasattr(item, "mode"):
+        return f"a picture of {item.width} x {item.height}"
+    if isinstance(item, tuple):
+        frames = item[0].shape
+        return f"a clip of {frames[0]} frames of {frames[2]} x {frames[1]}"
+    if isinstance(item, bytes):
+        return f"a file of {len(item)} bytes"
+    return f"a sound of {len(item)} samples"
+
+
+def same_data(ours: Any, theirs: Any) -> bool:
+    """Whether two items have the same tensors."""
+    return dict(ours) == dict(theirs)

@@ -1,0 +1,28 @@
+"""BLIP-2 keeps the contract: `pytest --pyargs corellm_blip2.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from corellm.testing import AdapterContract, Continuation, Reference
+from corellm.testing.reference import Media, generate_one
+from corellm_blip2 import Blip2
+
+
+class Blip2Reference(Reference):
+    """Transformers', whose BLIP-2 wants a picture: its text model alone answers where there is none."""
+
+    def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
+        """Positions are interpolated, as for another `size`; at the tower's own they are its own."""
+        inputs = self.process(text, media, kwargs)
+        if not media:
+            return generate_one(self.model.language_model, inputs, max_tokens)
+        return generate_one(self.model, {**inputs, "interpolate_pos_encoding": True}, max_tokens)
+
+
+class TestBlip2(AdapterContract):
+    """OPT, tied embeddings."""
+
+    adapter = Blip2
+    reference = Blip2Reference

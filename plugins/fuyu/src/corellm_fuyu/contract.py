@@ -1,0 +1,37 @@
+"""Fuyu keeps the contract: `pytest --pyargs corellm_fuyu.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from corellm.testing import AdapterContract, Continuation, Reference
+from corellm.testing.reference import Media, generate_one
+from corellm_fuyu import Fuyu
+
+
+class FuyuReference(Reference):
+    """Transformers', whose processor gives the patches of a picture flat, and a single one without its dimension."""
+
+    def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The patches as `[1, rows, columns, values]`: a row ends with a newline token."""
+        outputs = super().process(text, media, kwargs)
+        if media:
+            patches = outputs["image_patches"]
+            rows = int((outputs["input_ids"] == self.processor.image_newline_id).sum())
+            outputs["image_patches"] = patches.reshape(1, rows, -1, patches.shape[-1])
+        return outputs
+
+    def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
+        """The model takes them flat, `[1, patches, values]`."""
+        inputs = self.process(text, media, kwargs)
+        if media:
+            inputs["image_patches"] = inputs["image_patches"].flatten(1, 2)
+        return generate_one(self.model, inputs, max_tokens)
+
+
+class TestFuyu(AdapterContract):
+    """Persimmon."""
+
+    adapter = Fuyu
+    reference = FuyuReference

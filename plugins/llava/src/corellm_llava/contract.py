@@ -1,0 +1,12 @@
+"""LLaVA keeps the contract: `pytest --pyargs corellm_llava.contract`."""
+
+from __future__ import annotations
+
+from corellm.testing import AdapterContract
+from corellm_llava import Llava
+
+
+class TestLlava(AdapterContract):
+    """CLIP and Llama; transformers is the reference."""
+
+    adapter = Llava

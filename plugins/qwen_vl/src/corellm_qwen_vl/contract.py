@@ -1,0 +1,90 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL keep the contract: `pytest --pyargs corellm_qwen_vl.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+import transformers
+
+from corellm.testing import AdapterContract, Continuation, Reference
+from corellm.testing.reference import Media, generate_one
+from corellm_qwen_vl import Qwen2VL, Qwen3VL
+from corellm_qwen_vl.hf_oracle import HFProcessors
+
+
+class QwenReference(Reference):
+    """Transformers' own processors in a process of their own, where torchvision seems to be installed.
+
+    Pictures are resized there by torchvision, here and in corellm by Pillow: their pixels come from transformers'
+    processor for that, everything else from the whole one.
+    """
+
+    @cached_property
+    def processors(self) -> HFProcessors:
+        """The other process."""
+        return HFProcessors()
+
+    @cached_property
+    def image_processor(self) -> Any:
+        """For Pillow."""
+        return transformers.Qwen2VLImageProcessorPil.from_pretrained(self.checkpoint)
+
+    def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Text, pictures and clips together; clips at two frames a second, as the family's own tools have it."""
+        images, clips = list(media.get("image", ())), list(media.get("video", ()))
+        outputs = self.processors(
+            self.checkpoint,
+            text=text,
+            images=images or None,
+            videos=[frames for frames, _ in clips] or None,
+            video_metadata=[{"total_num_frames": len(frames), **known} for frames, known in clips] or None,
+            **{**({"do_sample_frames": True, "fps": 2.0} if clips else {}), **kwargs},
+        )
+        tensors = {name: torch.from_numpy(value) for name, value in outputs.items()}
+        if images:
+            bounds = {name: value for name, value in kwargs.items() if name in ("min_pixels", "max_pixels")}
+            tensors |= self.image_processor(images, return_tensors="pt", **bounds)
+        return tensors
+
+    def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
+        """Of these tensors."""
+        return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
+
+    def close(self) -> None:
+        """End the other process."""
+        self.processors.close()
+
+
+class QwenContract(AdapterContract):
+    """What the generations have in common."""
+
+    reference = QwenReference
+    processor_kwargs = ({"min_pixels": 6000, "max_pixels": 12000}, {"fps": 1.0})
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "test_the_dummy_is_the_stated_maximum": "the bound holds for pictures 200 times as long as wide, too, "
+        "while the dummies are what costs the encoder most: nearly square, and on a CPU not larger than needed"
+    }
+
+
+class TestQwen2VL(QwenContract):
+    """The first of dynamic resolution."""
+
+    adapter = Qwen2VL
+    architecture = "Qwen2VLForConditionalGeneration"
+
+
+class TestQwen2_5VL(QwenContract):
+    """Window attention in the tower; time in seconds."""
+
+    adapter = Qwen2VL
+    architecture = "Qwen2_5_VLForConditionalGeneration"
+
+
+class TestQwen3VL(QwenContract):
+    """Deepstack; time stamps in the prompt."""
+
+    adapter = Qwen3VL
+    architecture = "Qwen3VLForConditionalGeneration"
