@@ -12,10 +12,18 @@ from typing import Any, ClassVar
 
 import pytest
 
+from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.plugins import MODELS_GROUP
 from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
 from corellm.testing.subject import Subject
+
+USUAL_KWARGS: Sequence[Mapping[str, Any]] = (
+    {"do_normalize": False},
+    {"do_rescale": False},
+    {"image_mean": [0.1, 0.2, 0.3]},
+)
+"""What most picture processors take."""
 
 
 class Contract(Rules):
@@ -34,13 +42,8 @@ class Contract(Rules):
     @classmethod
     def architectures(cls) -> list[str]:
         """Those that the entry points give the adapter, or the one that is asked for."""
-        where = f"{cls.adapter.__module__}:{cls.adapter.__qualname__}"
-        claimed = [
-            entry.name
-            for entry in entry_points(group=MODELS_GROUP)
-            if entry.value == where or _names(entry.value, cls.adapter)
-        ]
-        return sorted({name for name in claimed if cls.architecture in (None, name)})
+        claimed = {entry.name for entry in entry_points(group=MODELS_GROUP) if _names(entry.value, cls.adapter)}
+        return sorted(name for name in claimed if cls.architecture in (None, name))
 
     @classmethod
     def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
@@ -53,6 +56,11 @@ class Contract(Rules):
         takes = inspect.signature(make).parameters
         made: Path = make(path, seed, **{name: value for name, value in chosen.items() if name in takes})
         return Path(made)
+
+    def arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
+        """Processor arguments to try: the author's, else the usual ones that are accepted."""
+        accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
+        return list(self.processor_kwargs) or [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -82,7 +90,7 @@ class Contract(Rules):
 
 
 def _names(value: str, adapter: type[Any]) -> bool:
-    """Whether an entry point's value is another way to say `adapter`, e.g. through its package."""
+    """Whether an entry point's value leads to `adapter`; other packages are not imported."""
     module, _, name = value.partition(":")
     if module.partition(".")[0] != adapter.__module__.partition(".")[0]:
         return False

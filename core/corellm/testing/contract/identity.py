@@ -8,14 +8,14 @@ import subprocess
 import sys
 from typing import Any
 
-from corellm.testing.contract.processing import ProcessingRules
+from corellm.testing.contract.base import Contract
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject, describe
 
 MANY = 1000
 
 
-class IdentityRules(ProcessingRules):
+class IdentityRules(Contract):
     """Hashes and caches."""
 
     def test_identity_follows_content(self, subject: Subject) -> None:

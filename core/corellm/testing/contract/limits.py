@@ -93,6 +93,26 @@ class LimitRules(Contract):
 
     # --- the worst case ---------------------------------------------------------------------------------------------
 
+    def test_dummies_come_in_any_number(self, subject: Subject) -> None:
+        """`get_dummy_text` and `get_dummy_mm_data` give as many placeholders and items as they are asked for."""
+        for modality in subject.modalities:
+            one = subject.placeholder(modality)
+            for count in range(subject.several(modality) + 1):
+                counts = {modality: count}
+                with self.expecting(f"dummies for {counts}"):
+                    text = subject.hooks.get_dummy_text(mm_counts=counts)
+                    data = subject.hooks.get_dummy_mm_data(
+                        seq_len=subject.llm.engine.max_model_len, mm_counts=counts, mm_options={}
+                    )
+                given = len(data.get(modality) or ())
+                self.require(
+                    text == one * count and given == count,
+                    "get_dummy_text and get_dummy_mm_data",
+                    expected=f"{one * count!r} and {count} {modality}s",
+                    got=f"{text!r} and {given}",
+                    fix="repeat the placeholder, and make the items, mm_counts.get(modality, 0) times",
+                )
+
     def test_the_dummy_is_the_stated_maximum(self, subject: Subject) -> None:
         """`get_mm_max_tokens_per_item` says as many tokens as the dummy item takes.
 
@@ -101,16 +121,6 @@ class LimitRules(Contract):
         profile = subject.processor.profile
         stated = self._stated(subject)
         for modality in subject.modalities:
-            data = subject.hooks.get_dummy_mm_data(
-                seq_len=subject.llm.engine.max_model_len, mm_counts={modality: 1}, mm_options={}
-            )
-            self.require(
-                len(data[modality]) == 1,
-                "get_dummy_mm_data",
-                expected="1 item",
-                got=len(data[modality]),
-                fix="give mm_counts",
-            )
             dummy = next(f for f in profile.features if f.modality == modality).placeholder.length
             want = stated.get(modality, dummy)
             self.require(

@@ -86,6 +86,10 @@ class MediaRules(Contract):
                 with self.expecting(f"{describe(item)} is processed"):
                     features = subject.features(modality, item)
                 self._rows_match(subject, features, describe(item))
+            for kwargs in self.arguments(subject):
+                with self.expecting(f"{dict(kwargs)} is accepted"):
+                    features = subject.features(modality, subject.item(modality, 3), **kwargs)
+                self._rows_match(subject, features, f"an item processed with {dict(kwargs)}")
             for item in extreme_items(subject, modality):
                 try:
                     features = subject.features(modality, item)

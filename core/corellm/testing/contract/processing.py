@@ -29,13 +29,6 @@ FEW = settings(
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<|", exclude_categories=["Cs", "Cc"]), max_size=12)
 """Text in which no family's special tokens are."""
 
-USUAL_KWARGS: Sequence[Mapping[str, Any]] = (
-    {"do_normalize": False},
-    {"do_rescale": False},
-    {"image_mean": [0.1, 0.2, 0.3]},
-)
-"""What most picture processors take."""
-
 
 class ProcessingRules(Contract):
     """Tokens and tensors."""
@@ -88,11 +81,6 @@ class ProcessingRules(Contract):
             got="processor_kwargs = ()",
             fix="name one or more that change an item's tensors in processor_kwargs",
         )
-
-    def arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
-        """Processor arguments to try: the author's, else the usual ones that are accepted."""
-        accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
-        return list(self.processor_kwargs) or [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
 
     def test_unknown_processor_arguments_are_refused(self, subject: Subject) -> None:
         """An argument that the processor does not know is refused, with those that it does."""

@@ -26,3 +26,4 @@ class TestBlip2(AdapterContract):
 
     adapter = Blip2
     reference = Blip2Reference
+    processor_kwargs = ({"do_normalize": False}, {"size": {"height": 28, "width": 42}})

@@ -144,7 +144,8 @@ class PlainModel:
                 for part in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
             }
         )
-        return attention(query[:, None], key[:, None], kv[:, None])[0][:, 0]
+        mixed: Tensor = attention(query[:, None], key[:, None], kv[:, None])[0]
+        return mixed[:, 0]
 
     @staticmethod
     def stretched(table: Tensor, count: int) -> Tensor:
