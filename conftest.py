@@ -15,6 +15,9 @@ hypothesis.settings.register_profile("corellm", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("corellm")
 
 
+pytest_plugins = ["pytester"]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _quiet_transformers() -> None:
     """Its progress bars and advice would drown a failure."""

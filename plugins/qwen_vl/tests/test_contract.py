@@ -1,6 +1,26 @@
-"""All generations keep the contract."""
+"""All generations keep the contract; a larger model, too, answers as in transformers."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+from corellm.testing.contract.greedy import GreedyRules
+from corellm_qwen_vl import Qwen3VL
+from corellm_qwen_vl.contract import QwenReference
 from corellm_qwen_vl.contract import TestQwen2_5VL as TestQwen2_5VL
 from corellm_qwen_vl.contract import TestQwen2VL as TestQwen2VL
 from corellm_qwen_vl.contract import TestQwen3VL as TestQwen3VL
 from corellm_qwen_vl.original.contract import TestQwenVL as TestQwenVL
+from corellm_qwen_vl.tiny import make_tiny_checkpoint
+
+
+class TestLarger(GreedyRules):
+    """Qwen3-VL, four layers of four times the width, so that deepstack's levels are fewer than layers."""
+
+    adapter = Qwen3VL
+    reference = QwenReference
+
+    @classmethod
+    def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
+        architecture = "Qwen3VLForConditionalGeneration"
+        return make_tiny_checkpoint(path, seed + 1, architecture=architecture, hidden_size=256, num_layers=4)

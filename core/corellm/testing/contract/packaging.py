@@ -128,7 +128,7 @@ class PackagingRules(Contract):
             "load_model",
             f"a checkpoint with {name} {change}",
             CheckpointError,
-            words=name if change == "surplus" else "",
+            words="of_nobody" if change == "surplus" else "",
             fix="compare the checkpoint's names with the model's, and raise CheckpointError for what is left on either "
             "side; the core's default does",
         ):

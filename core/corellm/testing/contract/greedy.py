@@ -1,0 +1,174 @@
+"""The rule about answers: greedy tokens are the reference's, batched among others, in chunks of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from corellm.llm import LLM
+from corellm.outputs import RequestOutput
+from corellm.sampling_params import SamplingParams
+from corellm.testing.contract.base import Contract
+from corellm.testing.reference import Continuation
+from corellm.testing.subject import Part, Subject
+
+QUESTIONS = (
+    "What shape is in the picture?",
+    "How many objects are there?",
+    "Describe the image. The quick brown fox jumps over the lazy dog. " * 2,
+    "yes or no?",
+    "left, right, above or below?",
+    "0123456789 " * 5,
+)
+TOLERANCE = 1e-4
+"""Of log-probabilities, in float32."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request."""
+
+    text: str
+    media: dict[str, list[Any]]
+    max_tokens: int
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """As the engine takes it."""
+        return {"prompt": self.text, "multi_modal_data": self.media}
+
+    @property
+    def params(self) -> SamplingParams:
+        """Greedy, of a fixed length, with log-probabilities."""
+        return SamplingParams(temperature=0, max_tokens=self.max_tokens, min_tokens=self.max_tokens, logprobs=0)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Requests, and what the reference answers."""
+
+    cases: Sequence[Case]
+    expected: Sequence[Continuation]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request with its answer."""
+        return max(len(e.prompt_token_ids) + c.max_tokens for c, e in zip(self.cases, self.expected, strict=True))
+
+
+class GreedyRules(Contract):
+    """The whole way, from request to answer. A variant of a checkpoint may be tested by a subclass of this alone."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def examination(cls, subject: Subject) -> Examination:
+        """Requests and the reference's answers, once for all rules."""
+        cases = list(_cases(subject))
+        answer = subject.reference.generate
+        return Examination(cases, [answer(case.text, case.media, {}, case.max_tokens) for case in cases])
+
+    def test_the_reference_tells_requests_apart(self, examination: Examination) -> None:
+        """Random weights are random enough: a reference that answered all requests alike would prove nothing."""
+        answers = {tuple(e.token_ids[:5]) for e in examination.expected}
+        lively = sum(len(set(e.token_ids)) > len(e.token_ids) // 3 for e in examination.expected)
+        count = len(examination.cases)
+        self.require(
+            len(answers) > 0.8 * count and lively >= 0.75 * count,
+            "make_tiny_checkpoint",
+            expected=f"{count} requests with different, varied answers",
+            got=f"{len(answers)} beginnings, {lively} varied",
+            fix="spread the weights wider: corellm.testing.checkpoints.randomize_weights",
+        )
+
+    @pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix-caching", "no-prefix-caching"])
+    @pytest.mark.parametrize("chunk", [16, 64, 8192])
+    def test_greedy_equals_the_reference(
+        self, subject: Subject, examination: Examination, chunk: int, prefix_caching: bool
+    ) -> None:
+        """Batched among others, in chunks of any size, with and without prefix caching: the reference's tokens."""
+        outputs = self.answered(
+            subject, examination, max_num_batched_tokens=chunk, enable_prefix_caching=prefix_caching
+        )
+        reused = sum(output.num_cached_tokens for output in outputs)
+        self.require(
+            (reused > 0) == prefix_caching,
+            "call_hf_processor",
+            expected="shared beginnings are found in the prefix cache",
+            got=f"{reused} tokens reused",
+            fix="let equal items and prompts become equal tokens and identifiers",
+        )
+
+    # --- comparing --------------------------------------------------------------------------------------------------
+
+    def answered(self, subject: Subject, examination: Examination, **engine_args: Any) -> list[RequestOutput]:
+        """All requests together, each compared with the reference; nothing is left behind."""
+        __tracebackhide__ = True
+        cases = examination.cases
+        with (
+            self.expecting("all requests are answered"),
+            LLM(str(subject.checkpoint), dtype="float32", **engine_args) as llm,
+        ):
+            outputs = llm.generate([c.prompt for c in cases], [c.params for c in cases], use_tqdm=False)
+            blocks = llm.engine.scheduler.blocks
+            blocks.check_integrity()
+            assert blocks.num_free_blocks == blocks.capacity, "blocks are still taken at the end"
+        for case, output, want in zip(cases, outputs, examination.expected, strict=True):
+            self.equal(output, want, f"{case.text[:60]!r} with {_counts(case.media)}")
+        return outputs
+
+    def equal(self, output: RequestOutput, want: Continuation, what: str) -> None:
+        __tracebackhide__ = True
+        self.require(
+            output.prompt_token_ids == want.prompt_token_ids,
+            "get_prompt_updates",
+            expected=f"for {what}: {want.prompt_token_ids}",
+            got=output.prompt_token_ids,
+            fix="expand the prompt as the Hugging Face processor does",
+        )
+        completion = output.outputs[0]
+        assert completion.logprobs is not None
+        logprobs = [p[t].logprob for p, t in zip(completion.logprobs, completion.token_ids, strict=True)]
+        worst = max((abs(a - b) for a, b in zip(logprobs, want.logprobs, strict=True)), default=0.0)
+        self.require(
+            completion.token_ids == want.token_ids and worst <= TOLERANCE,
+            "get_multimodal_embeddings, get_rope_positions or load_model",
+            expected=f"for {what}: {want.token_ids}",
+            got=f"{completion.token_ids}, log-probabilities up to {worst:.2g} off",
+            fix="if a prompt with items is wrong from its first token on, look at what the encoder is given and at the "
+            "order of its rows, then at the positions; if text alone is wrong, at load_model and compute_logits",
+        )
+
+
+def _cases(subject: Subject) -> Iterator[Case]:
+    """24 requests: text alone, an item of any size, several, a shared beginning.
+
+    Long answers to short prompts go first: they run side by side until memory is used up.
+    """
+    several = {modality: subject.several(modality) for modality in subject.modalities}
+    alone: list[Case] = []
+    for i, question in enumerate(QUESTIONS):
+        modality = subject.modalities[i % len(subject.modalities)]
+        one: list[Part] = [(modality, subject.item(modality, 11 * i)), question]
+        many: list[Part] = [
+            part
+            for m, count in several.items()
+            for k in range(count)
+            for part in (f"{m}", (m, subject.item(m, 50 + 7 * i + k)))
+        ]
+        shared: list[Part] = ["Look with care. ", (modality, subject.item(modality, 99)), question]
+        alone += [
+            Case(*subject.prompt(one), 5 + 2 * i),
+            Case(*subject.prompt([*many, question[:30]]), 6 + i),
+            Case(*subject.prompt(shared), 10),
+        ]
+    longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in alone)
+    for i, question in enumerate(QUESTIONS):
+        yield Case(question, {}, max(24, longest // 3) + 3 * i)
+    yield from alone
+
+
+def _counts(media: dict[str, list[Any]]) -> str:
+    return " and ".join(f"{len(items)} {modality}s" for modality, items in media.items()) or "no items"

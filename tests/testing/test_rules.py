@@ -1,0 +1,112 @@
+"""The contract cannot be kept by leaving rules out, and what a broken rule says is of use."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm.errors import MediaError
+from corellm.plugins import HOOK_NAMES
+from corellm.testing import AdapterContract, ContractBroken
+from corellm.testing.rules import guilty_hook, rules_of
+
+RULES = Path(__file__).with_name("rules.txt").read_text(encoding="utf-8").split()
+
+
+class Kept(AdapterContract):
+    """Not run: defined to look at."""
+
+    adapter = object
+
+
+def test_no_rule_is_lost() -> None:
+    """The rules are those written down: whoever removes one has to say so in `rules.txt`, too."""
+    assert sorted(rules_of(Kept)) == RULES
+
+
+def test_every_rule_is_stated() -> None:
+    """Each has a docstring whose first paragraph is a sentence: reports and documentation show it."""
+    for name, rule in rules_of(Kept).items():
+        statement = (inspect.getdoc(rule) or "").partition("\n\n")[0]
+        assert statement.endswith("."), name
+        assert len(statement.split()) > 5, name
+
+
+@pytest.mark.parametrize("replacement", [None, lambda self: None, property(lambda self: None)])
+def test_replacing_a_rule_is_an_error(replacement: Any) -> None:
+    """Removing, emptying or replacing a rule fails when the class is defined, in the class and in a mixin."""
+    with pytest.raises(TypeError, match="test_rows_match_the_mask replaces or removes a rule of the contract"):
+        type("Mine", (AdapterContract,), {"adapter": object, "test_rows_match_the_mask": replacement})
+    mixin = type("Mixin", (), {"test_rows_match_the_mask": replacement})
+    with pytest.raises(TypeError, match="replaces or removes"):
+        type("Mine", (mixin, AdapterContract), {"adapter": object})
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "words"),
+    [
+        ({"test_nothing": "it is not a rule"}, "'test_nothing' is no rule"),
+        ({"test_rows_match_the_mask": ""}, "must say in a sentence why"),
+        ({"test_rows_match_the_mask": "later"}, "must say in a sentence why"),
+    ],
+)
+def test_exceptions_need_reasons(exceptions: dict[str, str], words: str) -> None:
+    """Only rules can be excepted, and only with a reason."""
+    with pytest.raises(TypeError, match=words):
+        type("Mine", (AdapterContract,), {"adapter": object, "exceptions": exceptions})
+
+
+def test_an_exception_is_shown(pytester: pytest.Pytester) -> None:
+    """A rule with a reason is reported as skipped, reason and all; tests of one's own are free."""
+    pytester.makepyfile(
+        """
+        from corellm.testing.contract.media import MediaRules
+        from corellm_llava import Llava
+
+        class TestMine(MediaRules):
+            adapter = Llava
+            exceptions = {name: "this adapter is but an example" for name in vars(MediaRules) if name[:5] == "test_"}
+
+            def test_my_own(self):
+                assert True
+        """
+    )
+    result = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, skipped=5)
+    result.stdout.fnmatch_lines(["*not kept by TestMine: this adapter is but an example*"])
+
+
+def test_a_broken_rule_says_what_to_change() -> None:
+    """Hook, rule, expected, got and fix are in the message, each on its line."""
+    broken = ContractBroken("get_prompt_updates", "as many", expected=3, got="4\n5", fix="count")
+    assert str(broken).splitlines() == [
+        "get_prompt_updates breaks a rule of the contract",
+        "  rule      as many",
+        "  expected  3",
+        "  got       4",
+        "            5",
+        "  fix       count",
+    ]
+
+
+def test_the_guilty_hook_is_found() -> None:
+    """By name in the message, by the frame that raised, in causes too."""
+    assert guilty_hook(ValueError("get_mm_fields_config gave nonsense")) == "get_mm_fields_config"
+
+    def get_prompt_updates() -> None:
+        raise MediaError("no name here")
+
+    def serve() -> None:
+        try:
+            get_prompt_updates()
+        except MediaError as error:
+            raise RuntimeError("the adapter failed") from error
+
+    with pytest.raises(RuntimeError) as raised:
+        serve()
+    assert guilty_hook(raised.value) == "get_prompt_updates"
+    assert "get_prompt_updates" in HOOK_NAMES
+    assert guilty_hook(KeyError("x")) == "the adapter"
