@@ -34,7 +34,11 @@ class MediaRules(Contract):
             accepted += 1
             self._rows_match(subject, [feature], f"a picture: {what}")
         self.require(
-            accepted >= 8, "call_hf_processor", expected="most of them taken", got=f"{accepted}", fix="see above"
+            accepted >= 8,
+            "call_hf_processor",
+            expected="most of them taken",
+            got=f"{accepted} of {len(odd_pictures())}",
+            fix="refuse only what the processor cannot take",
         )
 
     def test_turned_pictures_stand_upright(self, subject: Subject) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from corellm.errors import (
-    AlreadyExpandedError,
-    MissingPlaceholderError,
-    PlaceholderError,
-)
+from corellm.errors import AlreadyExpandedError, MissingPlaceholderError, PlaceholderError
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import Contract
 from corellm.testing.subject import Subject
@@ -89,9 +86,27 @@ class PlaceholderRules(Contract):
             ):
                 subject.llm.generate(prompt, GREEDY, use_tqdm=False)
 
-    def _serves_on(self, subject: Subject) -> Any:
-        """After the error the engine answers a good request as before."""
-        return _ServesOn(self, subject)
+    @contextmanager
+    def _serves_on(self, subject: Subject) -> Iterator[None]:
+        """After an error meanwhile, the engine answers a good request as before."""
+        modality = subject.modalities[0]
+        text, media = subject.prompt([(modality, subject.item(modality, 4)), "What?"])
+
+        def answer() -> list[int]:
+            with self.expecting("a good request is answered"):
+                (output,) = subject.llm.generate({"prompt": text, "multi_modal_data": media}, GREEDY, use_tqdm=False)
+            return list(output.outputs[0].token_ids)
+
+        before = answer()
+        yield
+        after = answer()
+        self.require(
+            after == before,
+            "the adapter",
+            expected=f"the same answer after the error: {before}",
+            got=after,
+            fix="change nothing before everything is checked",
+        )
 
     def test_positions(self, subject: Subject) -> None:
         """Every prompt token has a position, and the first generated one comes right after the largest of them."""
@@ -130,33 +145,3 @@ class PlaceholderRules(Contract):
 
 def _separated(parts: list[Any]) -> list[Any]:
     return [piece for part in parts for piece in (part, " ")]
-
-
-class _ServesOn:
-    """Asks a good request before and after; both must be answered alike."""
-
-    def __init__(self, rules: PlaceholderRules, subject: Subject) -> None:
-        self._rules, self._subject = rules, subject
-        modality = random.Random(0).choice(subject.modalities)
-        text, media = subject.prompt([(modality, subject.item(modality, 4)), "What?"])
-        self._request = {"prompt": text, "multi_modal_data": media}
-
-    def _answer(self) -> list[int]:
-        (output,) = self._subject.llm.generate(self._request, GREEDY, use_tqdm=False)
-        return list(output.outputs[0].token_ids)
-
-    def __enter__(self) -> None:
-        with self._rules.expecting("a good request is answered"):
-            self._before = self._answer()
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None:
-            with self._rules.expecting("the engine serves on after an error"):
-                after = self._answer()
-            self._rules.require(
-                after == self._before,
-                "the adapter",
-                expected=f"the same answer after the error: {self._before}",
-                got=after,
-                fix="change nothing before everything is checked",
-            )
