@@ -279,7 +279,7 @@ def failing_encoder(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`failing_encoder(wrong)`: the encoder misbehaves for the reddest picture only (`wrong(outputs) -> outputs`)."""
 
     def install(wrong: Any) -> None:
-        model = llm.engine.runner._model
+        model = llm.engine.runner.model
         right = model.get_image_features
 
         def features(pixel_values: torch.Tensor, **kwargs: Any) -> Any:
@@ -661,7 +661,7 @@ def test_leaving_the_context_frees_the_model(tiny_llava: Path) -> None:
     """Weights and caches go with the `with` block."""
     with LLM(str(tiny_llava)) as llm:
         llm.generate("hello", GREEDY, use_tqdm=False)
-        model = weakref.ref(llm.engine.runner._model)
+        model = weakref.ref(llm.engine.runner.model)
         runner = weakref.ref(llm.engine.runner)
     gc.collect()
     assert model() is None

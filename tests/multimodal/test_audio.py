@@ -267,6 +267,7 @@ NOISE = np.random.default_rng(0).bytes(5000)
         ([0.5], "list is not a sound"),
         ({"array": MONO}, "dict is not a sound"),
     ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,  # a file's bytes hold the time
 )
 def test_wrong_values_are_refused_with_a_reason(source: Any, words: str) -> None:
     """One short line without addresses."""
