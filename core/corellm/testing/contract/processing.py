@@ -252,6 +252,8 @@ class ProcessingRules(Contract):
             fix="make each item's placeholder as long, and of the same tokens, as the processor makes it; what the "
             "processor does beside placing items belongs into apply_hf_processor_tokens_only",
         )
+        if not got.features:
+            return
         ignored = {**dict.fromkeys(TEXT_TENSORS, ""), **subject.reference.ignored_tensors}
         tensors = {name: value for name, value in want.items() if name not in ignored and value is not None}
         with self.expecting("the processor's tensors of the whole prompt divide into its items"):

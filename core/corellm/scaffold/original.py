@@ -1,0 +1,181 @@
+"""The installed plugin that a new one is copied from: its sources, what it serves, what it asks for.
+
+Any distribution with entry points of `corellm.models` will do, from a wheel or an editable install. Copied are the
+modules at the top of its package and whatever else of the package these import, so that a demo model or another
+family's folder stays behind; served are the architectures whose adapter is among them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
+from pathlib import Path, PurePosixPath
+
+from corellm.errors import BrokenPluginError, PluginError, PluginNotFoundError
+from corellm.plugins import AdapterEntry, installed_adapters
+from corellm.scaffold.names import PREFIX, canonical
+
+
+@dataclass(frozen=True)
+class Original:
+    """A plugin to copy."""
+
+    distribution: str
+    version: str
+    package: str
+    """Dotted, where it lies in a namespace."""
+    sources: Mapping[str, str]
+    """`{path in the package: text}` of what is copied."""
+    adapters: Mapping[str, tuple[str, str]]
+    """`{architecture: (module, class)}` of what is copied."""
+    left_out: Sequence[str]
+    """Architectures whose adapters are not copied."""
+    requirements: Sequence[str]
+    """As its metadata have them, without those of extras."""
+    license: str | None
+    """An SPDX expression."""
+    license_text: str | None
+
+    @property
+    def adapter_classes(self) -> set[str]:
+        """Names of the copied adapters."""
+        return {name for _, name in self.adapters.values()}
+
+    @property
+    def modality(self) -> str:
+        """What it takes, first: as its `get_supported_mm_limits` names it, or else pictures."""
+        for node in (node for text in self.sources.values() for node in ast.walk(ast.parse(text))):
+            if isinstance(node, ast.FunctionDef) and node.name == "get_supported_mm_limits":
+                named = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                return next((modality for modality in ("image", "video", "audio") if modality in named), "image")
+        return "image"
+
+
+def find_original(like: str) -> Original:
+    """Read an installed plugin.
+
+    Args:
+        like: its distribution, with or without `corellm-`.
+
+    Raises:
+        PluginNotFoundError: no such plugin is installed.
+        BrokenPluginError: its sources cannot be found or read.
+        PluginError: it is not made in a way that can be copied.
+    """
+    entries = _entries_of(like)
+    first = entries[0]
+    where = f"{first.distribution} {first.version}"
+    package, folder = _package(entries, where)
+    sources = _sources(package, folder, where)
+    modules = {_module(package, path) for path in sources}
+    adapters = {
+        entry.architecture: (entry.entry_point.module, entry.entry_point.attr)
+        for entry in entries
+        if entry.entry_point.module in modules
+    }
+    if not _defines(sources.get("tiny.py", ""), "make_tiny_checkpoint"):
+        raise PluginError(
+            f"{where} has no module tiny with make_tiny_checkpoint(path, seed), by which a copy could be tested; "
+            f"begin from another plugin"
+        )
+    metadata = distribution(first.distribution)
+    return Original(
+        first.distribution,
+        first.version,
+        package,
+        sources,
+        adapters,
+        sorted({entry.architecture for entry in entries} - set(adapters)),
+        [requirement for requirement in metadata.requires or () if "extra ==" not in requirement],
+        str(metadata.metadata.json.get("license_expression") or "") or None,
+        _license_text(metadata),
+    )
+
+
+def _entries_of(like: str) -> list[AdapterEntry]:
+    entries = installed_adapters()
+    found = [e for e in entries if canonical(e.distribution) in (canonical(like), PREFIX + canonical(like))]
+    if not found:
+        installed = ", ".join(sorted({entry.distribution for entry in entries})) or "none"
+        name = PREFIX + canonical(like).removeprefix(PREFIX)
+        raise PluginNotFoundError(
+            f"no plugin {like!r} is installed to begin from (installed: {installed}); take one of those, or install "
+            f"it: pip install {name}"
+        )
+    return found
+
+
+def _package(entries: Iterable[AdapterEntry], where: str) -> tuple[str, Path]:
+    """The package around all adapters, and its folder."""
+    names = sorted({entry.entry_point.module for entry in entries}, key=lambda name: name.count("."))
+    for name in (names[0], names[0].rpartition(".")[0]):
+        try:
+            spec = importlib.util.find_spec(name) if name else None
+        except Exception as error:  # the packages around it are imported
+            raise BrokenPluginError(f"{where}: {name} cannot be found: {type(error).__name__}: {error}") from error
+        if spec is not None and spec.submodule_search_locations:
+            return name, Path(next(iter(spec.submodule_search_locations)))
+    raise PluginError(f"{where}: {names[0]} is no package, so there is nothing to copy; begin from another plugin")
+
+
+def _sources(package: str, folder: Path, where: str) -> dict[str, str]:
+    """The modules at the top, and what they import of the package."""
+    sources: dict[str, str] = {}
+    waiting = sorted(path.relative_to(folder) for path in folder.glob("*.py"))
+    while waiting:
+        path = waiting.pop()
+        if path.as_posix() in sources:
+            continue
+        try:
+            text = (folder / path).read_text(encoding="utf-8")
+            tree = ast.parse(text)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise BrokenPluginError(f"{where}: {folder / path} cannot be read: {error}") from error
+        sources[path.as_posix()] = text
+        for name in _imported(tree, _module(package, path.as_posix()), is_package=path.name == "__init__.py"):
+            if name.startswith(f"{package}."):
+                waiting += _files(folder, name[len(package) + 1 :])
+    return dict(sorted(sources.items()))
+
+
+def _imported(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[str]:
+    """Dotted names of everything that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _files(folder: Path, dotted: str) -> Iterator[Path]:
+    """The files that importing a name of the package reads: a module's, and those of the packages around it."""
+    parts = dotted.split(".")
+    for end in range(1, len(parts) + 1):
+        stem = Path(*parts[:end])
+        for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if (folder / path).is_file():
+                yield path
+
+
+def _module(package: str, path: str) -> str:
+    """What the module in a file is imported as."""
+    parts = PurePosixPath(path).with_suffix("").parts
+    return ".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def _defines(source: str, function: str) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == function for node in ast.parse(source).body)
+
+
+def _license_text(metadata: Distribution) -> str | None:
+    """The licence that came with it, if it is among its files."""
+    for file in metadata.files or ():
+        if ".dist-info" in file.parts[0] and re.match(r"LICEN[CS]E|COPYING", file.name):
+            return Path(str(file.locate())).read_text(encoding="utf-8")
+    return None

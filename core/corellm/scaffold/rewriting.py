@@ -1,0 +1,141 @@
+"""Source text under other names: what is code is renamed, what is prose stays as it was written.
+
+The package and the distribution are renamed wherever they are written. Names of classes are renamed where they are
+names, architectures where they are strings by themselves; `transformers.LlavaForConditionalGeneration` and what
+docstrings tell of the original stay. Knows Python's tokens and nothing of plugins.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+_ARCHITECTURE_SETTER = "set_architecture"
+_HOME = "corellm.testing.checkpoints"
+_LINE_LENGTH = 120
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """What is called what."""
+
+    package: tuple[str, str]
+    """Old and new, here and below."""
+    distribution: tuple[str, str]
+    """Old and new; an old one without a dash could be any word, and stays."""
+    identifiers: Mapping[str, str]
+    architectures: Mapping[str, str]
+
+    def apply(self, source: str) -> str:
+        """The source under the new names."""
+        for old, new in (self.package, *([self.distribution] if "-" in self.distribution[0] else [])):
+            source = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w-])", new, source)
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
+        renamed, end = [], 0
+        for i, token in enumerate(tokens):
+            new = self._renamed(token, [other.string for other in tokens[max(0, i - 4) : i]])
+            if new != token.string:
+                (row, column), (last_row, last_column) = token.start, token.end
+                renamed += [source[end : starts[row - 1] + column], new]
+                end = starts[last_row - 1] + last_column
+        return "".join([*renamed, source[end:]])
+
+    def _renamed(self, token: tokenize.TokenInfo, before: list[str]) -> str:
+        """What a token becomes, by what stands before it."""
+        text = token.string
+        if token.type == tokenize.NAME:
+            return text if before[-2:] == ["transformers", "."] else self.identifiers.get(text, text)
+        if token.type != tokenize.STRING or before == ["getattr", "(", "transformers", ","]:
+            return text
+        if "f" in re.split("[\"']", text)[0].lower():  # before Python 3.12 its names are no tokens of their own
+            return re.sub(r"\{[^{}]*\}", lambda match: self._words(match[0]), text)
+        plain = re.fullmatch(r"""(["'])(\w+)\1""", text)
+        names = {**self.identifiers, **self.architectures}
+        return f"{plain[1]}{names[plain[2]]}{plain[1]}" if plain and plain[2] in names else text
+
+    def _words(self, code: str) -> str:
+        return re.sub(r"(?<!transformers\.)\b\w+\b", lambda match: self.identifiers.get(match[0], match[0]), code)
+
+
+def names_in(source: str) -> set[str]:
+    """All names in the code."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+def defined_in(source: str) -> list[str]:
+    """Names of the classes and functions that a module defines, in their order."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return [node.name for node in ast.parse(source).body if isinstance(node, kinds)]
+
+
+def docstring(source: str) -> str:
+    """A module's."""
+    return ast.get_docstring(ast.parse(source)) or ""
+
+
+def begin_docstring(source: str, header: str) -> str:
+    """Put a paragraph before a module's docstring, or make one of it."""
+    tree = ast.parse(source)
+    told = ast.get_docstring(tree, clean=False)
+    if told is None:
+        return f'"""{header}"""\n\n{source}'
+    lines = source.splitlines(keepends=True)
+    end = tree.body[0].end_lineno
+    assert end is not None, "parsed from text"
+    quoted = "".join(lines[tree.body[0].lineno - 1 : end])
+    body = re.fullmatch(r'(?s)(?P<prefix>\w*)"""(?P<body>.*)"""\s*', quoted)
+    prefix, text = (body["prefix"], body["body"]) if body else ("", told)
+    lines[tree.body[0].lineno - 1 : end] = [f'{prefix}"""{header}\n\n{text.rstrip()}\n"""\n']
+    return "".join(lines)
+
+
+def reword_first_line(source: str, old: str, new: str) -> str:
+    """Put other words into the first line of a module's docstring."""
+    first = docstring(source).partition("\n")[0]
+    return source.replace(first, first.replace(old, new), 1) if old in first else source
+
+
+def name_architecture(source: str, architecture: str) -> str:
+    """Let `make_tiny_checkpoint` end with writing the architecture's name into the checkpoint.
+
+    Where it has a parameter `architecture`, that is what is written.
+    """
+    tree = ast.parse(source)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    maker = next(function for function in functions if function.name == "make_tiny_checkpoint")
+    calls = [node for node in ast.walk(maker) if isinstance(node, ast.Call)]
+    if any(isinstance(call.func, ast.Name) and call.func.id == _ARCHITECTURE_SETTER for call in calls):
+        return source  # a copy of a copy
+    arguments = [argument.arg for argument in (*maker.args.posonlyargs, *maker.args.args, *maker.args.kwonlyargs)]
+    chosen = "architecture" if "architecture" in arguments else f'"{architecture}"'
+    returns = [node for node in ast.walk(maker) if isinstance(node, ast.Return)]
+    last = max(returns, key=lambda node: node.lineno, default=maker.body[-1])
+    after = last.lineno - 1 if returns else last.end_lineno
+    lines = source.splitlines(keepends=True)
+    lines[after:after] = [f"{' ' * last.col_offset}{_ARCHITECTURE_SETTER}({arguments[0]}, {chosen})\n"]
+    return _with_import("".join(lines))
+
+
+def _with_import(source: str) -> str:
+    """With the setter imported, in the line that has others of its module if there is one."""
+    tree = ast.parse(source)
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    home = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module == _HOME]
+    names = sorted({_ARCHITECTURE_SETTER, *(ast.unparse(alias) for node in home[:1] for alias in node.names)})
+    line = f"from {_HOME} import {', '.join(names)}\n"
+    if len(line) > _LINE_LENGTH:
+        line = f"from {_HOME} import (\n" + "".join(f"    {name},\n" for name in names) + ")\n"
+    lines = source.splitlines(keepends=True)
+    if home:
+        lines[home[0].lineno - 1 : home[0].end_lineno] = [line]
+    else:
+        after = imports[-1].end_lineno if imports else tree.body[0].end_lineno
+        lines[after:after] = [line] if imports else ["\n", line]
+    return "".join(lines)

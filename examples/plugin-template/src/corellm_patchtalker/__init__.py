@@ -1,0 +1,136 @@
+"""PatchTalker for corellm: a picture's patches go straight into a Llama, row by row, as words do.
+
+In the prompt a picture is `<image>`, and becomes `<image>` once per patch with `<row>` after each row of patches. The
+patches take embeddings, one linear layer's; `<row>` is a token like any other. Pictures have any shape, and any number
+of them may be in a prompt.
+
+transformers knows nothing of this model, so configuration (`config`), processor (`processor`) and model (`model`) are
+here, too. This module is the adapter. It must import neither torch nor transformers, so that `corellm plugins` and the
+front end stay light; the hooks import what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
+from corellm.multimodal import (
+    MultiModalFieldConfig,
+    MultiModalKwargsItem,
+    PromptReplacement,
+    PromptUpdateDetails,
+    dummy_images,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["PatchTalker"]
+
+
+class PatchTalker:
+    """The adapter: one instance per loaded model."""
+
+    contract = 1
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    # --- what transformers does not have ------------------------------------------------------------------------------
+
+    @staticmethod
+    @hookimpl
+    def register_config() -> Callable[..., Any]:
+        """Our configuration class. Static: it is asked before there is a model."""
+        from corellm_patchtalker.config import PatchTalkerConfig
+
+        return PatchTalkerConfig
+
+    @staticmethod
+    @hookimpl
+    def register_tokenizer() -> Callable[..., Any]:
+        """Transformers' own: `AutoTokenizer` would find it, too, but not without a warning about the configuration."""
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer_class: Callable[..., Any] = PreTrainedTokenizerFast
+        return tokenizer_class
+
+    @hookimpl
+    def register_processor(self) -> Callable[..., Any]:
+        """Our processor."""
+        from corellm_patchtalker.processor import PatchTalkerProcessor
+
+        config, kwargs = self.context.hf_config, self.context.mm_processor_kwargs
+        return lambda path: PatchTalkerProcessor(
+            self.context.tokenizer, config.patch_size, kwargs.get("max_patches", config.max_patches)
+        )
+
+    @hookimpl
+    def load_model(self, load_config: LoadConfig) -> nn.Module:
+        """Our model with its weights."""
+        from corellm_patchtalker.model import load_model
+
+        return load_model(self.context.hf_config, load_config)
+
+    # --- what it takes ------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number of pictures."""
+        return {"image": None}
+
+    @hookimpl
+    def refuse_embeddings(self) -> str:
+        """The prompt shows where a row ends."""
+        return "they do not tell how long the picture's rows are"
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str) -> str | None:
+        """In a conversation: the picture on a line of its own."""
+        return f"{self.context.hf_processor.image_token}\n" if modality == "image" else None
+
+    @hookimpl
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        """A placeholder per picture."""
+        image_token: str = self.context.hf_processor.image_token
+        return image_token * mm_counts.get("image", 0)
+
+    @hookimpl
+    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+        """One patch wide and as high as may be: as many patches as any picture, and a `<row>` for each of them."""
+        processor = self.context.hf_processor
+        high = processor.patch_size * processor.max_patches
+        return {"image": dummy_images(mm_counts.get("image", 0), width=processor.patch_size, height=high)}
+
+    # --- one picture's tensors, and its place in the prompt -----------------------------------------------------------
+
+    @hookimpl
+    def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
+        """`patches` is `[patches of all pictures, values]`; `grids` is `[pictures, 2]`, rows and columns of each."""
+        return {
+            "patches": MultiModalFieldConfig.flat_from_sizes("image", hf_inputs["grids"].prod(-1)),
+            "grids": MultiModalFieldConfig.batched("image"),
+        }
+
+    @hookimpl
+    def get_prompt_updates(
+        self, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[PromptReplacement]:
+        """The placeholder becomes rows; of their tokens, the image tokens take embeddings."""
+        processor = self.context.hf_processor
+
+        def rows(index: int) -> PromptUpdateDetails:
+            grid = out_mm_kwargs["image"][index]["grids"].data.tolist()
+            return PromptUpdateDetails.select_token_id(processor.layout(*grid), processor.image_token_id)
+
+        return [PromptReplacement("image", target=[processor.image_token_id], replacement=rows)]
+
+    # --- in the worker ------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
+        """One linear layer over the patches of all pictures: `[patches, hidden_size]` per picture."""
+        import torch
+
+        return torch.split(model.projection(mm_kwargs["patches"]), mm_kwargs["grids"].prod(-1).tolist())

@@ -1,0 +1,118 @@
+"""PatchTalker keeps the contract: `pytest --pyargs corellm_patchtalker.contract`.
+
+The contract compares the adapter with an oracle. Usually that is transformers; for a model that transformers does not
+have the author brings one. What makes an oracle good: it is slow, plain and made apart. This one reads the same files,
+and shares no line with `config`, `processor` and `model`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+from corellm.testing import AdapterContract, Continuation, Reference
+
+from corellm_patchtalker import PatchTalker
+
+
+class PlainPatchTalker(Reference):
+    """PatchTalker a second time: pictures are cut one patch at a time, text is generated without any cache."""
+
+    def process(self, text: str, media: Mapping[str, Sequence[Any]], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Pictures are laid out in the prompt's text, before it is tokenized."""
+        import torch
+
+        grids: list[list[int]] = []
+        patches: list[Any] = []
+        for picture in media.get("image", ()):
+            cut = self._cut(picture.convert("RGB"), kwargs.get("max_patches", self._settings["max_patches"]))
+            grids.append([len(cut), len(cut[0])])
+            patches += [patch for row in cut for patch in row]
+            text = text.replace("<image>", ("\N{NULL}" * len(cut[0]) + "<row>") * len(cut), 1)
+        outputs = {"input_ids": torch.tensor([self._tokenizer(text.replace("\N{NULL}", "<image>"))["input_ids"]])}
+        if patches:
+            outputs |= {"patches": torch.stack(patches), "grids": torch.tensor(grids)}
+        return outputs
+
+    def generate(
+        self, text: str, media: Mapping[str, Sequence[Any]], kwargs: Mapping[str, Any], max_tokens: int
+    ) -> Continuation:
+        """The likeliest token, but for the end, again and again."""
+        import torch
+
+        inputs = self.process(text, media, kwargs)
+        prompt = inputs["input_ids"][0]
+        embeddings = self._llama.get_input_embeddings()
+        with torch.inference_mode():
+            hidden = embeddings(prompt)
+            if "patches" in inputs:
+                weights = self._weights
+                projected = inputs["patches"] @ weights["projection.weight"].T + weights["projection.bias"]
+                hidden[prompt == self._tokenizer.convert_tokens_to_ids("<image>")] = projected
+            tokens: list[int] = []
+            logprobs: list[float] = []
+            for _ in range(max_tokens):
+                scores = self._llama(inputs_embeds=hidden[None]).logits[0, -1].log_softmax(-1)
+                allowed = scores.clone()
+                allowed[self._tokenizer.eos_token_id] = -torch.inf
+                tokens.append(int(allowed.argmax()))
+                logprobs.append(float(scores[tokens[-1]]))
+                hidden = torch.cat([hidden, embeddings(torch.tensor(tokens[-1:]))])
+        return Continuation(prompt.tolist(), tokens, logprobs)
+
+    def _cut(self, picture: Any, most: int) -> list[list[Any]]:
+        """Rows of patches."""
+        import numpy as np
+        import torch
+        from PIL import Image
+
+        side = self._settings["patch_size"]
+        width, height = picture.size
+        while (columns := (width + side - 1) // side) * (rows := (height + side - 1) // side) > most:
+            width, height = (width + 1) // 2, (height + 1) // 2
+        whole = picture.resize((columns * side, rows * side), Image.Resampling.BICUBIC)
+
+        def patch(row: int, column: int) -> Any:
+            left, top = column * side, row * side
+            pixels = np.asarray(whole.crop((left, top, left + side, top + side)), dtype=np.float32)
+            return torch.from_numpy(pixels.transpose(2, 0, 1).flatten() / np.float32(127.5) - np.float32(1))
+
+        return [[patch(row, column) for column in range(columns)] for row in range(rows)]
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = json.loads((self.checkpoint / "config.json").read_text(encoding="utf-8"))
+        return settings
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(self.checkpoint)
+
+    @cached_property
+    def _weights(self) -> dict[str, Any]:
+        from safetensors.torch import load_file
+
+        weights: dict[str, Any] = load_file(self.checkpoint / "model.safetensors")
+        return weights
+
+    @cached_property
+    def _llama(self) -> Any:
+        """The decoder alone, on transformers' own attention."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        llama = LlamaForCausalLM(LlamaConfig(**self._settings["text_config"]))
+        own = {name: tensor for name, tensor in self._weights.items() if name.startswith("language_model.")}
+        llama.load_state_dict({name.removeprefix("language_model."): tensor for name, tensor in own.items()})
+        return llama.eval()
+
+
+class TestPatchTalker(AdapterContract):
+    """Every rule of the contract, on the tiny checkpoint."""
+
+    adapter = PatchTalker
+    reference = PlainPatchTalker
+    processor_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = [{"max_patches": 6}, {"max_patches": 1}]

@@ -1,0 +1,51 @@
+"""A tiny random PatchTalker checkpoint, written from nothing: for the contract and anybody's experiments.
+
+Weights are spread wider than a default initialisation, so that wrong output shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+
+
+def make_tiny_checkpoint(path: str | Path, seed: int = 0) -> Path:
+    """Write a checkpoint: configuration, weights, tokenizer. A picture has up to 24 patches of 8 x 8 pixels.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+
+    Returns:
+        `path`.
+    """
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig
+
+    from corellm_patchtalker.config import PatchTalkerConfig
+    from corellm_patchtalker.model import PatchTalkerForCausalLM
+
+    path = Path(path)
+    tokenizer = train_tokenizer(["<image>", "<row>"], bos="<s>", eos="</s>", pad="<pad>", add_bos=True)
+    text_config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config = PatchTalkerConfig(
+        architectures=["PatchTalkerForCausalLM"], text_config=text_config, patch_size=8, max_patches=24
+    )
+    model = PatchTalkerForCausalLM(config)
+    randomize_weights(model, seed)
+    config.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
+    return path
