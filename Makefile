@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # two threads that spin on one core slow each other down a thousandfold
 export OMP_WAIT_POLICY ?= PASSIVE
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test lint bench wheels-test check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test docs docs-serve lint bench wheels-test check clean
 
 help:            ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -37,19 +38,30 @@ demo-video-train: setup ## train it again, into demo/runs/new-video (about an ho
 test: setup      ## all tests
 	$(BIN)/python -m pytest
 
+browser-test: setup ## what `corellm inspect --html` writes, in headless Chromium
+	.ci/install-chromium
+	$(BIN)/python -m pytest tests/inspection -m browser
+
 lint: setup      ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PATH=$(BIN):$$PATH $(BIN)/lint-imports
 
+docs: setup      ## the documentation, into site/
+	$(MKDOCS) build --strict --quiet
+	@echo "open it with: make docs-serve"
+
+docs-serve: setup ## the documentation at http://127.0.0.1:8000, built again whenever it changes
+	$(MKDOCS) serve --livereload
+
 bench: setup     ## benchmarks, as ratios within one run
 	$(BIN)/python bench/run.py
 
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
-	$(BIN)/python tests/wheels/check_wheels.py
+	$(BIN)/python -m tests.wheels.check_wheels
 
-check: lint test wheels-test ## what continuous integration runs
+check: lint docs test wheels-test ## what continuous integration runs
 
 clean:           ## remove the virtual environment and build leftovers
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist build site

@@ -56,7 +56,15 @@ CONTRACT_VERSION = 1
 """Raised when a hook or an argument is renamed or removed. New optional hooks and arguments do not raise it."""
 
 OLDEST_CONTRACT_VERSION = 1
-"""Adapters written for this version or a later one still load."""
+"""Adapters written for this version or a later one still load: the version before this one at most."""
+
+RENAMED_HOOKS: Mapping[str, str] = {}
+"""`{old name: new name}` of hooks that this version renames. Adapters of the version before have the old name: it is
+called all the same and warned of, until the next version.
+
+A hook or an argument that the next version removes stays for this one, with `warn_on_impl` or `warn_on_impl_args` and a
+`FutureWarning` that says what to do instead. An argument is renamed by adding the new one beside it.
+"""
 
 PROJECT_NAME = "corellm"
 
@@ -290,7 +298,8 @@ def call_hf_processor(
 
     Returns:
         The processor's `BatchFeature` with torch tensors. Text keys such as `input_ids` are ignored.
-        Default: calls `context.hf_processor`, after refusing arguments it does not know.
+        Default: calls `context.hf_processor`, after refusing arguments it does not know; without the text, where the
+        processor's class leaves `ProcessorMixin.__call__` as it is, for there text changes no tensor.
     """
 
 
@@ -464,7 +473,7 @@ def merge_multimodal_embeddings(
 
     Returns:
         The merged embeddings, or `(merged, keyword arguments for this step's forward pass)`.
-        Default: a masked write that refuses any other number of rows.
+        Default: `corellm.multimodal.write_rows`, a masked write that refuses any other number of rows.
     """
 
 

@@ -1,12 +1,11 @@
 """Discovery: which installed distribution serves which architecture, and the plugin manager of one loaded model.
 
-Knows entry points, pluggy and the contract's rules about adapters; knows nothing of what the hooks do. Imports no
-torch: `corellm plugins` answers from here.
+Knows entry points and pluggy; what adapters must be like is `contract`'s business, and what the hooks do is nobody's
+here. Imports no torch: `corellm plugins` answers from here.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import traceback
@@ -20,16 +19,26 @@ from typing import Any
 import pluggy
 
 from corellm import extensions as extension_specs
-from corellm import hookspecs
+from corellm.contract import CONTRACT, Contract, contract_versions
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
-from corellm.hookspecs import (
-    CONTRACT_VERSION,
-    OLDEST_CONTRACT_VERSION,
-    PROJECT_NAME,
-    REQUIRED_HOOKS,
-    STATIC_HOOKS,
-    ModelContext,
-)
+from corellm.hookspecs import PROJECT_NAME, ModelContext
+
+__all__ = [
+    "CHECKPOINTS_GROUP",
+    "EXTENSIONS_GROUP",
+    "HOOK_NAMES",
+    "KNOWN_FAMILIES",
+    "MODELS_GROUP",
+    "AdapterEntry",
+    "ask_class",
+    "build_manager",
+    "check_adapter_class",
+    "contract_versions",
+    "find_adapter",
+    "installed_adapters",
+    "load_extensions",
+    "shipped_checkpoints",
+]
 
 MODELS_GROUP = "corellm.models"
 EXTENSIONS_GROUP = "corellm.extensions"
@@ -47,7 +56,8 @@ KNOWN_FAMILIES = {
 }
 """Where families live that this project publishes: only for the advice in an error message."""
 
-HOOK_NAMES = frozenset(name for name, member in vars(hookspecs).items() if hasattr(member, f"{PROJECT_NAME}_spec"))
+HOOK_NAMES = CONTRACT.hooks
+check_adapter_class = CONTRACT.check_adapter
 
 
 @dataclass(frozen=True)
@@ -167,106 +177,18 @@ def shipped_checkpoints() -> dict[str, Path]:
     return found
 
 
-# --- checking ---------------------------------------------------------------------------------------------------------
+# --- one manager per loaded model -------------------------------------------------------------------------------------
 
 
-def contract_versions(adapter: Any) -> range:
-    """The contract versions an adapter declares, as a range.
-
-    Raises:
-        ContractError: it declares none, or something that is neither an integer nor a range of step 1.
-    """
-    declared = getattr(adapter, "contract", None)
-    if isinstance(declared, int) and not isinstance(declared, bool):
-        return range(declared, declared + 1)
-    if isinstance(declared, range) and declared.step == 1 and len(declared):
-        return declared
-    raise ContractError(
-        f"{adapter.__module__}.{adapter.__qualname__} must declare the contract version it was written for, "
-        f"`contract = {CONTRACT_VERSION}` or a range; got {declared!r}"
-    )
-
-
-def check_adapter_class(adapter: type[Any], distribution: str) -> None:
-    """Check an adapter class against the contract, as far as that goes without a model.
-
-    Raises:
-        ContractError: unsupported contract version, a hook without `@hookimpl`, or a required hook missing.
-    """
-    versions = contract_versions(adapter)
-    supported = range(OLDEST_CONTRACT_VERSION, CONTRACT_VERSION + 1)
-    if not set(versions) & set(supported):
-        newer = versions[0] > CONTRACT_VERSION
-        raise ContractError(
-            f"{distribution} speaks contract {_spoken(versions)}, this corellm speaks {_spoken(supported)}; "
-            + ("upgrade corellm" if newer else f"upgrade the plugin: pip install -U {distribution}")
-        )
-    members = dict(inspect.getmembers(adapter, inspect.isroutine))
-    unmarked = sorted(n for n in HOOK_NAMES & members.keys() if not hasattr(members[n], f"{PROJECT_NAME}_impl"))
-    if unmarked:
-        raise ContractError(
-            f"{distribution}: {adapter.__qualname__}.{unmarked[0]} has a hook's name but lacks @hookimpl, so it would "
-            f"never be called; add the decorator (from corellm.hookspecs import hookimpl; below @staticmethod where "
-            f"there is one) or rename the method"
-        )
-    for name in STATIC_HOOKS:
-        if name in members and not isinstance(inspect.getattr_static(adapter, name), (staticmethod, classmethod)):
-            raise ContractError(
-                f"{distribution}: {adapter.__qualname__}.{name} must be a @staticmethod: it is asked before the "
-                f"adapter is made"
-            )
-    for name in sorted(members):
-        if hasattr(members[name], f"{PROJECT_NAME}_impl"):
-            _check_hook(members[name], name, f"{distribution}: {adapter.__qualname__}.{name}")
-    missing = [name for name in REQUIRED_HOOKS if name not in members]
-    if missing:
-        raise ContractError(f"{distribution}: {adapter.__qualname__} lacks the required hook(s) {', '.join(missing)}")
-    try:
-        inspect.signature(adapter).bind("the context")
-    except TypeError as error:
-        raise ContractError(
-            f"{distribution}: {adapter.__qualname__} must be made from one argument, __init__(self, context)"
-        ) from error
-
-
-def _check_hook(member: Any, name: str, where: str) -> None:
-    """Check the name and the arguments of one marked method against the hook of that name."""
-    if name not in HOOK_NAMES:
-        raise ContractError(f"{where} is no hook{_near(name, HOOK_NAMES)}")
-    known = list(inspect.signature(getattr(hookspecs, name)).parameters)
-    own = 0 if name in STATIC_HOOKS else 1  # self
-    for argument in list(inspect.signature(member).parameters)[own:]:
-        if argument not in known:
-            takes = ", ".join(known) or "no arguments"
-            raise ContractError(f"{where} has no argument {argument!r}{_near(argument, known)}; it may take {takes}")
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def _spoken(versions: range) -> str:
-    return str(versions[0]) if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
-
-
-def _own_traceback(error: BaseException) -> str:
-    """The traceback below our own frames and the import machinery's: what the plugin's author needs."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and "importlib" not in frame.filename
-    ]
-    return "".join(traceback.format_list(frames))
-
-
-def ask_class(adapter: type[Any], hook: str, distribution: str) -> Callable[..., Any] | None:
+def ask_class(
+    adapter: type[Any], hook: str, distribution: str, *, contract: Contract = CONTRACT
+) -> Callable[..., Any] | None:
     """The answer of an adapter's class to one of `STATIC_HOOKS`; None where it has none.
 
     Raises:
         BrokenPluginError: it raised.
     """
-    method = getattr(adapter, hook, None)
+    method = contract.static_hook(adapter, hook)
     try:
         answer: Callable[..., Any] | None = method() if method is not None else None
     except Exception as error:
@@ -277,9 +199,6 @@ def ask_class(adapter: type[Any], hook: str, distribution: str) -> Callable[...,
     return answer
 
 
-# --- one manager per loaded model -------------------------------------------------------------------------------------
-
-
 def build_manager(
     adapter: type[Any],
     context: ModelContext,
@@ -287,6 +206,7 @@ def build_manager(
     distribution: str,
     defaults: Iterable[object] = (),
     extensions: pluggy.PluginManager | None = None,
+    contract: Contract = CONTRACT,
 ) -> pluggy.PluginManager:
     """Make the plugin manager of one loaded model: the core's defaults, the adapter, extensions' wrappers.
 
@@ -296,13 +216,13 @@ def build_manager(
         distribution: the adapter's, for messages.
         defaults: objects with `hookimpl(trylast=True)` methods.
         extensions: the manager of `load_extensions`; None for no extension.
+        contract: which hooks there are.
 
     Raises:
         BrokenPluginError: the adapter's constructor raised.
         ContractError: a hook or an argument that the contract does not know, by name.
     """
-    manager = pluggy.PluginManager(PROJECT_NAME)
-    manager.add_hookspecs(hookspecs)
+    manager = contract.make_manager()
     for default in defaults:
         manager.register(default)
     try:
@@ -314,24 +234,9 @@ def build_manager(
         ) from error
     _register_checked(manager, instance, distribution)
     for wrapper in extensions.hook.wrap_adapter(context=context) if extensions is not None else ():
-        _check_wrapper(wrapper)
+        contract.check_wrapper(wrapper)
         _register_checked(manager, wrapper, f"extension {type(wrapper).__qualname__}")
     return manager
-
-
-def _check_wrapper(wrapper: object) -> None:
-    """An extension surrounds an adapter's hooks; answering in its place would silently be another adapter."""
-    for name, member in inspect.getmembers(wrapper):
-        options = getattr(member, f"{PROJECT_NAME}_impl", None)
-        if options is not None and name in STATIC_HOOKS:
-            raise ContractError(
-                f"extension {type(wrapper).__qualname__}.{name} would never be called: {name} is asked of the "
-                f"adapter's class, before there is a model to extend"
-            )
-        if options is not None and not options["wrapper"]:
-            raise ContractError(
-                f"extension {type(wrapper).__qualname__}.{name} must be a wrapper: hookimpl(wrapper=True), with a yield"
-            )
 
 
 def _register_checked(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
@@ -372,3 +277,13 @@ def load_extensions() -> pluggy.PluginManager:
                 f"the extension {entry.name!r} of {distribution}: {' '.join(str(error).split())}"
             ) from error
     return manager
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback below our own frames and the import machinery's: what the plugin's author needs."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    return "".join(traceback.format_list(frames))

@@ -32,18 +32,19 @@ class LLMEngine:
 
     Args:
         config: see `EngineConfig.from_kwargs`.
+        check_encoders: as of `loading.load`.
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, check_encoders: bool = True) -> None:
         self.config = config
         with collector_paused():
             set_up_threads()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up
 
-            model = load(config)
+            model = load(config, check_encoders=check_encoders)
         self.context = model.context
         self.input_processor = model.input_processor
         self.scheduler = model.scheduler

@@ -76,14 +76,21 @@ class _Sizes:
     token_budget: int
 
 
-def load(config: EngineConfig) -> LoadedModel:
+def load(config: EngineConfig, *, check_encoders: bool = True) -> LoadedModel:
     """Load a model and build the engine's parts around it.
+
+    Args:
+        config: everything that was asked for.
+        check_encoders: embed the adapter's dummy items, too; without it, what is wrong with them is found later.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     with _at_load(config.model.model):
-        return _load(config)
+        model = _load(config)
+        if check_encoders:
+            model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
+        return model
 
 
 @contextmanager
@@ -116,7 +123,6 @@ def _load(config: EngineConfig) -> LoadedModel:
         executor=executor,
     )
     runner = _make_runner(config, context, hooks, weights, sizes)
-    runner.encoders.check(mm_processor.profile.features)
     return LoadedModel(
         context=context,
         input_processor=InputProcessor(

@@ -1,0 +1,123 @@
+"""Arguments that every command with a model takes: the model, media and text, and the engine's options.
+
+Knows the command line and which of its words are media; what is done with the model is the commands' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from corellm.cli.media import MediaFile, open_file, sort_words
+from corellm.config import DTYPES, CacheConfig, ModelConfig, SchedulerConfig
+from corellm.errors import RequestError
+
+if TYPE_CHECKING:
+    from corellm.engine.llm_engine import LLMEngine
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    """Add the model, media, the text, and how it becomes a prompt."""
+    parser.add_argument("model", metavar="MODEL", help="a directory, a hub name (owner/name), `demo` or `demo-video`")
+    parser.add_argument("words", metavar="FILE|PROMPT", nargs="*", default=[], help="media and the question")
+    for modality, name in (("image", "a picture"), ("video", "a video"), ("audio", "a sound")):
+        parser.add_argument(
+            f"--{modality}", action=_AppendMedia, dest="media", default=[], metavar="FILE",
+            help=f"{name}, whatever its name ends with; may be repeated",
+        )  # fmt: skip
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--raw", action="store_true", help="take the prompt as it is, without a chat template")
+    parser.add_argument("--verbose", action="store_true", help="log what the engine does")
+    parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the engine's options."""
+    group = parser.add_argument_group("engine")
+    glossary = {f.name: f.default for config in (ModelConfig, CacheConfig, SchedulerConfig) for f in fields(config)}
+    group.add_argument(
+        "--dtype", choices=DTYPES, default=glossary["dtype"], help="precision (default: the checkpoint's)"
+    )
+    group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence (default: the model's)")
+    group.add_argument("--adapter", metavar="DIST", help="plugin to use where several claim the model")
+    group.add_argument("--revision", help="branch, tag or commit of a hub model")
+    group.add_argument(
+        "--mm-processor-kwargs", type=_processor_arguments, default={}, metavar="JSON",
+        help="arguments of the model's processor, e.g. '{\"max_pixels\": 200704}'",
+    )  # fmt: skip
+    group.add_argument("--kv-cache-memory", type=int, metavar="BYTES", help="memory for the KV cache")
+    group.add_argument("--trust-remote-code", action="store_true", help="run Python code from the checkpoint")
+
+
+class _AppendMedia(argparse.Action):
+    """Collects `--image`, `--video` and `--audio` in their order."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        assert option_string is not None
+        namespace.media = [*namespace.media, (option_string.removeprefix("--"), values)]
+
+
+def _processor_arguments(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {text!r}") from error
+    if not isinstance(arguments, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text!r}")
+    return arguments
+
+
+def open_media(args: argparse.Namespace) -> tuple[list[MediaFile], str | None]:
+    """The media, read once so that no model is loaded for nothing, and the text; None if there is none.
+
+    Raises:
+        RequestError: a file cannot be read.
+    """
+    names, words = sort_words(args.words)
+    media = [open_file(name, modality) for modality, name in args.media]
+    media += [_open(name, has_text=bool(words)) for name in names]
+    return media, " ".join(words) if words else None
+
+
+def _open(name: str, *, has_text: bool) -> MediaFile:
+    try:
+        return open_file(name)
+    except RequestError as error:
+        if has_text and "no such file" in str(error):
+            raise RequestError(f"{error} (a question with spaces must be in quotes)") from error
+        raise
+
+
+def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLMEngine:
+    """Load the model for one request at a time, quietly unless told otherwise.
+
+    Raises:
+        ConfigError, CheckpointError, PluginError: it cannot be served.
+    """
+    import logging
+
+    from corellm.config import EngineConfig
+    from corellm.engine.llm_engine import LLMEngine
+    from corellm.worker.process import collector_paused
+
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.CRITICAL, format="%(name)s: %(message)s")
+    if not args.verbose:
+        with collector_paused():
+            _quiet_transformers()
+    config = EngineConfig.from_kwargs(
+        model=args.model, dtype=args.dtype, max_model_len=args.max_model_len, adapter=args.adapter,
+        revision=args.revision, kv_cache_memory=args.kv_cache_memory, trust_remote_code=args.trust_remote_code,
+        mm_processor_kwargs=args.mm_processor_kwargs, max_num_seqs=1,
+    )  # fmt: skip
+    return LLMEngine(config, check_encoders=check_encoders)
+
+
+def _quiet_transformers() -> None:
+    """Only errors: its advice is for people who call it, not for those who run a model."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()

@@ -1,0 +1,91 @@
+"""Where everything in a prompt is: its tokens, which rows of which item's embeddings they take, at which positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from corellm.inspection.describe import describe_tensor, token_texts
+from corellm.inspection.grid import find_grid
+from corellm.inspection.recorder import Call
+from corellm.inspection.report import Grid, Item, Token
+from corellm.inspection.views import media_views, picture_tensors, tensor_views
+from corellm.multimodal import MultiModalFeature
+
+Positions = list[tuple[int, ...]]
+"""Of each token: `(position,)` or `(time, height, width)`; empty where it is not known."""
+
+
+def read_positions(call: Call | None, count: int, *, has_items: bool) -> tuple[Positions, int | None]:
+    """The positions of a prompt, and what to add after it, as the engine took them from `get_rope_positions`.
+
+    Args:
+        call: of that hook; it is not asked for prompts without items.
+        count: tokens of the prompt.
+        has_items: whether it has any.
+    """
+    import torch
+
+    if call is None or call.error is not None:
+        answer: Any = "none" if has_items else None
+    else:
+        answer = call.answer
+    match answer:
+        case None:
+            return [(i,) for i in range(count)], 0
+        case (torch.Tensor() as axes, int(offset)) if axes.shape in ((count,), (3, count)):
+            return list(zip(*axes.reshape(-1, count).tolist(), strict=True)), offset
+        case _:
+            return [()] * count, None
+
+
+def make_item(feature: MultiModalFeature, file: str) -> Item:
+    """An item as it was processed."""
+    place = feature.placeholder
+    return Item(
+        modality=feature.modality,
+        index=feature.item,
+        file=file,
+        identifier=feature.identifier,
+        offset=place.offset,
+        length=place.length,
+        num_embeds=place.num_embeds,
+        tensors=[describe_tensor(name, elem.data, elem.field) for name, elem in feature.data.items()],
+    )
+
+
+def add_pictures(item: Item, feature: MultiModalFeature, media: Any, positions: Positions) -> None:
+    """Find the item's grid, and make its pictures: the grid lies over what the model sees, else over the original."""
+    place, tensors = feature.placeholder, feature.data.get_data()
+    if item.modality == "audio":
+        item.grid = Grid(1, 1, place.num_embeds, "a guess: in order of time")
+    else:
+        sizes = [tuple(tensor.shape[-2:]) for _, tensor in picture_tensors(tensors)]
+        takers = [positions[token] for token in rows_of(feature)]
+        item.grid = find_grid(place, takers, sizes[0] if len(sizes) == 1 else None)
+    seen = tensor_views(item.modality, tensors, item.grid)
+    over_original = None if any(view.step is not None for view in seen) else item.grid
+    item.views = media_views(item.modality, media, over_original) + seen
+
+
+def rows_of(feature: MultiModalFeature) -> dict[int, int]:
+    """`{token of the prompt: row of the item's embeddings it takes}`."""
+    place = feature.placeholder
+    mask = place.is_embed or (True,) * place.length
+    return {place.offset + i: place.embeds_before(place.offset + i) for i, embeds in enumerate(mask) if embeds}
+
+
+def make_tokens(
+    tokenizer: Any, token_ids: Sequence[int], positions: Positions, features: Sequence[MultiModalFeature]
+) -> list[Token]:
+    """Every token of a prompt."""
+    texts = token_texts(tokenizer, token_ids)
+    item_of: dict[int, int] = {}
+    row_of: dict[int, int] = {}
+    for number, feature in enumerate(features):
+        item_of |= dict.fromkeys(range(feature.placeholder.offset, feature.placeholder.end), number)
+        row_of |= rows_of(feature)
+    return [
+        Token(token_id, texts[token_id], positions[i], item_of.get(i), row_of.get(i))
+        for i, token_id in enumerate(token_ids)
+    ]

@@ -1,0 +1,196 @@
+"""What is told of one prompt: plain data, from tokens and tensors to what each stage took and where one failed.
+
+Knows neither how it is found out (`collect`) nor how it is shown (`terminal`, `page`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of the prompt."""
+
+    id: int
+    text: str
+    """As the tokenizer decodes it; the vocabulary's own spelling where that is no text."""
+    positions: tuple[int, ...]
+    """`(position,)`, or `(time, height, width)` for M-RoPE; empty where they are not known."""
+    item: int | None = None
+    """The item in whose placeholder it is, an index into `Report.items`."""
+    embed: int | None = None
+    """Which row of the item's embeddings it takes; None for one that keeps its own."""
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """One tensor, in numbers."""
+
+    name: str
+    shape: str
+    dtype: str
+    nbytes: int
+    layout: str
+    """How it divides into items: `batched`, `flat along 0`, `shared`; empty for what an encoder gave."""
+    low: float | None = None
+    """Least finite value; None where there is none."""
+    high: float | None = None
+    mean: float | None = None
+    not_finite: int = 0
+    """How many values are NaN or infinite."""
+    values: str = ""
+    """All of them, if they are few."""
+
+    @property
+    def summary(self) -> str:
+        """Its values in a few words."""
+        if self.values:
+            return self.values
+        bad = f"{self.not_finite} NaN or infinite" if self.not_finite else ""
+        if self.low is None or self.high is None or self.mean is None:
+            return bad
+        return f"{self.low:.3g} to {self.high:.3g}, mean {self.mean:.3g}" + (f", {bad}" if bad else "")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How an item's embeddings lie: row by row, step after step."""
+
+    steps: int
+    rows: int
+    columns: int
+    source: str
+    """By what one can tell."""
+
+    def __str__(self) -> str:
+        return f"{f'{self.steps} x ' if self.steps > 1 else ''}{self.rows} x {self.columns}"
+
+
+@dataclass(frozen=True)
+class View:
+    """A picture of an item, or of what the model sees of it."""
+
+    caption: str
+    mime_type: str
+    content: bytes
+    width: int
+    height: int
+    step: int | None = None
+    """The step of the grid that lies over it; None for none."""
+    over_time: bool = False
+    """Whether it goes from left to right in time, and may be stretched."""
+
+
+@dataclass
+class Item:
+    """One item of the prompt, by its placeholder's order."""
+
+    modality: str
+    index: int
+    file: str
+    identifier: str
+    """Its content hash, the key of every cache."""
+    offset: int
+    length: int
+    num_embeds: int
+    tensors: list[TensorStats]
+    embeddings: TensorStats | None = None
+    """What the encoder returned."""
+    error: str | None = None
+    """Why that does not do."""
+    grid: Grid | None = None
+    views: list[View] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """As in error messages."""
+        return f"{self.modality} {self.index}"
+
+
+@dataclass(frozen=True)
+class HookCall:
+    """One of the adapter's hooks, called."""
+
+    hook: str
+    seconds: float
+    answer: str
+    error: str | None = None
+
+
+@dataclass
+class Stage:
+    """A part of the work; the hooks called meanwhile took a part of its time."""
+
+    name: str
+    seconds: float = 0.0
+    note: str = ""
+    error: str | None = None
+    hooks: list[HookCall] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """Everything. What a failed stage would have told is not there."""
+
+    model: str
+    """As it was asked for."""
+    architecture: str = ""
+    adapter: str = ""
+    distribution: str = ""
+    version: str = ""
+    contract: str = ""
+    dtype: str = ""
+    prompt: str | None = None
+    """The text that was tokenized; None where a family makes token ids of a conversation."""
+    tokens: list[Token] = field(default_factory=list)
+    """Placeholders expanded, unless that failed."""
+    position_offset: int | None = None
+    """The token generated at index `i` has position `i + position_offset`."""
+    items: list[Item] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+
+    @property
+    def error(self) -> str | None:
+        """The first failed stage's, on one line."""
+        return next((printable(f"{stage.name}: {stage.error}") for stage in self.stages if stage.error), None)
+
+    @property
+    def about_tokens(self) -> str:
+        """What they are, and what comes after them."""
+        if self.prompt is None and self.error and not self.items:
+            return "placeholders are not expanded: that failed"
+        if self.position_offset is None:
+            return "positions are not known"
+        return f"the one generated next has position {len(self.tokens) + self.position_offset}"
+
+    def outcome(self, stage: Stage) -> str:
+        """What is to be said of a stage; an error only once."""
+        if stage.error is None:
+            return printable(stage.note)
+        first = next(other for other in self.stages if other.error == stage.error)
+        return printable(f"failed: {stage.error}") if first is stage else f"failed in the same way as {first.name}"
+
+    def to_json(self) -> str:
+        """For other programs: all but the pictures."""
+        plain: dict[str, Any] = asdict(self)
+        for item in plain["items"]:
+            del item["views"]
+        return json.dumps({**plain, "error": self.error}, indent=1, allow_nan=False)
+
+
+def printable(text: str) -> str:
+    """Text on one line, what cannot be printed as Python would write it."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shown(text: str) -> str:
+    """A token's text, with spaces to be seen."""
+    return printable(text).replace(" ", "·")
+
+
+def shown_time(seconds: float) -> str:
+    """Seconds in a unit that fits."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f} ms"

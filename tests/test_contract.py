@@ -1,0 +1,338 @@
+"""How a later version of the contract understands adapters of this one: renamed, added and removed hooks and arguments.
+
+The later version is a module made of this one's specifications, so the rules are tried before they are needed.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+import pytest
+
+from corellm import hookspecs
+from corellm.contract import CONTRACT, Contract
+from corellm.errors import ContractError
+from corellm.hookspecs import ModelContext, hookimpl
+from corellm.plugins import ask_class, build_manager
+from corellm_llava import Llava
+
+hookspec = pluggy.HookspecMarker("corellm")
+OLD, NEW = "get_dummy_text", "get_sample_text"
+WARNED = rf"toy: .*{OLD}: {NEW} is this hook's name since contract 2; with contract 3 {OLD} will no longer be called"
+
+
+@hookspec(firstresult=True)
+def get_sample_text(mm_counts: dict[str, int], language: str) -> None:
+    """What version 2 has instead of `get_dummy_text`: another name and one argument more."""
+
+
+def later(version: int = 2, oldest: int = 1, **changes: Any) -> Contract:
+    """The contract of a later corellm, which renames `get_dummy_text`; None among the changes takes a name away."""
+    specs = ModuleType("later_hookspecs")
+    vars(specs).update(vars(hookspecs))
+    changes = {
+        "CONTRACT_VERSION": version,
+        "OLDEST_CONTRACT_VERSION": oldest,
+        "RENAMED_HOOKS": {OLD: NEW},
+        "REQUIRED_HOOKS": tuple(NEW if name == OLD else name for name in hookspecs.REQUIRED_HOOKS),
+        OLD: None,
+        NEW: get_sample_text,
+        **changes,
+    }
+    for name, value in changes.items():
+        if value is None:
+            vars(specs).pop(name, None)
+        else:
+            setattr(specs, name, value)
+    return Contract(specs)
+
+
+class Toy:
+    """An adapter of version 1: every required hook and no more."""
+
+    contract: Any = 1
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> dict[str, None]:
+        return {"image": None}
+
+    @hookimpl
+    def get_dummy_text(self, mm_counts: dict[str, int]) -> str:
+        return "<image>" * mm_counts["image"]
+
+    @hookimpl
+    def get_dummy_mm_data(self) -> dict[str, Any]:
+        return {}
+
+    @hookimpl
+    def get_mm_fields_config(self) -> dict[str, Any]:
+        return {}
+
+    @hookimpl
+    def get_prompt_updates(self) -> list[Any]:
+        return []
+
+    @hookimpl
+    def get_multimodal_embeddings(self) -> list[Any]:
+        return []
+
+
+def context() -> ModelContext:
+    """A context for adapters that do not look at it."""
+    return ModelContext(Path("."), None, None, None, None)  # type: ignore[arg-type]
+
+
+def managed(adapter: type[Any], contract: Contract, **options: Any) -> pluggy.PluginManager:
+    """The adapter, checked and registered."""
+    contract.check_adapter(adapter, "toy")
+    return build_manager(adapter, context(), distribution="toy", contract=contract, **options)
+
+
+def test_the_tables_of_this_version_agree() -> None:
+    """Whoever raises the version follows the policy: one version of deprecation, new names that exist, no old ones."""
+    assert hookspecs.CONTRACT_VERSION - hookspecs.OLDEST_CONTRACT_VERSION in (0, 1)
+    assert set(hookspecs.RENAMED_HOOKS.values()) <= CONTRACT.hooks
+    assert not hookspecs.RENAMED_HOOKS.keys() & CONTRACT.hooks
+    assert not hookspecs.RENAMED_HOOKS or hookspecs.OLDEST_CONTRACT_VERSION < hookspecs.CONTRACT_VERSION
+
+
+def test_a_renamed_hook_is_called_under_its_old_name() -> None:
+    """The core asks by the new name and with the new argument; the old method answers. A warning says what to do."""
+    with pytest.warns(FutureWarning, match=WARNED + r"\. Upgrade the plugin; its author: rename the method") as warned:
+        manager = managed(Toy, later())
+    assert manager.hook.get_sample_text(mm_counts={"image": 2}, language="en") == "<image><image>"
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+def test_a_shipped_adapter_lives_on() -> None:
+    """LLaVA's, as it is."""
+    with pytest.warns(FutureWarning, match=r"corellm-llava: Llava.get_dummy_text: get_sample_text is"):
+        later().check_adapter(Llava, "corellm-llava")
+
+
+def test_the_warning_comes_once_where_everybody_sees_it() -> None:
+    """By Python's own filters: shown to whoever runs the program, once however often the adapter is loaded."""
+    contract = later()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore", DeprecationWarning)  # as Python starts
+        for _ in range(3):
+            managed(Toy, contract)
+            warnings.filterwarnings("ignore", message="another")  # forgets what Python has warned of
+    assert [warning.category for warning in warned] == [FutureWarning]
+
+
+def test_where_warnings_are_errors_every_load_fails() -> None:
+    """An author's tests do not pass the second time."""
+    contract = later()
+    for _ in range(2):
+        with pytest.raises(FutureWarning, match=WARNED):
+            contract.check_adapter(Toy, "toy")
+
+
+def test_the_next_version_refuses() -> None:
+    """One readable line, which says who has to be upgraded."""
+    with pytest.raises(ContractError) as raised:
+        later(version=3, oldest=2, RENAMED_HOOKS={}).check_adapter(Toy, "toy")
+    assert (
+        str(raised.value) == "toy speaks contract 1, this corellm speaks 2 to 3; upgrade the plugin: pip install -U toy"
+    )
+
+
+def test_an_adapter_of_the_new_version() -> None:
+    """The new name and argument work without a warning; the old name is an error that says the new one."""
+
+    class New(Toy):
+        contract = 2
+        get_dummy_text = None  # type: ignore[assignment]
+
+        @hookimpl
+        def get_sample_text(self, language: str) -> str:
+            return language
+
+    assert managed(New, later()).hook.get_sample_text(mm_counts={}, language="en") == "en"
+    old = type("Old", (Toy,), {"contract": 2})
+    with pytest.raises(ContractError, match=rf"Old.{OLD}: contract 2 calls this hook {NEW}; rename the method"):
+        later().check_adapter(old, "toy")
+
+
+def test_an_adapter_of_both_versions() -> None:
+    """Whoever declares both keeps the old name, which both call; both names at once are an error."""
+    both = type("Both", (Toy,), {"contract": range(1, 3)})
+    with pytest.warns(FutureWarning, match=WARNED):
+        manager = managed(both, later())
+    assert manager.hook.get_sample_text(mm_counts={"image": 1}, language="en") == "<image>"
+
+    class Twice(both):  # type: ignore[misc, valid-type]
+        @hookimpl
+        def get_sample_text(self) -> str:
+            return ""
+
+    with pytest.raises(ContractError, match=f"Twice has {OLD} and {NEW}, the old and the new name of one hook"):
+        later().check_adapter(Twice, "toy")
+
+
+def test_an_old_name_without_hookimpl() -> None:
+    """Is caught, as a new one is."""
+
+    class Unmarked(Toy):
+        def get_dummy_text(self) -> str:  # type: ignore[override]
+            return ""
+
+    with pytest.raises(ContractError, match=rf"Unmarked.{OLD} has a hook's name but lacks @hookimpl"):
+        later().check_adapter(Unmarked, "toy")
+
+
+def test_names_that_were_free_in_their_version() -> None:
+    """An old adapter's own method may happen to have the new name, a new one's the old name: they are not called."""
+
+    class Old(Toy):
+        def get_sample_text(self) -> str:
+            return "mine"
+
+    with pytest.warns(FutureWarning, match=WARNED):
+        manager = managed(Old, later())
+    assert manager.hook.get_sample_text(mm_counts={"image": 1}, language="en") == "<image>"
+
+    class New(Toy):
+        contract = 2
+
+        @hookimpl
+        def get_sample_text(self) -> str:
+            return "right"
+
+        def get_dummy_text(self) -> str:  # type: ignore[override]
+            return "mine"
+
+    assert managed(New, later()).hook.get_sample_text(mm_counts={}, language="en") == "right"
+
+
+def test_a_required_hook_is_still_required() -> None:
+    """Under neither name: the error has the new one."""
+    lacking = type("Lacking", (Toy,), {OLD: None})
+    with pytest.raises(ContractError, match=rf"lacks the required hook\(s\) {NEW}"):
+        later().check_adapter(lacking, "toy")
+
+
+def test_arguments_are_checked_against_the_new_hook() -> None:
+    """One that it does not have is refused by name, under the old name of the hook, too."""
+
+    class Wrong(Toy):
+        @hookimpl
+        def get_dummy_text(self, counts: int) -> str:  # type: ignore[override]
+            return ""
+
+    with pytest.raises(ContractError, match=rf"{OLD} has no argument 'counts'.*it may take mm_counts, language"):
+        later().check_adapter(Wrong, "toy")
+
+
+def test_a_renamed_static_hook() -> None:
+    """It is asked of the class, by the new name; a plain method is refused under the old one, too."""
+
+    @hookspec(firstresult=True)
+    def register_configuration() -> None:
+        """Version 2's `register_config`."""
+
+    contract = later(
+        RENAMED_HOOKS={"register_config": "register_configuration"},
+        STATIC_HOOKS=("register_configuration", "register_tokenizer"),
+        REQUIRED_HOOKS=hookspecs.REQUIRED_HOOKS,
+        register_config=None,
+        register_configuration=register_configuration,
+        get_sample_text=None,
+        get_dummy_text=hookspecs.get_dummy_text,
+    )
+
+    class Static(Toy):
+        @staticmethod
+        @hookimpl
+        def register_config() -> Callable[..., Any]:
+            return str.upper
+
+    with pytest.warns(FutureWarning, match=r"Static.register_config: register_configuration is this hook's name"):
+        managed(Static, contract)
+    assert ask_class(Static, "register_configuration", "toy", contract=contract) is str.upper
+    assert ask_class(Toy, "register_configuration", "toy", contract=contract) is None
+
+    class Plain(Toy):
+        @hookimpl
+        def register_config(self) -> Callable[..., Any]:
+            return str.upper
+
+    with pytest.raises(ContractError, match=r"Plain.register_config must be a @staticmethod"):
+        contract.check_adapter(Plain, "toy")
+
+
+def test_an_extension_may_wrap_by_the_old_name() -> None:
+    """It surrounds the hook of the new one, and is warned of; its options stay what they were."""
+
+    class Loud:
+        @hookimpl(wrapper=True)
+        def get_dummy_text(self) -> Generator[None, str, str]:
+            return (yield) + "!"
+
+    class Default:
+        @hookimpl(trylast=True)
+        def get_sample_text(self) -> str:
+            raise AssertionError("the adapter goes first")
+
+    class Extension:
+        @hookimpl
+        def wrap_adapter(self) -> object:
+            return Loud()
+
+    extensions = pluggy.PluginManager("corellm")
+    extensions.register(Extension())
+    with pytest.warns(FutureWarning) as warned:
+        manager = managed(Toy, later(), extensions=extensions, defaults=[Default()])
+    assert re.search(rf"extension .*Loud.{OLD}: {NEW} is this hook's name", str(warned[-1].message))
+    assert manager.hook.get_sample_text(mm_counts={"image": 1}, language="en") == "<image>!"
+
+
+def test_what_the_next_version_removes_is_warned_of() -> None:
+    """A hook and an argument that are to go: once by distribution and place, not for the core's own defaults."""
+
+    @hookspec(
+        firstresult=True,
+        warn_on_impl_args={"mm_counts": FutureWarning("contract 3 gives mm_sizes instead")},
+    )
+    def get_dummy_text(mm_counts: dict[str, int], mm_sizes: dict[str, int]) -> None:
+        """With an argument beside the one that is to go."""
+
+    @hookspec(firstresult=True, warn_on_impl=FutureWarning("contract 3 will not call this"))
+    def compute_logits(hidden_states: Any) -> None:
+        """A hook that is to go."""
+
+    class Logits(Toy):
+        @hookimpl
+        def compute_logits(self) -> None:
+            return None
+
+    class Default:
+        @hookimpl(trylast=True)
+        def compute_logits(self) -> str:
+            return "default"
+
+    contract = later(
+        RENAMED_HOOKS={}, REQUIRED_HOOKS=hookspecs.REQUIRED_HOOKS, get_sample_text=None,
+        get_dummy_text=get_dummy_text, compute_logits=compute_logits,
+    )  # fmt: skip
+    with pytest.warns(FutureWarning) as warned:
+        manager = managed(Logits, contract, defaults=[Default()])
+    assert [str(warning.message).partition("<locals>.")[2] for warning in warned] == [
+        "Logits.compute_logits: contract 3 will not call this",
+        "Logits.get_dummy_text, argument 'mm_counts': contract 3 gives mm_sizes instead",
+    ]
+    assert {warning.filename for warning in warned} == {__file__}
+    assert manager.hook.compute_logits(hidden_states=None) == "default"
+    assert manager.hook.get_dummy_text(mm_counts={"image": 1}, mm_sizes={}) == "<image>"
