@@ -35,8 +35,8 @@ demo-video-eval: setup ## the same of the demo model that watches clips
 demo-video-train: setup ## train it again, into demo/runs/new-video (about an hour on two cores)
 	$(BIN)/python -m demo.video.train demo/runs/new-video
 
-test: setup      ## all tests
-	$(BIN)/python -m pytest
+test: setup      ## all tests, in as many processes as there are processors
+	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadscope
 
 browser-test: setup ## what `corellm inspect --html` writes, in headless Chromium
 	.ci/install-chromium

@@ -141,6 +141,15 @@ def test_every_mode_gives_the_colours_a_viewer_shows(name: str) -> None:
     assert state(picture) == before
 
 
+def test_what_callers_do_with_theirs_afterwards() -> None:
+    """Neither the picture nor the array that was given shares memory with what was read."""
+    picture, pixels = noise(), np.asarray(noise()).copy()
+    got, of_array, wanted = load_image(picture, LIMIT), load_image(pixels, LIMIT), noise().tobytes()
+    picture.paste(RED, (0, 0, *picture.size))
+    pixels[:] = 0
+    assert got.tobytes() == of_array.tobytes() == wanted
+
+
 @pytest.mark.parametrize(
     ("name", "format_name"),
     [

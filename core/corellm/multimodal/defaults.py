@@ -56,7 +56,7 @@ class ProcessingDefaults:
     def call_hf_processor(
         self, prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Call the Hugging Face processor with dummy text and the one item.
+        """Call the Hugging Face processor with the one item, and with dummy text unless it can do without.
 
         Raises:
             ProcessorKwargsError: it does not know an argument, or does not take its value for this item.
@@ -70,8 +70,9 @@ class ProcessingDefaults:
         if "videos" in media:
             (video,) = media.pop("videos")
             media |= video_arguments(video, self.config.max_video_bytes)
+        text = {} if processes_media_alone(processor) else {"text": prompt}
         try:
-            outputs: Mapping[str, Any] = processor(text=prompt, return_tensors="pt", **{**mm_kwargs, **media})
+            outputs: Mapping[str, Any] = processor(**text, return_tensors="pt", **{**mm_kwargs, **media})
         except Exception as error:
             if isinstance(error, CorellmError) or not mm_kwargs:
                 raise
@@ -136,6 +137,17 @@ def video_arguments(video: Video, max_bytes: int) -> dict[str, Any]:
     elif known.frames_indices is not None:
         arguments["do_sample_frames"] = False
     return arguments
+
+
+def processes_media_alone(processor: Any) -> bool:
+    """Whether a Hugging Face processor is called as transformers' own base class has it, where text changes no tensor.
+
+    Then it need not expand and tokenize the placeholder: for LLaVA's 576 tokens a sixth of the time of a picture.
+    """
+    from transformers import ProcessorMixin
+
+    steps = ("__call__", "prepare_inputs_layout", "validate_inputs")
+    return all(getattr(type(processor), step, None) is getattr(ProcessorMixin, step) for step in steps)
 
 
 def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:

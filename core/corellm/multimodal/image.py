@@ -240,6 +240,8 @@ def _to_rgb(picture: Image.Image) -> Image.Image:
         paper = Image.new("RGB", layer.size, "white")
         paper.paste(layer, mask=layer.getchannel("A"))
         return paper
+    if picture.mode == "RGB" and type(picture) is Image.Image:  # in memory, with no file behind: ours already
+        return picture
     return picture.convert("RGB")
 
 

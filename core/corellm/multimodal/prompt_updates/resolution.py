@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import compress
 from operator import index as as_int
 from typing import Any, Literal
 
@@ -168,7 +169,7 @@ class PromptResolver:
         details = declared if isinstance(declared, PromptUpdateDetails) else None
         token_ids, chars = self._tokens(details.full if details else declared, where, "the content")
         is_embed = self._mask(details, chars, where) if details else (True,) * len(chars)
-        embed_chars = frozenset(c for c, embed in zip(chars, is_embed, strict=True) if embed)
+        embed_chars = frozenset(compress(chars, is_embed))
         if not embed_chars:
             raise ContractError(
                 f"{where}: none of the content's {len(chars)} tokens takes an embedding; a placeholder needs at least "

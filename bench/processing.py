@@ -1,0 +1,249 @@
+"""From prompt and medium to tensors and tokens: our front end against the Hugging Face processor called bare.
+
+Both get the same text and the same items, one item to a prompt, the items decoded and in memory: photographs of
+640 x 480 pixels as `PIL.Image`, sounds of ten seconds as samples at 16 kHz. Processors have the sizes of the published
+checkpoints; models are tiny and are not run. "new": the item has not been seen. "cached": it has, a moment ago, and is
+known by its content. "by id": the same with an id from the caller (`multi_modal_uuids`), which takes no hash.
+
+With two threads two callers ask at a time, each for a prompt of its own; torch itself is held to one thread. Ours and
+bare calls take turns, and a ratio is the median of those of single turns: other work of the machine slows both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from corellm import EngineConfig
+from corellm.engine.loading import LoadedModel, load
+from corellm.multimodal.hashing import hash_item
+
+RATE = 16_000
+QWEN = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?<|im_end|>\n<|im_start|>assistant\n"
+
+Call = Callable[[str, Any], Any]
+"""A prompt and its item, processed."""
+
+
+def auto_processor(path: Path, model: LoadedModel) -> Call:
+    """`AutoProcessor`, for pictures."""
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    return lambda text, picture: processor(text=text, images=[picture], return_tensors="pt")
+
+
+def sound_processor(path: Path, model: LoadedModel) -> Call:
+    """`AutoProcessor`, for sounds."""
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    return lambda text, sound: processor(text=text, audio=[sound], sampling_rate=RATE, return_tensors="pt")
+
+
+def picture_processor(path: Path, model: LoadedModel) -> Call:
+    """The image processor and the tokenizer: `AutoProcessor` of these families needs torchvision."""
+    images = transformers.Qwen2VLImageProcessorPil.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    return lambda text, picture: (tokenizer(text, return_tensors="pt"), images([picture], return_tensors="pt"))
+
+
+def own_processor(path: Path, model: LoadedModel) -> Call:
+    """The family's own, which corellm brings along: transformers has none."""
+    processor = model.context.hf_processor
+    return lambda text, picture: processor(text=text, images=[picture], return_tensors="pt")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family, and how its processor is called bare."""
+
+    module: str
+    prompt: str
+    settings: Mapping[str, Mapping[str, Any]]
+    """`{file: what to change in it}`: sizes as published."""
+    bare: Callable[[Path, LoadedModel], Call] = auto_processor
+    modality: str = "image"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `make_tiny_checkpoint`."""
+
+
+FAMILIES = {
+    "llava 336": Family(
+        "corellm_llava.tiny",
+        "USER: <image>\nWhat is this? ASSISTANT:",
+        {
+            "processor_config.json": {
+                "image_processor": {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+            }
+        },
+    ),
+    "fuyu 1920 x 1080": Family(
+        "corellm_fuyu.tiny",
+        "What is this?\n",
+        {"processor_config.json": {"image_processor": {"size": {"height": 1080, "width": 1920}}}},
+    ),
+    "blip2 224": Family(
+        "corellm_blip2.tiny",
+        "Question: What is this? Answer:",
+        {"processor_config.json": {"image_processor": {"size": {"height": 224, "width": 224}}}},
+    ),
+    "qwen2-vl": Family(
+        "corellm_qwen_vl.tiny",
+        QWEN,
+        {"preprocessor_config.json": {"size": {"shortest_edge": 3_136, "longest_edge": 12_845_056}}},
+        picture_processor,
+    ),
+    "qwen3-vl": Family(
+        "corellm_qwen_vl.tiny",
+        QWEN,
+        {"preprocessor_config.json": {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}},
+        picture_processor,
+        options={"architecture": "Qwen3VLForConditionalGeneration"},
+    ),
+    "qwen-vl 448": Family(
+        "corellm_qwen_vl.original.tiny",
+        "Picture 1: <img></img>\nWhat is this?",
+        {"config.json": {"visual": {"image_size": 448}}},
+        own_processor,
+    ),
+    "qwen2-audio": Family(
+        "corellm_qwen_audio.tiny",
+        "<|audio_bos|><|AUDIO|><|audio_eos|>What is this?",
+        {"processor_config.json": {"feature_extractor": {"feature_size": 128}}},
+        sound_processor,
+        modality="audio",
+    ),
+}
+
+
+def photographs(count: int) -> list[Image.Image]:
+    """Windows of two photographs, no two the same, in memory."""
+    sources = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    boxes = [(5 * i, 3 * i, 5 * i + 480, 3 * i + 360) for i in range(count)]
+    return [sources[i % len(sources)].resize((640, 480), box=box) for i, box in enumerate(boxes)]
+
+
+def sounds(count: int) -> list[np.ndarray[Any, Any]]:
+    """Ten seconds of a tone in noise, no two the same."""
+    seconds = np.arange(10 * RATE) / RATE
+    noise = np.random.default_rng(0).normal(0, 0.05, (count, len(seconds)))
+    tones = np.sin(seconds * 2 * np.pi * (220 + 20 * np.arange(count)[:, None])) / 2
+    return list((tones + noise).astype(np.float32))
+
+
+def merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Lay changes over settings, deep."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and name in settings:
+            merge(settings[name], value)
+        else:
+            settings[name] = value
+
+
+def open_family(family: Family, path: Path) -> LoadedModel:
+    """The family's tiny checkpoint with a processor of the published size, loaded; its encoder would not fit."""
+    importlib.import_module(family.module).make_tiny_checkpoint(path, **family.options)
+    for name, changes in family.settings.items():
+        settings = json.loads((path / name).read_text(encoding="utf-8"))
+        merge(settings, changes)
+        (path / name).write_text(json.dumps(settings), encoding="utf-8")
+    return load(EngineConfig.from_kwargs(model=str(path), num_kv_blocks=256), check_encoders=False)
+
+
+def seconds_per_item(call: Call, prompt: str, items: Sequence[Any], callers: ThreadPoolExecutor) -> float:
+    """How long the callers take; what they make is kept until all are done, as a batch is."""
+    start = time.perf_counter()
+    made = list(callers.map(lambda item: call(prompt, item), items))
+    return (time.perf_counter() - start) / len(made)
+
+
+def measure(
+    family: Family, model: LoadedModel, bare: Call, items: Sequence[Any], threads: int, turns: int
+) -> np.ndarray[Any, Any]:
+    """Seconds per item, `[turns, 4]`: bare, new, cached, by id."""
+    processor = model.input_processor
+
+    def ours(text: str, item: Any, uuid: str | None = None) -> Any:
+        request = {"prompt": text, "multi_modal_data": {family.modality: item}}
+        return processor.process(request | {"multi_modal_uuids": {family.modality: uuid}})
+
+    def by_id(text: str, item: tuple[int, Any]) -> Any:
+        return ours(text, item[1], f"item {item[0]}")
+
+    named = list(enumerate(items))
+    spent = []
+    with ThreadPoolExecutor(threads) as callers:
+        for turn in range(turns + 1):  # the first is to warm up
+            processor.mm_processor.cache.clear()
+            before = seconds_per_item(bare, family.prompt, items, callers) if turn % 2 else None
+            new = seconds_per_item(ours, family.prompt, items, callers)
+            after = seconds_per_item(bare, family.prompt, items, callers) if before is None else None
+            cached = seconds_per_item(ours, family.prompt, [*items] * 3, callers)
+            seconds_per_item(by_id, family.prompt, named, callers)
+            known = seconds_per_item(by_id, family.prompt, named * 3, callers)
+            spent.append((before or after, new, cached, known))
+    return np.array(spent[1:])
+
+
+def hash_milliseconds(item: Any, modality: str) -> float:
+    """How long the content of one item takes to hash: ours does it, bare does not."""
+    seconds = []
+    for _ in range(50):
+        start = time.perf_counter()
+        hash_item(item, modality=modality, kwargs={}, namespace=())
+        seconds.append(time.perf_counter() - start)
+    return 1000 * statistics.median(seconds)
+
+
+def report(name: str, threads: int, seconds: np.ndarray[Any, Any]) -> None:
+    """Print a line of the table."""
+    rates = 1 / np.median(seconds, axis=0)
+    ratios = np.median(seconds[:, :1] / seconds, axis=0)
+    line = f"{name:18}{threads:>8}{rates[0]:>9.1f}{rates[1]:>9.1f}{ratios[1]:>7.2f}x"
+    print(line + "".join(f"{rates[i]:>9.0f}{ratios[i]:>6.0f}x" for i in (2, 3)), flush=True)
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument("--items", type=int, default=4, help="distinct items of each turn (default 4)")
+    parser.add_argument("--turns", type=int, default=25, help="turns measured (default 25)")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    media = {"image": photographs(args.items), "audio": sounds(args.items)}
+    print(__doc__.partition("\n\n")[2])
+    print(f"items per second, median of {args.turns} turns of {args.items}; torch.set_num_threads(1)\n")
+    print(f"{'family':18}{'threads':>8}{'bare':>9}{'new':>9}{'':8}{'cached':>9}{'':7}{'by id':>9}")
+    for name in args.families:
+        family = FAMILIES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            model = open_family(family, Path(folder))
+            bare = family.bare(Path(folder), model)
+            for threads in (1, 2):
+                report(name, threads, measure(family, model, bare, media[family.modality], threads, args.turns))
+            model.executor.shutdown()
+    picture, sound = (hash_milliseconds(media[modality][0], modality) for modality in ("image", "audio"))
+    print(f"\nwhat is new or cached is hashed: a picture in {picture:.2f} ms, a sound in {sound:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Wheels of plugins as they were kept when a version was released, used with the core of this checkout.
+
+Each set has an environment of its own, with the wheels' contents, what they ask for, and this core; the checkout's
+plugins are not in it. A set whose contract version is no longer spoken goes. The way there is tried beforehand: a later
+core is made of this one by renaming a hook.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm.hookspecs import CONTRACT_VERSION
+from tests.wheels.environments import ROOT, Environment, find_wheels, unpacked
+
+HERE = Path(__file__).parent
+SETS = sorted((HERE / "wheels").iterdir(), key=lambda folder: [int(part) for part in folder.name.split(".")])
+LLAVA = "LlavaForConditionalGeneration"
+
+
+@dataclass
+class Kept:
+    """A set of wheels in its environment."""
+
+    environment: Environment
+
+    def use(self, *options: str | Path) -> tuple[dict[str, Any], str]:
+        """What `use_plugins` says of each architecture, and what came on standard error."""
+        answers, _, warned = self.environment.python(HERE / "use_plugins.py", *options).partition("\n")
+        return json.loads(answers), warned
+
+    @cached_property
+    def answers(self) -> dict[str, Any]:
+        """What all of them answer."""
+        return self.use()[0]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Kept]:
+    """`kept(folder)`: the set in a folder, made ready once."""
+
+    @cache
+    def make(folder: Path) -> Kept:
+        wheels = find_wheels(folder)
+        where = tmp_path_factory.mktemp("kept") / "environment"
+        return Kept(unpacked(where, [*wheels, "corellm[testing]"], wheels))
+
+    return make
+
+
+@pytest.fixture
+def newest(kept: Callable[[Path], Kept]) -> Kept:
+    """The set that was kept last."""
+    return kept(SETS[-1])
+
+
+def edit(file: Path, *changes: tuple[str, str]) -> None:
+    """Replace patterns in a file; each must be there."""
+    text = file.read_text(encoding="utf-8")
+    for pattern, new in changes:
+        text, count = re.subn(pattern, new, text, flags=re.MULTILINE)
+        assert count, f"{file.name} has no {pattern}"
+    file.write_text(text, encoding="utf-8")
+
+
+def later_core(where: Path, *, oldest: int) -> Path:
+    """A folder with a core of the next contract version: `get_dummy_text` is renamed, and takes one argument more."""
+    shutil.copytree(ROOT / "core" / "corellm", where / "corellm", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in where.rglob("*.py"):
+        file.write_text(re.sub(r"\bget_dummy_text\b", "get_sample_text", file.read_text(encoding="utf-8")))
+    edit(
+        where / "corellm" / "hookspecs.py",
+        (r"^(CONTRACT_VERSION =) .*", rf"\1 {CONTRACT_VERSION + 1}"),
+        (r"^(OLDEST_CONTRACT_VERSION =) .*", rf"\1 {oldest}"),
+        (r"^(RENAMED_HOOKS.* =) .*", r'\1 {"get_dummy_text": "get_sample_text"}'),
+        (r"^(def get_sample_text\()", r"\1language: str, "),
+    )
+    call = r'("get_sample_text", )(?=mm_counts)'
+    edit(where / "corellm" / "multimodal" / "processor.py", (call, r'\1language="en", '))
+    return where
+
+
+def test_the_index_is_of_these_wheels() -> None:
+    """Nobody has replaced, lost or added one."""
+    for folder in SETS:
+        hashes = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in folder.glob("*.whl")}
+        assert json.loads((folder / "index.json").read_text(encoding="utf-8"))["sha256"] == hashes, folder
+
+
+@pytest.mark.parametrize("folder", SETS, ids=lambda folder: folder.name)
+def test_kept_wheels_answer(kept: Callable[[Path], Kept], folder: Path) -> None:
+    """Every architecture of every wheel is loaded from a tiny checkpoint and answers about each kind of item."""
+    answers, environment = kept(folder).answers, kept(folder).environment
+    for architecture, answer in answers.items():
+        assert answer.get("tokens"), (architecture, answer)
+        assert Path(answer["file"]).is_relative_to(environment.root), answer
+    assert {answer["distribution"] for answer in answers.values()} == set(find_wheels(folder))
+
+
+def test_a_kept_wheel_keeps_the_contract(newest: Kept) -> None:
+    """By the contract tests of today, run as its author would."""
+    passed = newest.environment.python("-m", "pytest", "--pyargs", "corellm_llava.contract", "-x", "-q")
+    assert re.search(r"^\d+ passed", passed, re.MULTILINE), passed
+
+
+def test_a_later_core_takes_it_with_a_warning(newest: Kept, tmp_path: Path) -> None:
+    """While its contract version is still spoken: the answer is the same, and one warning says what to do."""
+    core = later_core(tmp_path / "core", oldest=CONTRACT_VERSION)
+    answers, warned = newest.use("--only", "corellm-llava", "--first", core)
+    assert answers == {LLAVA: newest.answers[LLAVA]}
+    said = f"Llava.get_dummy_text: get_sample_text is this hook's name since contract {CONTRACT_VERSION + 1}"
+    assert warned.count(f"FutureWarning: corellm-llava: {said}") == 1, warned
+
+
+def test_the_core_after_that_refuses_it(newest: Kept, tmp_path: Path) -> None:
+    """In one line, which says what is to be upgraded."""
+    core = later_core(tmp_path / "core", oldest=CONTRACT_VERSION + 1)
+    answers, _ = newest.use("--only", "corellm-llava", "--first", core)
+    assert answers[LLAVA]["error"] == (
+        f"ContractError: corellm-llava speaks contract {CONTRACT_VERSION}, this corellm speaks {CONTRACT_VERSION + 1}; "
+        f"upgrade the plugin: pip install -U corellm-llava"
+    )
+
+
+def test_a_wheel_from_the_future_is_refused(newest: Kept, tmp_path: Path) -> None:
+    """One whose adapter speaks contract 99: so this core does look at what a wheel says."""
+    for entry in newest.environment.site_packages.glob("corellm_llava*"):
+        shutil.copytree(entry, tmp_path / entry.name)
+    edit(tmp_path / "corellm_llava" / "__init__.py", (r"contract = \d+", "contract = 99"))
+    answers, _ = newest.use("--only", "corellm-llava", "--first", tmp_path)
+    refused = r"ContractError: corellm-llava speaks contract 99, this corellm speaks .*; upgrade corellm"
+    assert re.fullmatch(refused, answers[LLAVA]["error"])

@@ -1,0 +1,70 @@
+"""Uses every installed plugin: makes its tiny checkpoint, loads it, asks about an item of each modality it takes.
+
+A program for an environment of its own, where no test is. Prints a JSON object: for each architecture its distribution,
+the file its adapter came from, and the tokens answered or the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def ask(entry: Any, path: Path) -> list[int]:
+    """Make the tiny checkpoint of an adapter, load it, and give the tokens it answers."""
+    from corellm import LLM, SamplingParams
+
+    make = importlib.import_module(f"{entry.entry_point.module}.tiny").make_tiny_checkpoint
+    which = {"architecture": entry.architecture} if "architecture" in inspect.signature(make).parameters else {}
+    make(path, **which)
+    noise = np.random.default_rng(0).integers(0, 256, (4, 60, 80, 3), dtype=np.uint8)
+    media = {
+        "image": Image.fromarray(noise[0]),
+        "video": (noise, {"fps": 4}),
+        "audio": (np.linspace(-0.5, 0.5, 8000, dtype=np.float32), 16_000),
+    }
+    with LLM(str(path), adapter=entry.distribution) as llm:
+        content = [
+            {"type": modality, modality: media[modality]} for modality in llm.engine.input_processor.mm_processor.limits
+        ]
+        message = {"role": "user", "content": [*content, {"type": "text", "text": "What is this?"}]}
+        (output,) = llm.chat([message], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+        return list(output.outputs[0].token_ids)
+
+
+def main() -> None:
+    """Print what became of each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", action="append", default=[], help="folder whose packages go before those installed")
+    parser.add_argument("--only", help="distribution to use")
+    args = parser.parse_args()
+    sys.path[:0] = args.first
+    from corellm.errors import CorellmError
+    from corellm.plugins import installed_adapters
+
+    found: dict[str, Any] = {}
+    for entry in installed_adapters():
+        if args.only not in (None, entry.distribution):
+            continue
+        result: dict[str, Any] = {"distribution": entry.distribution}
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                result["file"] = inspect.getfile(entry.load())
+                result["tokens"] = ask(entry, Path(folder))
+            except CorellmError as error:
+                result["error"] = f"{type(error).__name__}: {error}"
+        found[entry.architecture] = result
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

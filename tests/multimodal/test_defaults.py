@@ -1,0 +1,42 @@
+"""The core's own answer to `call_hf_processor`: the tensors of text and picture, without the text where it may go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from corellm.config import MultiModalConfig
+from corellm.hookspecs import ModelContext
+from corellm.multimodal.defaults import ProcessingDefaults
+from tests.conftest import random_image
+
+PICTURE = random_image(90, 70, 0)
+
+
+class Insisting(transformers.LlavaProcessor):  # type: ignore[misc]
+    """Looks at the text before it looks at anything else, as Qwen2-Audio's does."""
+
+    def validate_inputs(self, text: Any = None, images: Any = None, **kwargs: Any) -> None:
+        """Counts placeholders."""
+        assert sum(sample.count("<image>") for sample in text) == len(images)
+
+
+def call(processor: Any) -> Any:
+    """What the default makes of the picture with this processor."""
+    context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
+    defaults = ProcessingDefaults(context, MultiModalConfig())
+    return defaults.call_hf_processor("<image>", {"image": [PICTURE]}, {})
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_dummy_text_only_where_it_is_needed(tiny_llava: Path, insists: bool) -> None:
+    """The picture's tensor is that of text and picture; the placeholder is tokenized only for a class that looks."""
+    plain = transformers.AutoProcessor.from_pretrained(tiny_llava)
+    expected = plain(text="<image>", images=[PICTURE], return_tensors="pt")
+    outputs = call(Insisting.from_pretrained(tiny_llava) if insists else plain)
+    assert torch.equal(outputs["pixel_values"], expected["pixel_values"])
+    assert ("input_ids" in outputs) == insists
