@@ -511,7 +511,7 @@ def test_counted_alike_before_and_after(parser: DataParser, value: Any, count: i
 def test_errors_name_the_item(parser: DataParser, value: Any, words: str) -> None:
     """Modality and index."""
     with pytest.raises(MediaError, match=words) as caught:
-        parser.parse({"audio": [MONO, value]})
+        parser.parse({"audio": [MONO, value]})["audio"].get(1)
     assert (caught.value.modality, caught.value.item) == ("audio", 1)
 
 

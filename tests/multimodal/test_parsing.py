@@ -151,9 +151,33 @@ def test_a_bad_picture_is_named(parser: DataParser, value: Any, words: str) -> N
     data = {"image": [PICTURE, value, PICTURE]}
     assert parser.count(data) == {"image": 3}
     with pytest.raises(MediaError, match=words) as caught:
-        parser.parse(data)
+        parser.parse(data)["image"].get(1)
     assert (caught.value.modality, caught.value.item) == ("image", 1)
     assert len(str(caught.value)) < 500
+
+
+def test_files_are_known_by_their_bytes(parser: DataParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes, path and URL of one file are one item, which is decoded when it is asked for, once."""
+    path = tmp_path / "a.png"
+    path.write_bytes(PNG)
+    decoded: list[Any] = []
+    load = DataParser.load_image
+    monkeypatch.setattr(DataParser, "load_image", lambda self, value: decoded.append(value) or load(self, value))
+    items = parser.parse({"image": [PNG, path, f"data:image/png;base64,{BASE64}", PICTURE]})["image"]
+    assert [items.content(i) for i in range(3)] == [PNG] * 3
+    assert decoded == [PICTURE]
+    assert items.content(3) is items.get(3)
+    assert items.get(0) is items.get(0)
+    assert decoded == [PICTURE, PNG]
+
+
+def test_a_broken_file_is_named_when_it_is_asked_for(parser: DataParser, tmp_path: Path) -> None:
+    """With its path."""
+    path = tmp_path / "a.png"
+    path.write_bytes(PNG[:-30])
+    items = parser.parse({"image": path})["image"]
+    with pytest.raises(MediaError, match=r"^image 0: '.*a\.png': broken or truncated PNG$"):
+        items.get(0)
 
 
 def test_too_many_pixels_are_named_with_both_numbers(parser: DataParser) -> None:

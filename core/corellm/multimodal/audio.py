@@ -26,7 +26,7 @@ import numpy as np
 
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
-from corellm.multimodal.image import open_regular_file, shown_path
+from corellm.multimodal.files import name_of, open_regular_file, shown_path
 from corellm.multimodal.items import is_array, is_tensor
 
 MAX_CHANNELS = 32
@@ -79,7 +79,7 @@ def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarra
             )
         return _from_samples(source, sampling_rate, sampling_rate, max_seconds)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), "the data", sampling_rate, max_seconds)
+        return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds)
     if isinstance(source, (str, os.PathLike)):
         with open_regular_file(source) as stream:
             return _decode(stream, shown_path(source), sampling_rate, max_seconds)

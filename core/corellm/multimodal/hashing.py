@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from corellm.errors import InvalidParameterError, MediaError, MultiModalError, ProcessorKwargsError
@@ -75,10 +76,17 @@ def hash_uuid(uuid: str, *, modality: str, kwargs: Mapping[str, Any], namespace:
 
 
 def _start(kind: str, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str]) -> _Hash:
-    digest = hashlib.sha256()
-    for field in (_SCHEME, kind, modality, tuple(namespace)):
-        _add(digest, field)
+    digest = _prefix(kind, modality, tuple(namespace)).copy()
     _add_or_raise(digest, kwargs, ProcessorKwargsError, "mm_processor_kwargs")
+    return digest
+
+
+@lru_cache(maxsize=64)
+def _prefix(kind: str, modality: str, namespace: tuple[str, ...]) -> _Hash:
+    """The hash of what all items of a model have in common; to be copied, not written to."""
+    digest = hashlib.sha256()
+    for field in (_SCHEME, kind, modality, namespace):
+        _add(digest, field)
     return digest
 
 
@@ -110,7 +118,7 @@ def _add(digest: _Hash, value: Any, depth: int = 0) -> None:
         _frame(digest, b"f", struct.pack("<d", value))
     elif kind is str:
         _frame(digest, b"s", value.encode("utf-8", "surrogatepass"))
-    elif kind in (bytes, bytearray):
+    elif isinstance(value, (bytes, bytearray)):
         _frame(digest, b"y", value)
     elif isinstance(value, Enum):
         _frame(digest, b"e", f"{kind.__module__}.{kind.__qualname__}.{value.name}".encode())

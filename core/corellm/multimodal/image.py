@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from PIL import (
 )
 
 from corellm.errors import MediaError, MediaTooLargeError
+from corellm.multimodal.files import name_of, open_regular_file, shown_path
 from corellm.multimodal.items import is_tensor
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def load_image(source: Any, max_pixels: int) -> Image.Image:
     if is_tensor(source):
         return _from_array(_array_of(source), max_pixels, channels_first=True)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), "the data", max_pixels)
+        return _decode(BytesIO(source), name_of(source), max_pixels)
     if isinstance(source, (str, os.PathLike)):
         with open_regular_file(source) as stream:
             return _decode(stream, shown_path(source), max_pixels)
@@ -101,46 +101,6 @@ def load_image(source: Any, max_pixels: int) -> Image.Image:
         f"{type(source).__name__} is not a picture; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,
     )
-
-
-def open_regular_file(path: str | os.PathLike[Any]) -> BinaryIO:
-    """Open a file to read bytes from; the caller closes it.
-
-    Directories, pipes, sockets and devices are refused, and none of them can make this wait.
-
-    Raises:
-        MediaError: there is no such file, it is not a regular one, or it cannot be opened.
-    """
-    name = shown_path(path)
-    try:
-        _require_regular(os.stat(path).st_mode, name)  # opening a device may have effects of its own
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except MediaError:
-        raise
-    except FileNotFoundError:
-        raise MediaError(f"no such file: {name}") from None
-    except OSError as error:
-        raise MediaError(f"cannot open {name}: {error.strerror}") from error
-    except ValueError as error:  # a NUL character
-        raise MediaError(f"not a path: {name}") from error
-    stream = os.fdopen(descriptor, "rb")
-    try:
-        _require_regular(os.fstat(descriptor).st_mode, name)  # again: it may have been replaced meanwhile
-    except MediaError:
-        stream.close()
-        raise
-    return stream
-
-
-def _require_regular(mode: int, name: str) -> None:
-    if not stat.S_ISREG(mode):
-        raise MediaError(f"{name} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
-
-
-def shown_path(path: str | os.PathLike[Any]) -> str:
-    """A path for a message: quoted, and not longer than a message should be."""
-    name = os.fspath(path)
-    return repr(name if len(name) <= 200 else name[:200] + type(name)(b"..." if isinstance(name, bytes) else "..."))
 
 
 # --- encoded pictures -------------------------------------------------------------------------------------------------

@@ -7,13 +7,49 @@ neither how media are read (`parsing`, `image`) nor what becomes of them (`proce
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
+
+from corellm.errors import MultiModalError, PromptTooLongError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from PIL import Image
+
+
+@contextmanager
+def naming_item(modality: str, item: int) -> Iterator[None]:
+    """Whatever is found wrong with an item meanwhile is said of item `item`."""
+    try:
+        yield
+    except (MultiModalError, PromptTooLongError) as error:
+        if not isinstance(error, MultiModalError):
+            error.args = (f"{modality} {item}: {error}",)
+        elif error.item is None:
+            error.args = (f"{modality} {item}: {error}",)
+            error.modality, error.item = modality, item
+        raise
+
+
+class EncodedItem:
+    """An item as the bytes of a file, by which it is known: decoded when it is first asked for, so that what is cached
+    need not be decoded at all.
+    """
+
+    def __init__(self, content: bytes, decode: Callable[[bytes], Any]) -> None:
+        self.content, self._decode = content, decode
+
+    @cached_property
+    def media(self) -> Any:
+        """The decoded media.
+
+        Raises:
+            MediaError: they are broken.
+        """
+        return self._decode(self.content)
 
 
 class ModalityItems:
@@ -39,8 +75,21 @@ class ModalityItems:
         return len(self)
 
     def get(self, index: int) -> Any:
-        """Item `index`. Shared, not copied: read it, never write to it."""
-        return self._items[index]
+        """Item `index`. Shared, not copied: read it, never write to it.
+
+        Raises:
+            MediaError: it is a file that turns out to be broken.
+        """
+        item = self._items[index]
+        if not isinstance(item, EncodedItem):
+            return item
+        with naming_item(self.modality, index):
+            return item.media
+
+    def content(self, index: int) -> Any:
+        """What item `index` is known by: the bytes of its file, else what `get` gives."""
+        item = self._items[index]
+        return item.content if isinstance(item, EncodedItem) else item
 
     def num_embeddings(self, index: int) -> int | None:
         """How many embeddings item `index` brings along; None if its encoder has yet to make them."""
@@ -48,7 +97,7 @@ class ModalityItems:
 
 
 class MediaItems(ModalityItems):
-    """Media that were read.
+    """Media that were read. Files of pictures and sounds are decoded when they are asked for.
 
     An image is a `PIL.Image.Image` in mode RGB, upright, without metadata; a video a `Video`, whose frames are decoded
     when they are asked for; a sound an array `[num_samples]`, float32, at the model's sampling rate.

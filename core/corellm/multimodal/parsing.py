@@ -7,13 +7,10 @@ client's strings.
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import unquote_to_bytes
 
 from corellm.config import MultiModalConfig
 from corellm.errors import (
@@ -22,10 +19,19 @@ from corellm.errors import (
     MediaError,
     MediaTooLargeError,
     MultiModalError,
-    PromptTooLongError,
     UnsupportedModalityError,
 )
-from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems, is_array, is_tensor
+from corellm.multimodal.files import encoded_bytes, read_url
+from corellm.multimodal.items import (
+    EmbeddingItems,
+    EncodedItem,
+    MediaItems,
+    ModalityItems,
+    MultiModalItems,
+    is_array,
+    is_tensor,
+    naming_item,
+)
 from corellm.multimodal.video import Video, is_frame, is_frames_and_metadata, load_video
 
 if TYPE_CHECKING:
@@ -57,6 +63,9 @@ class ModalityParser:
     """The value under the modality's key to raw items. Cheap: opens and decodes nothing."""
     load: Callable[[Any], Any]
     """One raw item to decoded media; raises `MediaError`, to which the parser adds modality and item."""
+    encoded: Callable[[Any], bytes | None] = lambda value: None
+    """The bytes of a raw item that is a file, and None of any other. Such an item is known by its bytes, and `load`
+    gets them only when its media are asked for."""
 
 
 class DataParser:
@@ -85,10 +94,14 @@ class DataParser:
     def modality_parsers(self) -> dict[str, ModalityParser]:
         """`{modality: its parser}`. Each takes precomputed embeddings under `<modality>_embeds`, too."""
         return {
-            "image": ModalityParser(split=self.split_images, load=self.load_image),
-            "video": ModalityParser(split=self.split_videos, load=self.load_video),
-            "audio": ModalityParser(split=self.split_audio, load=self.load_audio),
+            "image": ModalityParser(self.split_images, self.load_image, encoded_bytes),
+            "video": ModalityParser(self.split_videos, self.load_video),
+            "audio": ModalityParser(self.split_audio, self.load_audio, encoded_bytes),
         }
+
+    @cached_property
+    def _parsers(self) -> dict[str, ModalityParser]:
+        return self.modality_parsers()
 
     def count(self, mm_data: Mapping[str, Any]) -> dict[str, int]:
         """`{modality: number of items}`, without opening or decoding any.
@@ -118,10 +131,9 @@ class DataParser:
             EmbeddingInputError: embeddings of a wrong kind, rank, width or dtype, empty, or not finite.
             MultiModalError: both media and embeddings of one modality.
         """
-        parsers = self.modality_parsers()
         items = MultiModalItems()
         for modality, raw in self._split(mm_data).items():
-            items[modality] = self._read(modality, raw, parsers[modality].load)
+            items[modality] = self._read(modality, raw, self._parsers[modality])
         return items
 
     def split_images(self, value: Any) -> RawItems:
@@ -210,7 +222,7 @@ class DataParser:
             raise MultiModalError(
                 f'multi_modal_data must be a dict such as {{"image": picture}}, got {type(mm_data).__name__}'
             )
-        parsers = self.modality_parsers()
+        parsers = self._parsers
         accepted = {key: modality for modality in parsers for key in (modality, modality + _EMBEDS)}
         split: dict[str, RawItems] = {}
         for key, value in mm_data.items():
@@ -229,11 +241,11 @@ class DataParser:
             split[modality] = parsers[modality].split(value) if key == modality else split_embeddings(modality, value)
         return split
 
-    def _read(self, modality: str, raw: RawItems, load: Callable[[Any], Any]) -> ModalityItems:
+    def _read(self, modality: str, raw: RawItems, parser: ModalityParser) -> ModalityItems:
         if raw.are_embeddings:
             checked = [check_embedding(modality, i, value, self.hidden_size) for i, value in enumerate(raw.values)]
             return EmbeddingItems(modality, checked)
-        return MediaItems(modality, [_load_item(modality, i, value, load) for i, value in enumerate(raw.values)])
+        return MediaItems(modality, [_read_item(modality, i, value, parser) for i, value in enumerate(raw.values)])
 
 
 def is_samples_and_rate(value: Any) -> bool:
@@ -243,28 +255,6 @@ def is_samples_and_rate(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (hasattr(value, "dtype") and getattr(value, "ndim", None) == 0)
-
-
-def read_url(value: str) -> str | bytes:
-    """The bytes of a `data:` URL (base64 or percent-encoded); any other string as it is: a path.
-
-    Raises:
-        MediaError: a malformed `data:` URL, or one that would have to be fetched.
-    """
-    scheme = value[:8].lower()
-    if scheme.startswith(("http://", "https://")):
-        raise MediaError("remote URLs are not fetched here; download the file and give its path or its bytes")
-    if not scheme.startswith("data:"):
-        return value
-    header, comma, payload = value.partition(",")
-    if not comma:
-        raise MediaError("malformed data: URL: no comma before the data")
-    if not header.lower().endswith(";base64"):
-        return unquote_to_bytes(payload)
-    try:
-        return base64.b64decode(b"".join(unquote_to_bytes(payload).split()), validate=True)
-    except binascii.Error as error:
-        raise MediaError("malformed data: URL: the data are not base64") from error
 
 
 def split_embeddings(modality: str, value: Any) -> RawItems:
@@ -335,22 +325,9 @@ def _doubtful(item: int, value: Any) -> NoReturn:
     )  # fmt: skip
 
 
-@contextmanager
-def naming_item(modality: str, item: int) -> Iterator[None]:
-    """Whatever is found wrong with an item meanwhile is said of item `item`."""
-    try:
-        yield
-    except (MultiModalError, PromptTooLongError) as error:
-        if not isinstance(error, MultiModalError):
-            error.args = (f"{modality} {item}: {error}",)
-        elif error.item is None:
-            error.args = (f"{modality} {item}: {error}",)
-            error.modality, error.item = modality, item
-        raise
-
-
-def _load_item(modality: str, item: int, value: Any, load: Callable[[Any], Any]) -> Any:
+def _read_item(modality: str, item: int, value: Any, parser: ModalityParser) -> Any:
     with naming_item(modality, item):
         if value is None:
             raise MediaError(f"None in place of {modality} data; leave it out of the list")
-        return load(value)
+        content = parser.encoded(value)
+        return parser.load(value) if content is None else EncodedItem(content, parser.load)

@@ -32,8 +32,8 @@ from corellm.multimodal.cache import ProcessorCache
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem, split_items
 from corellm.multimodal.hashing import hash_item, hash_uuid
 from corellm.multimodal.inputs import MultiModalFeature
-from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems
-from corellm.multimodal.parsing import DataParser, naming_item
+from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, naming_item
+from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.prompt_updates import apply_prompt_updates
 
 _NO_LIMITS = MultiModalConfig(
@@ -260,7 +260,8 @@ class MultiModalProcessor:
         kind = f"{modality}_embeds" if isinstance(items, EmbeddingItems) else modality
         keys: dict[str, Any] = {"modality": kind, "kwargs": kwargs, "namespace": self._namespace}
         return [
-            hash_item(items.get(i), **keys) if uuid is None else hash_uuid(uuid, **keys) for i, uuid in enumerate(given)
+            hash_item(items.content(i), **keys) if uuid is None else hash_uuid(uuid, **keys)
+            for i, uuid in enumerate(given)
         ]
 
     # --- tensors ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import compress
 from operator import index as as_int
 from typing import Any, Literal
@@ -168,15 +168,13 @@ class PromptResolver:
     def _make_content(self, declared: Any, where: str) -> Content:
         details = declared if isinstance(declared, PromptUpdateDetails) else None
         token_ids, chars = self._tokens(details.full if details else declared, where, "the content")
-        is_embed = self._mask(details, chars, where) if details else (True,) * len(chars)
-        embed_chars = frozenset(compress(chars, is_embed))
-        if not embed_chars:
+        content = _content_of(token_ids, self._mask(details, chars, where) if details else None)
+        if not content.num_embeds:
             raise ContractError(
                 f"{where}: none of the content's {len(chars)} tokens takes an embedding; a placeholder needs at least "
                 f"one, so check the number of tokens, or what is_embed or select_* picks"
             )
-        mask = None if all(is_embed) else is_embed
-        return Content(token_ids, chars, mask, embed_chars, sum(is_embed))
+        return content
 
     def _mask(self, details: PromptUpdateDetails, chars: str, where: str) -> tuple[bool, ...]:
         if details.is_embed is not None:
@@ -201,12 +199,27 @@ class PromptResolver:
     def _tokens(self, seq: Any, where: str, what: str) -> tuple[tuple[int, ...], str]:
         try:
             token_ids = tuple(map(as_int, self._tokenize(seq) if isinstance(seq, str) else seq))
-            return token_ids, as_chars(token_ids)
+            return token_ids, _chars_of(token_ids)
         except (TypeError, ValueError, OverflowError) as error:
             raise ContractError(
                 f"{where}: {what} must be text or token ids"
                 f"{' or PromptUpdateDetails' if what == 'the content' else ''}, got {_short(seq)}"
             ) from error
+
+
+@lru_cache(maxsize=256)
+def _chars_of(token_ids: tuple[int, ...]) -> str:
+    """`as_chars` of what adapters give again and again: hundreds of the same token."""
+    return as_chars(token_ids)
+
+
+@lru_cache(maxsize=256)
+def _content_of(token_ids: tuple[int, ...], mask: tuple[bool, ...] | None) -> Content:
+    """The content of these tokens, of which those of `mask` take embeddings, or all."""
+    chars = _chars_of(token_ids)
+    if mask is None or all(mask):
+        return Content(token_ids, chars, None, frozenset(chars), len(chars))
+    return Content(token_ids, chars, mask, frozenset(compress(chars, mask)), sum(mask))
 
 
 def _label(seq: Any, chars: str) -> str:

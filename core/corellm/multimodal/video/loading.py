@@ -125,7 +125,7 @@ def _open(data: bytes, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
 
 
 def _from_path(path: str | os.PathLike[Any], limits: MultiModalConfig) -> Video:
-    from corellm.multimodal.image import open_regular_file, shown_path
+    from corellm.multimodal.files import open_regular_file, shown_path
 
     with open_regular_file(path) as stream:
         _check_bytes(os.fstat(stream.fileno()).st_size, limits.max_video_bytes)

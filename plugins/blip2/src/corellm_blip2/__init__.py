@@ -100,6 +100,14 @@ class Blip2:
         return ChatPrompt(" ".join(turns), collect_media(messages))
 
     @hookimpl
+    def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The picture without any text, which changes nothing of it; arguments are the core's to check."""
+        if mm_kwargs:
+            return None
+        outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")
+        return outputs
+
+    @hookimpl
     def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
         """`pixel_values` is `[images, channels, height, width]`."""
         return {"pixel_values": MultiModalFieldConfig.batched("image")}

@@ -1,0 +1,112 @@
+"""Media as files: paths and `data:` URLs to the bytes behind them. Knows no format.
+
+Strings are paths or `data:` URLs; nothing is fetched. Only regular files are opened, and none of them can make this
+wait.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from typing import Any, BinaryIO
+from urllib.parse import unquote_to_bytes
+
+from corellm.errors import MediaError, MediaTooLargeError
+
+MAX_FILE_BYTES = 1 << 30
+"""What a picture's or a sound's file may have: it is read whole before it is decoded."""
+
+
+class FileContent(bytes):
+    """The bytes of a file, which remember its path for messages."""
+
+    path: str
+
+
+def name_of(content: object) -> str:
+    """How a message calls encoded bytes."""
+    return content.path if isinstance(content, FileContent) else "the data"
+
+
+def encoded_bytes(value: Any) -> bytes | None:
+    """The bytes of media that are given encoded: as bytes, as a path or as a `data:` URL; None for any other form.
+
+    Raises:
+        MediaError: no such file, not a regular one, a malformed `data:` URL, or one that would have to be fetched.
+        MediaTooLargeError: more than `MAX_FILE_BYTES`.
+    """
+    source = read_url(value) if isinstance(value, str) else value
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source)
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    with open_regular_file(source) as stream:
+        content = FileContent(stream.read(MAX_FILE_BYTES + 1))
+    content.path = shown_path(source)
+    if len(content) > MAX_FILE_BYTES:
+        raise MediaTooLargeError(f"{content.path} has more than {MAX_FILE_BYTES} bytes", expected=MAX_FILE_BYTES)
+    return content
+
+
+def read_url(value: str) -> str | bytes:
+    """The bytes of a `data:` URL (base64 or percent-encoded); any other string as it is: a path.
+
+    Raises:
+        MediaError: a malformed `data:` URL, or one that would have to be fetched.
+    """
+    scheme = value[:8].lower()
+    if scheme.startswith(("http://", "https://")):
+        raise MediaError("remote URLs are not fetched here; download the file and give its path or its bytes")
+    if not scheme.startswith("data:"):
+        return value
+    header, comma, payload = value.partition(",")
+    if not comma:
+        raise MediaError("malformed data: URL: no comma before the data")
+    if not header.lower().endswith(";base64"):
+        return unquote_to_bytes(payload)
+    try:
+        return base64.b64decode(b"".join(unquote_to_bytes(payload).split()), validate=True)
+    except binascii.Error as error:
+        raise MediaError("malformed data: URL: the data are not base64") from error
+
+
+def open_regular_file(path: str | os.PathLike[Any]) -> BinaryIO:
+    """Open a file to read bytes from; the caller closes it.
+
+    Directories, pipes, sockets and devices are refused, and none of them can make this wait.
+
+    Raises:
+        MediaError: there is no such file, it is not a regular one, or it cannot be opened.
+    """
+    name = shown_path(path)
+    try:
+        _require_regular(os.stat(path).st_mode, name)  # opening a device may have effects of its own
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except MediaError:
+        raise
+    except FileNotFoundError:
+        raise MediaError(f"no such file: {name}") from None
+    except OSError as error:
+        raise MediaError(f"cannot open {name}: {error.strerror}") from error
+    except ValueError as error:  # a NUL character
+        raise MediaError(f"not a path: {name}") from error
+    stream = os.fdopen(descriptor, "rb")
+    try:
+        _require_regular(os.fstat(descriptor).st_mode, name)  # again: it may have been replaced meanwhile
+    except MediaError:
+        stream.close()
+        raise
+    return stream
+
+
+def _require_regular(mode: int, name: str) -> None:
+    if not stat.S_ISREG(mode):
+        raise MediaError(f"{name} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+
+
+def shown_path(path: str | os.PathLike[Any]) -> str:
+    """A path for a message: quoted, and not longer than a message should be."""
+    name = os.fspath(path)
+    return repr(name if len(name) <= 200 else name[:200] + type(name)(b"..." if isinstance(name, bytes) else "..."))
