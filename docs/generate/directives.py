@@ -1,0 +1,84 @@
+"""What takes a line's place when the site is built: `<!-- generate: KIND ARGUMENTS -->`, and quotations.
+
+    diagram NAME            a drawing of `docs/img/`
+    help [COMMAND]          what `corellm [COMMAND] --help` prints
+    arguments CLASS         a table of a configuration class's fields
+    errors                  the tree of errors
+    rules                   the contract's rules
+    part FILE [HEADING]     a Markdown file of the repository without its title, or what is below one of its headings
+    chapter FILE            a Markdown file of the repository, with its title
+
+`[Llava.get_prompt_updates](path/to/file.py "quote")` on a line of its own becomes that definition as it stands in the
+file now; several names are parted by commas. Read as plain Markdown it is a link to the file.
+
+Whatever cannot be generated ends the build: pages never show what is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from docs.generate import inclusion, quotes, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+DIRECTIVE = re.compile(r"^<!-- generate: (.+?) -->$", re.MULTILINE)
+QUOTATION = re.compile(r'^\[([^\]]+)\]\((\S+) "quote"\)$', re.MULTILINE)
+_HIDDEN = re.compile(r"^<!-- (?:setup|not run)\b.*?-->\n", re.MULTILINE | re.DOTALL)
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "diagram": inclusion.diagram,
+    "help": tables.command_help,
+    "arguments": tables.arguments,
+    "errors": tables.error_tree,
+    "rules": tables.rules,
+}
+"""By kind; called with the directive's arguments."""
+
+INCLUSIONS: dict[str, Callable[..., str]] = {"part": inclusion.part, "chapter": inclusion.chapter}
+"""By kind; called with the page and the directive's arguments. What they give may hold directives."""
+
+
+def expand(markdown: str, page: str) -> str:
+    """Generate what a page asks for, and leave out what only its tests need.
+
+    Args:
+        markdown: of the page.
+        page: its path below `docs/`.
+
+    Raises:
+        ValueError: an unknown kind, or arguments it does not take.
+    """
+    quoted = QUOTATION.sub(lambda found: quotation(found[1], found[2], page), _HIDDEN.sub("", markdown))
+    return DIRECTIVE.sub(lambda found: generate(found[1], page), quoted)
+
+
+def quotation(names: str, target: str, page: str) -> str:
+    """The definitions that a page quotes from the file `target`, relative to it.
+
+    Raises:
+        ValueError: there is no such file or definition.
+    """
+    file = os.path.normpath(Path("docs", page).parent / target)
+    try:
+        return quotes.quote(file, *(name.strip() for name in names.split(",")))
+    except (KeyError, OSError) as error:
+        raise ValueError(f"docs/{page}: cannot quote {names} of {target}: {error!r}") from error
+
+
+def generate(directive: str, page: str) -> str:
+    """What takes the place of one directive.
+
+    Raises:
+        ValueError: an unknown kind, or arguments it does not take.
+    """
+    kind, *arguments = shlex.split(directive)
+    try:
+        if kind in INCLUSIONS:
+            return expand(INCLUSIONS[kind](page, *arguments), page)
+        return GENERATORS[kind](*arguments)
+    except (KeyError, TypeError, OSError) as error:
+        raise ValueError(f"docs/{page}: cannot generate {directive!r}: {error!r}") from error

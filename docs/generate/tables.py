@@ -1,0 +1,94 @@
+"""What is read off the code itself: help texts, engine arguments, the tree of errors, the contract's rules."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from docs.generate.quotes import field_docs
+
+ROOT = Path(__file__).resolve().parents[2]
+_WIDTH = "100"
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """`{command: its parser}`, the core's own."""
+    from corellm.cli import build_parser
+
+    (subparsers,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(subparsers.choices)
+
+
+def command_help(command: str | None = None) -> str:
+    """What `corellm --help`, or that of a command, prints.
+
+    Raises:
+        KeyError: there is no such command.
+    """
+    from corellm.cli import build_parser
+
+    os.environ["COLUMNS"] = _WIDTH
+    parser = build_parser() if command is None else commands()[command]
+    return f"```text\n{parser.format_help().rstrip()}\n```"
+
+
+def arguments(config: str) -> str:
+    """A table of the fields of a class of `corellm.config`.
+
+    Raises:
+        KeyError: there is no such class.
+    """
+    import corellm.config
+
+    configured = fields(vars(corellm.config)[config])
+    documented = field_docs(Path(corellm.config.__file__).read_text(encoding="utf-8"), config)
+    rows = ["| argument | default | meaning |", "|---|---|---|"]
+    for field in configured:
+        annotation, words = documented[field.name]
+        kind = annotation.replace("|", "&#124;")
+        name = f'<span id="{field.name}"></span>`{field.name}`<br><small><code>{kind}</code></small>'
+        rows.append(f"| {name} | {_default(field)} | {' '.join(words.split())} |")
+    return "\n".join(rows)
+
+
+def _default(field: Any) -> str:
+    if field.default is not MISSING:
+        shown = f"{field.default:_}" if type(field.default) is int and field.default >= 10_000 else repr(field.default)
+        return f"`{shown}`"
+    return "required" if field.default_factory is MISSING else f"`{field.default_factory()!r}`"
+
+
+def error_tree() -> str:
+    """The tree that `corellm.errors` draws in its docstring."""
+    import corellm.errors
+
+    drawn = re.findall(r"^    (?:    )?(.*[A-Za-z].*)$", inspect.getdoc(corellm.errors) or "", re.MULTILINE)
+    return "```text\n" + "\n".join(drawn) + "\n```"
+
+
+def rules() -> str:
+    """The contract's rules, part by part, as their tests' docstrings state them."""
+    from corellm.testing import AdapterContract
+    from corellm.testing.rules import Rules, rules_of
+
+    known = rules_of(AdapterContract)
+    shown: list[str] = []
+    for base in reversed(AdapterContract.__mro__):
+        own = [name for name in vars(base) if name in known and vars(base)[name] is known[name]]
+        if issubclass(base, Rules) and own:
+            shown += [f"## {_title(base)}", ""]
+            for name in own:
+                statement, _, more = (inspect.getdoc(known[name]) or "").partition("\n\n")
+                shown += [f"`{name}`", f":   {' '.join(statement.split())}", ""]
+                shown += [f"    {line}" for line in more.splitlines()] + [""] if more else []
+    return "\n".join(shown)
+
+
+def _title(part: type) -> str:
+    """A part's heading: the first sentence of its docstring."""
+    return re.split(r"\.(?:\s|$)", inspect.getdoc(part) or part.__name__)[0]

@@ -1,0 +1,241 @@
+"""Commands as pages show them: run, each in the way that is cheapest and still true, or checked where it cannot be run.
+
+Knows which commands there are; a page that shows any other fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from corellm.cli import main
+from corellm.plugins import load_extensions
+from tests.docs.stand_ins import write_published
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+PINNED = {
+    Requirement(line).name: Requirement(line)
+    for line in (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith(("#", "-e"))
+}
+TOOLS = {"cat", "cp", "diff", "echo", "find", "grep", "head", "ls", "mkdir", "mv", "rm", "sed", "sort", "tail", "tree"}
+"""Run by bash as they are."""
+
+
+class _Terminal(io.StringIO):
+    """Standard input of somebody who sits there and types nothing."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Shell:
+    """A shell in a reader's folder.
+
+    Args:
+        here: the folder.
+    """
+
+    def __init__(self, here: Path) -> None:
+        self._here = here
+        self.cwd = here
+        self._installed = here / ".installed"
+        self._paths: list[str] = []
+
+    def run(self, command: str, where: str, *, expected: str = "") -> str:
+        """Run one command.
+
+        Args:
+            command: a line.
+            where: it stands, for messages.
+            expected: what the page says it prints; only if that tells of an error or a failure may it fail.
+
+        Returns:
+            What it printed, errors included; nothing for what is only checked.
+
+        Raises:
+            AssertionError: it failed, is unknown, or names what is not there.
+        """
+        words = [word.removeprefix(".venv/bin/") for word in shlex.split(command, comments=True)]
+        piped = None
+        if "|" in words and "corellm" in words:
+            left, words = words[: words.index("|")], words[words.index("|") + 1 :]
+            piped = self._bash(shlex.join(left))[1]
+        run = self._kind(words)
+        assert run is not None, f"{where}: no kind of command begins with {words[0]!r}; see tests/docs/shell.py"
+        status, printed = run() if piped is None else self._corellm(words[1:], io.StringIO(piped))
+        may_fail = re.search("error|fail", expected, re.IGNORECASE)
+        assert status == 0 or may_fail, f"{where}: `{command}` ended with {status}:\n{printed}"
+        return printed
+
+    def _kind(self, words: list[str]) -> Callable[[], tuple[int, str]] | None:
+        name, rest = words[0], words[1:]
+        if name == "corellm":
+            return lambda: self._corellm(rest, _Terminal())
+        if name == "make":
+            return lambda: self._check_targets(rest)
+        if name in ("pip", "python") and "install" in rest[:3]:
+            return lambda: self._install(rest[rest.index("install") + 1 :])
+        if name == "python" and rest[:2] == ["-m", "build"]:
+            return lambda: self._check_project()
+        if name == "python":
+            return lambda: self._python(rest)
+        if name == "pytest":
+            return lambda: self._process([sys.executable, "-m", "pytest", *rest])
+        if name == "hf":
+            return lambda: self._download(rest)
+        if name == "cd":
+            return lambda: self._change_to(rest[0])
+        if name in TOOLS:
+            return lambda: self._bash(shlex.join(words).replace("'|'", "|").replace("'>'", ">").replace("'&&'", "&&"))
+        return None
+
+    # --- kinds of commands ------------------------------------------------------------------------------------------
+
+    def _corellm(self, arguments: list[str], stdin: io.StringIO) -> tuple[int, str]:
+        """In this process: starting another takes as long as ten answers."""
+        before, sys.stdin = sys.stdin, stdin
+        try:
+            return self._call(lambda: main(arguments))
+        finally:
+            sys.stdin = before
+
+    def _python(self, arguments: list[str]) -> tuple[int, str]:
+        """In this process: `-c CODE`, `-m MODULE ...` or `FILE ...`."""
+        if arguments[0] == "-c":
+            return self._call(lambda: exec(arguments[1], {"__name__": "__main__"}))
+        is_module = arguments[0] == "-m"
+        target, *rest = arguments[1:] if is_module else arguments
+        run = runpy.run_module if is_module else runpy.run_path
+        before, sys.argv = sys.argv, [target, *rest]
+        try:
+            return self._call(lambda: run(target, run_name="__main__") and None)
+        finally:
+            sys.argv = before
+
+    def _call(self, function: Callable[[], int | None]) -> tuple[int, str]:
+        """What a function returns or exits with, and what it prints; the page's own modules are read anew."""
+        for name in [name for name, module in sys.modules.items() if self._is_mine(module)]:
+            del sys.modules[name]
+        printed = io.StringIO()
+        try:
+            with contextlib.chdir(self.cwd), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                status = function()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) or ended.code is None else 1
+        return status or 0, printed.getvalue()
+
+    def _is_mine(self, module: object) -> bool:
+        return str(getattr(module, "__file__", None) or "").startswith(f"{self._here}{os.sep}")
+
+    def _check_project(self) -> tuple[int, str]:
+        """What would be built was built when it was installed."""
+        assert (self.cwd / "pyproject.toml").is_file(), "python -m build: there is no pyproject.toml"
+        return 0, ""
+
+    def _process(self, command: list[str]) -> tuple[int, str]:
+        paths = os.pathsep.join([*self._paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+        done = subprocess.run(
+            command, cwd=self.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            timeout=300, env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"},
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+    def _bash(self, line: str) -> tuple[int, str]:
+        return self._process(["bash", "-c", line])
+
+    def _change_to(self, folder: str) -> tuple[int, str]:
+        self.cwd = self.cwd / folder
+        assert self.cwd.is_dir(), f"cd {folder}: there is no such folder"
+        return 0, ""
+
+    def _download(self, words: list[str]) -> tuple[int, str]:
+        """A tiny checkpoint like the published one."""
+        command, name, option, folder = words
+        assert (command, option) == ("download", "--local-dir"), f"not hf download: {shlex.join(words)}"
+        write_published(name, self.cwd / folder)
+        return 0, ""
+
+    @staticmethod
+    def _check_targets(targets: list[str]) -> tuple[int, str]:
+        unknown = set(targets) - TARGETS
+        assert not unknown, f"the Makefile has no {', '.join(unknown)}"
+        return 0, ""
+
+    # --- pip --------------------------------------------------------------------------------------------------------
+
+    def _install(self, words: list[str]) -> tuple[int, str]:
+        """What the page itself made is installed; what is in the checkout is installed already, and only looked for."""
+        editable, status, printed = False, 0, ""
+        for word in words:
+            if word in ("-e", "--editable", "-U", "--upgrade"):
+                editable |= word.startswith(("-e", "--e"))
+                continue
+            if word == "-r":
+                continue
+            path, _, extras = word.partition("[")
+            if not path.startswith((".", "/")) and "/" not in path and not path.endswith((".txt", ".whl")):
+                _check_requirement(word)
+                continue
+            target = self.cwd / path
+            assert target.exists(), f"pip install {word}: there is no {path}"
+            _check_extras(target, extras.rstrip("]"))
+            if self._here.resolve() in target.resolve().parents:
+                status, printed = self._install_into_folder(target, editable=editable)
+        return status, printed
+
+    def _install_into_folder(self, project: Path, *, editable: bool) -> tuple[int, str]:
+        shutil.rmtree(self._installed, ignore_errors=True)
+        done = self._process(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
+             "--disable-pip-version-check", "--no-warn-script-location", "--target", str(self._installed), str(project)]
+        )  # fmt: skip
+        source = project / "src" if (project / "src").is_dir() else project
+        self._paths = [*([str(source)] if editable else []), str(self._installed)]
+        sys.path[:0] = self._paths
+        importlib.invalidate_caches()
+        load_extensions.cache_clear()
+        return done
+
+    def leave(self) -> None:
+        """Forget what was installed."""
+        for name in [name for name, module in sys.modules.items() if self._is_mine(module)]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        load_extensions.cache_clear()
+
+
+def _check_requirement(word: str) -> None:
+    """A distribution from an index: one that this project uses, in the version it is developed with if it names one."""
+    requirement = Requirement(word)
+    known = {**PINNED, **_dependencies()}
+    assert requirement.name in known, f"pip install {word}: nothing of this project uses it"
+    pin = PINNED.get(requirement.name)
+    assert pin is None or requirement.specifier in ("", pin.specifier), f"pip install {word}: pinned to {pin}"
+
+
+def _dependencies() -> dict[str, Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    return {Requirement(line).name: Requirement(line) for line in listed}
+
+
+def _check_extras(target: Path, extras: str) -> None:
+    if extras:
+        project = tomllib.loads((target / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        unknown = {extra.strip() for extra in extras.split(",")} - set(project["optional-dependencies"])
+        assert not unknown, f"{target.name} has no extra {', '.join(unknown)}"

@@ -1,0 +1,85 @@
+"""What stands in for things a page speaks of and a test cannot have: published checkpoints, and the reader's own media.
+
+A published model is a tiny random one of the same architecture here, so commands that name it run from end to end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import corellm_blip2.tiny
+import corellm_fuyu.tiny
+import corellm_llava.tiny
+import corellm_qwen_audio.tiny
+import corellm_qwen_vl.original.tiny
+import corellm_qwen_vl.tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _pickled_qwen_vl(path: Path) -> None:
+    """The original Qwen-VL as it is published: its weights are pickles."""
+    corellm_qwen_vl.original.tiny.make_tiny_checkpoint(path, n_queries=16)
+    for file in path.glob("*.safetensors"):
+        torch.save(load_file(file), path / "pytorch_model.bin")
+        file.unlink()
+
+
+def _deepseek_vl(path: Path) -> None:
+    """By the plugin that CONTRIBUTING makes, while its page is read."""
+    importlib.import_module("corellm_deepseek_vl.tiny").make_tiny_checkpoint(path)
+
+
+PUBLISHED: dict[str, Callable[[Path], object]] = {
+    "Qwen/Qwen-VL-Chat": _pickled_qwen_vl,
+    "Qwen/Qwen2-Audio-7B-Instruct": corellm_qwen_audio.tiny.make_tiny_checkpoint,
+    "Qwen/Qwen2.5-VL-3B-Instruct": partial(
+        corellm_qwen_vl.tiny.make_tiny_checkpoint, architecture="Qwen2_5_VLForConditionalGeneration"
+    ),
+    "Salesforce/blip2-opt-2.7b": corellm_blip2.tiny.make_tiny_checkpoint,
+    "adept/fuyu-8b": corellm_fuyu.tiny.make_tiny_checkpoint,
+    "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
+    "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
+}
+"""Models of the hub that pages name: what writes a tiny one of the same architecture."""
+
+PICTURES = {
+    "picture.png": "407.png",
+    "star.png": "star.png",
+    "cat.jpg": "star.png",
+    "before.jpg": "star.png",
+    "after.jpg": "circles.png",
+}
+CLIPS = {"clip.mp4": "square.mp4"}
+SOUNDS = ("sound.flac", "birds.flac", "glass.mp3")
+
+
+def write_published(name: str, path: Path) -> None:
+    """Write what stands in for a published checkpoint.
+
+    Raises:
+        AssertionError: nobody has said of which architecture it is.
+    """
+    assert name in PUBLISHED, f"{name}: add it to PUBLISHED in tests/docs/stand_ins.py, with its architecture"
+    PUBLISHED[name](path)
+
+
+def write_media(here: Path) -> None:
+    """Write the files that pages take for the reader's own."""
+    for name, source in PICTURES.items():
+        Image.open(ROOT / "demo" / "pictures" / source).convert("RGB").save(here / name)
+    for name, source in CLIPS.items():
+        shutil.copyfile(ROOT / "demo" / "clips" / source, here / name)
+    tone = 0.3 * np.sin(np.arange(16_000) / 16_000 * 2 * np.pi * 440)
+    for name in SOUNDS:
+        soundfile.write(here / name, tone, 16_000)

@@ -1,0 +1,56 @@
+"""The pages on hooks say what is so: every hook, its arguments, whether it is required, its place in the order."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from corellm import hookspecs
+from corellm.hookspecs import REQUIRED_HOOKS, STATIC_HOOKS
+from corellm.plugins import HOOK_NAMES
+from tests.docs.hook_sections import FOLDER, read_sections
+
+SECTIONS = read_sections()
+
+
+def test_every_hook_has_a_section_and_nothing_else_has() -> None:
+    """Nothing is missing, nothing is documented that does not exist; the number that is told is right."""
+    assert set(SECTIONS) == HOOK_NAMES
+    assert f"There are {len(HOOK_NAMES)};" in (FOLDER / "index.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(HOOK_NAMES))
+def test_what_is_told_of_a_hook(name: str) -> None:
+    """Arguments in their order, required or not, static or not; real code and common mistakes are there."""
+    section = SECTIONS[name]
+    assert section.arguments == list(inspect.signature(getattr(hookspecs, name)).parameters)
+    assert section.required == (name in REQUIRED_HOOKS)
+    assert section.static == (name in STATIC_HOOKS)
+    assert '"quote")' in section.text
+    assert section.text.count("**For** ") == section.text.count("**Mistakes.**") == 1
+
+
+def test_the_order_has_every_hook_once() -> None:
+    """The table names each hook once and links to its section."""
+    text = (FOLDER / "index.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\[`(\w+)`\]\((\w+\.md)#(\w+)\)", text[text.index("| when | hooks |") :])
+    assert all(name == anchor for name, _, anchor in linked)
+    assert sorted((name, page) for name, page, _ in linked) == sorted((n, s.page) for n, s in SECTIONS.items())
+
+
+def test_the_drawing_has_every_hook_once() -> None:
+    """Those that are required are filled."""
+    drawing = (FOLDER.parents[1] / "img" / "lifecycle.svg").read_text(encoding="utf-8")
+    drawn = re.findall(r'class="tok( emb)?"[^>]*/>\n<text[^>]*>(\w+_\w+)</text>', drawing)
+    assert sorted(name for _, name in drawn) == sorted(HOOK_NAMES)
+    assert {name for filled, name in drawn if filled} == set(REQUIRED_HOOKS)
+
+
+def test_every_hook_is_in_the_table_of_ideas() -> None:
+    """Of CONTRIBUTING, with a link to its section."""
+    text = (FOLDER.parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\[`(\w+)`\]\(docs/plugins/hooks/(\w+\.md)#(\w+)\)", text)
+    assert all(name == anchor for name, _, anchor in linked)
+    assert {(name, page) for name, page, _ in linked} == {(n, s.page) for n, s in SECTIONS.items()}

@@ -1,0 +1,148 @@
+"""A hook is asked when its section says so: seen on LLaVA and Qwen2-VL while they load, answer and stop.
+
+Two pictures in a request make a hook be asked twice if it is asked per item, once if per request; more generated tokens
+make it be asked more often if it is asked per step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from corellm import LLM, SamplingParams
+from corellm.engine import loading
+from corellm.hookspecs import STATIC_HOOKS
+from corellm.plugins import HOOK_NAMES
+from corellm_llava.tiny import make_tiny_checkpoint as make_llava
+from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
+from tests.conftest import random_image
+from tests.docs.hook_sections import read_order, read_sections
+
+SECTIONS = read_sections()
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+"""Takes content as text, so that placeholder strings are asked for."""
+FOR_THE_DUMMIES = {
+    "call_hf_processor", "get_mm_fields_config", "get_prompt_updates", "apply_hf_processor_tokens_only",
+}  # fmt: skip
+"""Asked at load, too, for the dummy items as for any: the pages say that once for all."""
+
+
+class Watch:
+    """Counts the hooks that are asked of models loaded while it watches."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        """In the order in which they were first asked."""
+
+    def during(self, call: Callable[[], object]) -> Counter[str]:
+        """How often each is asked while `call` runs."""
+        self.asked = Counter()
+        call()
+        return self.asked
+
+    def note(self, name: str, *_: object) -> None:
+        """A hook is asked."""
+        self.asked[name] += 1
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """Every model loaded meanwhile is watched."""
+    watch = Watch()
+    build, ask = loading.build_manager, loading.ask_class
+
+    def watched_build(*arguments: Any, **options: Any) -> Any:
+        manager = build(*arguments, **options)
+        manager.add_hookcall_monitoring(watch.note, lambda *_: None)
+        return manager
+
+    def watched_ask(adapter: Any, hook: str, distribution: str) -> Any:
+        watch.note(hook)
+        return ask(adapter, hook, distribution)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(loading, "build_manager", watched_build)
+        monkeypatch.setattr(loading, "ask_class", watched_ask)
+        yield watch
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of one model."""
+
+    when: dict[str, set[str]]
+    """`{hook: when it is asked}`."""
+    at_load: list[str]
+    """Hooks in the order in which they were first asked."""
+    in_a_request: list[str]
+
+
+def observe(watch: Watch, path: Path) -> Observed:
+    """Load a model, and ask it this and that."""
+    models: list[LLM] = []
+    at_load = watch.during(lambda: models.append(LLM(str(path), dtype="float32")))
+    (llm,) = models
+
+    def ask(*seeds: int, tokens: int = 1) -> Counter[str]:
+        pictures = [{"type": "image", "image": random_image(40, 30, seed)} for seed in seeds]
+        messages = [{"role": "user", "content": [*pictures, {"type": "text", "text": "?"}]}]
+        params = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens)
+        return watch.during(lambda: llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE))
+
+    ask(0)  # whatever is asked only by the first
+    one, two, longer = ask(1), ask(2, 3), ask(4, tokens=5)
+    seen: dict[str, set[str]] = {name: set() for name in HOOK_NAMES}
+    for name in at_load:
+        seen[name].add("before there is a model" if name in STATIC_HOOKS else "at load")
+    for name, times in one.items():
+        per = "step" if longer[name] > times else "item" if two[name] == 2 * times else "request"
+        seen[name].add(f"per {per}")
+    if asked_of_embeddings(watch, llm):
+        seen["refuse_embeddings"].add("per request")
+    llm.close()
+    return Observed(seen, list(at_load), list(one))
+
+
+def asked_of_embeddings(watch: Watch, llm: LLM) -> bool:
+    """Whether a request with embeddings makes `refuse_embeddings` be asked; no other does."""
+    if "refuse_embeddings" in watch.asked:
+        return False
+    embeddings = torch.zeros(1, 16, llm.engine.context.hf_config.text_config.hidden_size)
+    prompt = {"prompt": "<image> ?", "multi_modal_data": {"image_embeds": embeddings}}
+    return "refuse_embeddings" in watch.during(lambda: llm.generate(prompt, use_tqdm=False, on_error="return"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Observed]:
+    """Two: each asks some hooks that the other has no use for."""
+    with watching() as watch:
+        return [observe(watch, make(tmp_path_factory.mktemp("tiny"))) for make in (make_llava, make_qwen)]
+
+
+@pytest.mark.parametrize("name", sorted(HOOK_NAMES))
+def test_when_it_is_asked(name: str, models: list[Observed]) -> None:
+    """As its section says."""
+    told, seen = set(SECTIONS[name].asked), set().union(*(model.when[name] for model in models))
+    if name in FOR_THE_DUMMIES:
+        told.add("at load")
+    if "per encoder batch" in told:  # two pictures of one size are one batch
+        told = told - {"per encoder batch"} | {"per request"}
+    if name == "merge_multimodal_embeddings":  # per step that has items in it: of a short prompt, one
+        told = told - {"per step"} | {"per request"}
+    assert told == seen
+
+
+def test_the_order_in_which_they_are_asked(models: list[Observed]) -> None:
+    """As the table says: row by row, and within a row."""
+    before, load, front_end, request, step = read_order()
+    for model in models:
+        assert [name for name in model.at_load if name in before + load] == before + load
+        told = [name for name in front_end + request + step if name in model.in_a_request]
+        assert [name for name in model.in_a_request if name in told] == told

@@ -1,0 +1,35 @@
+"""The README's sketch of a plugin is one to start from; files that pages name are there.
+
+That its code runs, and prints what it says, `test_pages.py` shows.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from corellm.hookspecs import REQUIRED_HOOKS
+from tests.docs.blocks import find_blocks
+from tests.docs.test_pages import PAGES, ROOT
+
+_OWN = r"`((?:\.ci|bench|core|demo|docs|examples|kernels|plugins|tests)/[\w./-]+)`"
+
+
+def test_every_required_hook_is_in_the_sketch() -> None:
+    """Whoever copies the sketch has every hook that has no default."""
+    sketches = [b.text for b in find_blocks(ROOT / "README.md", "README.md") if "class Llava" in b.text]
+    assert len(sketches) == 1
+    assert all(f"def {name}(" in sketches[0] for name in REQUIRED_HOOKS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_it_names_exist(page: str) -> None:
+    """Links to files and paths of the repository are not dead; anchors within the site are checked by `make docs`."""
+    text = re.sub(r"<!--.*?-->", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    folder = Path(page).parent
+    linked = [folder / target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    named = [Path(path) for path in re.findall(_OWN, text) if "..." not in path]
+    dead = [str(path) for path in (*linked, *named) if not (ROOT / path).exists()]
+    assert not dead, f"{page} names what is not there: {', '.join(dead)}"
