@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import wave
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,6 +62,36 @@ def turned_picture() -> tuple[bytes, Image]:
     exif = images.Exif()
     exif[0x0112] = 6  # turn it by 270 degrees to see it upright
     return _encoded(upright.transpose(images.Transpose.ROTATE_90), "PNG", exif=exif), upright
+
+
+def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
+    """An item, and other forms in which the very same one may come: `{what it is: item}`.
+
+    Args:
+        modality: its.
+        rate: of sounds, samples per second.
+    """
+    import numpy as np
+
+    if modality == "image":
+        picture = make_picture(40, 30, 5)
+        return picture, {"an array": np.array(picture), "the bytes of a PNG file": _encoded(picture, "PNG")}
+    if modality == "video":
+        frames, metadata = make_clip(4, 60, 50, 5)
+        from PIL import Image as images
+
+        return (frames, metadata), {"a list of pictures": ([images.fromarray(frame) for frame in frames], metadata)}
+    whole = (32767 * make_sound(rate // 2, rate, 5).clip(-1, 1)).astype(np.int16)
+    sound = whole.astype(np.float32) / 32768
+    return sound, {"floats with their rate": (sound, rate), "integers": (whole, rate), "a WAV file": _wav(whole, rate)}
+
+
+def _wav(samples: np.ndarray[Any, Any], rate: int) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((1, samples.itemsize, rate, 0, "NONE", ""))
+        sound.writeframes(samples.tobytes())
+    return file.getvalue()
 
 
 def _encoded(picture: Image, form: str, **options: Any) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 import pytest
 
+from corellm.errors import PlaceholderError
 from corellm.plugins import HOOK_NAMES
 
 
@@ -87,8 +88,11 @@ class Rules:
             self.fail(hook, expected=expected, got=got, fix=fix)
 
     @contextmanager
-    def expecting(self, what: str, *, fix: str = "see the error") -> Iterator[None]:
-        """Whatever is raised meanwhile breaks the rule: `what` was expected instead."""
+    def expecting(self, what: str, *, hook: str | None = None, fix: str = "see the error") -> Iterator[None]:
+        """Whatever is raised meanwhile breaks the rule: `what` was expected instead.
+
+        `hook` is the one to look at where the error comes out of none and names none.
+        """
         __tracebackhide__ = True
         try:
             yield
@@ -96,7 +100,7 @@ class Rules:
             raise
         except Exception as error:
             raise ContractBroken(
-                guilty_hook(error), self.rule, expected=what, got=f"{type(error).__name__}: {error}", fix=fix
+                guilty_hook(error, hook), self.rule, expected=what, got=f"{type(error).__name__}: {error}", fix=fix
             ) from error
 
     @contextmanager
@@ -127,10 +131,14 @@ def rules_of(contract: type[Rules]) -> dict[str, Any]:
     return found
 
 
-def guilty_hook(error: BaseException | None) -> str:
-    """The hook an error came out of: the innermost one in its traceback or its causes', else one that it names."""
+def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> str:
+    """The hook an error came out of: one that it names, else the innermost one in its traceback or its causes'.
+
+    Where there is none: `otherwise`, if given, else what is to blame for errors of this kind.
+    """
     seen: str | None = None
     message = str(error)
+    by_kind = "get_prompt_updates" if isinstance(error, PlaceholderError) else "the adapter"
     while error is not None:
         trace = error.__traceback__
         while trace is not None:
@@ -139,7 +147,7 @@ def guilty_hook(error: BaseException | None) -> str:
             trace = trace.tb_next
         error = error.__cause__
     named = [name for name in sorted(HOOK_NAMES, key=len, reverse=True) if name in message]
-    return (named[0] if named else None) or seen or "the adapter"
+    return (named[0] if named else None) or seen or otherwise or by_kind
 
 
 def child_environment() -> dict[str, str]:

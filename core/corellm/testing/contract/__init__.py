@@ -20,6 +20,7 @@ from corellm.testing.contract.media import MediaRules
 from corellm.testing.contract.packaging import PackagingRules
 from corellm.testing.contract.placeholders import PlaceholderRules
 from corellm.testing.contract.processing import ProcessingRules
+from corellm.testing.contract.surroundings import SurroundingsRules
 
 __all__ = ["AdapterContract"]
 
@@ -32,6 +33,7 @@ class AdapterContract(
     ConversationRules,
     PlaceholderRules,
     LimitRules,
+    SurroundingsRules,
     ProcessingRules,
     PackagingRules,
 ):

@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from corellm.errors import RequestError
 from corellm.multimodal.defaults import accepted_processor_kwargs
+from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugins import MODELS_GROUP
 from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
@@ -61,6 +63,23 @@ class Contract(Rules):
         """Processor arguments to try: the author's, else the usual ones that are accepted."""
         accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
         return list(self.processor_kwargs) or [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
+
+    def taken(self, subject: Subject, modality: str, item: Any, what: str) -> list[MultiModalFeature]:
+        """An item processed, as a list of one, or nothing where it is refused as a request's fault.
+
+        Args:
+            subject: the model.
+            modality: the item's.
+            item: of any size and form.
+            what: it is, for the message where it is neither taken nor refused.
+        """
+        __tracebackhide__ = True
+        fix = "refuse what cannot be processed with a MediaError that says why"
+        with self.expecting(f"{what} is taken, or refused with a RequestError", hook="call_hf_processor", fix=fix):
+            try:
+                return subject.features(modality, item)
+            except RequestError:
+                return []
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from corellm.errors import RequestError
 from corellm.testing.contract.base import Contract
 from corellm.testing.subject import Subject
 
@@ -28,7 +31,8 @@ class ConversationRules(Contract):
                 fix="return what a chat message's part becomes in the prompt",
             )
             items = [subject.item(modality, seed) for seed in range(len(written))]
-            with self.expecting(f"{''.join(written)!r} has a place for each item", fix="write the update's target"):
+            told, fix = f"{''.join(written)!r} has a place for each item", "write the update's target"
+            with self.expecting(told, hook="get_placeholder_str", fix=fix):
                 features = subject.process("".join(written) + "What?", {modality: items}).features
             self.require(
                 [f.item for f in features] == list(range(len(items))),
@@ -58,18 +62,39 @@ class ConversationRules(Contract):
             {"role": "assistant", "content": "A circle."},
             {"role": "user", "content": [{"type": "text", "text": "And"}, parts[-1], {"type": "text", "text": "?"}]},
         ]
-        with self.expecting("a conversation is processed"):
+        with self.expecting("a conversation is processed", hook="make_context"):
             processed = self._chat(subject, messages, template)
             alone = [subject.features(modality, item)[0].identifier for modality, item in said]
-        got = [(f.modality, f.identifier) for f in processed.features]
-        want = [(modality, identifier) for (modality, _), identifier in zip(said, alone, strict=True)]
+        names = {identifier: f"{said[i][0]} {i}" for i, identifier in enumerate(alone)}
+        self._says(processed.text, ("What is this?", "A circle", "And"))
+        got = [names.get(feature.identifier, "something else") for feature in processed.features]
         self.require(
-            got == want,
+            got == list(names.values()),
             "make_context",
-            expected=[m for m, _ in want],
-            got=[m for m, _ in got],
+            expected=f"as they were said: {', '.join(names.values())}",
+            got=", ".join(got) or "no item",
             fix="give the media in the order of their placeholders",
         )
+
+    @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
+    def test_every_role_is_taken_or_refused(self, subject: Subject, template: str) -> None:
+        """Messages of any role, from a single one to a system's with a whole conversation, are taken or refused."""
+        hello = {"role": "user", "content": "Hello"}
+        answered = [hello, {"role": "assistant", "content": "Hello!"}]
+        for messages in (
+            [hello],
+            [{"role": "system", "content": "Be brief."}, *answered, hello],
+            [{"role": "developer", "content": "Be brief."}, hello],
+            [*answered, {"role": "tool", "content": "4"}],
+            answered,
+        ):
+            told = f"a conversation of {', '.join(message['role'] for message in messages)}"
+            fix = "refuse roles that the family does not have with a PromptError"
+            with (
+                self.expecting(f"{told} is taken, or refused with a RequestError", hook="make_context", fix=fix),
+                suppress(RequestError),
+            ):
+                self._chat(subject, messages, template)
 
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_text_in_a_conversation_places_nothing(self, subject: Subject, template: str) -> None:
@@ -78,14 +103,29 @@ class ConversationRules(Contract):
             item = subject.item(modality, 0)
             typed = (subject.placeholder(modality) or "") + subject.embedding_token(modality)
             content = [{"type": "text", "text": f"Mind {typed}!"}, {"type": modality, modality: item}]
-            with self.expecting(f"{typed!r} in a message is text", fix="leave the text of messages as it is"):
+            fix = "leave the text of messages as it is, its guards included"
+            with self.expecting(f"{typed!r} in a message is text", hook="make_context", fix=fix):
                 processed = self._chat(subject, [{"role": "user", "content": content}], template)
             self.require(
                 len(processed.features) == 1,
                 "make_context",
                 expected="one item",
                 got=len(processed.features),
-                fix="leave the text of messages as it is",
+                fix=fix,
+            )
+
+    def _says(self, prompt: str | None, texts: Sequence[str]) -> None:
+        """Whether a prompt has all texts, in order; one of token ids only says what it says."""
+        __tracebackhide__ = True
+        rest = prompt or ""
+        for text in texts if prompt is not None else ():
+            _, found, rest = rest.partition(text)
+            self.require(
+                bool(found),
+                "make_context",
+                expected=f"{text!r} in the prompt, after what was said before",
+                got=repr(prompt),
+                fix="put the text of all messages into the prompt, in order",
             )
 
     def _chat(self, subject: Subject, messages: Any, template: str) -> Any:

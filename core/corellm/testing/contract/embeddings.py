@@ -109,7 +109,8 @@ class EmbeddingRules(Contract):
                 for i in range(subject.several(modality, 2))
                 for part in ((modality, subject.item(modality, i)), " or ")
             ]
-        processed = subject.process(*subject.prompt(parts))
+        with self.expecting("a prompt with items is processed"):
+            processed = subject.process(*subject.prompt(parts))
         length = len(processed.token_ids)
         cuts = data.draw(st.lists(st.integers(1, length), max_size=6)) if length > 1 else []
         bounds = sorted({0, length, *cuts})
@@ -159,10 +160,18 @@ class EmbeddingRules(Contract):
         for modality in subject.modalities:
             item = subject.item(modality, 0)
             text, _ = subject.prompt([(modality, item), "What?"])
-            (feature,) = subject.process(text, {modality: item}).features
-            rows = subject.embed([feature])[0].clone()
+            with self.expecting("an item is embedded"):
+                (feature,) = subject.process(text, {modality: item}).features
+                rows = subject.embed([feature])[0].clone()
             reason = subject.hooks.refuse_embeddings(modality=modality)
             if reason is not None:
+                self.require(
+                    isinstance(reason, str) and bool(reason),
+                    "refuse_embeddings",
+                    expected="the reason, or None where embeddings are taken",
+                    got=repr(reason),
+                    fix="return a line of text",
+                )
                 with self.refusing(
                     "refuse_embeddings",
                     "an embedding",

@@ -11,7 +11,7 @@ from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.greedy import QUESTIONS, Examination, GreedyRules
 from corellm.testing.items import make_clip, make_picture, make_sound
-from corellm.testing.subject import Subject
+from corellm.testing.subject import Subject, same_data
 
 
 class EngineRules(GreedyRules):
@@ -63,6 +63,18 @@ class EngineRules(GreedyRules):
         """With attention as plain as torch has it, instead of the backend that is chosen here: the same tokens."""
         self.answered(subject, examination, attention_backend="reference")
 
+    def test_arguments_reach_the_answers(self, subject: Subject) -> None:
+        """With `mm_processor_kwargs`, too, greedy tokens are the reference's."""
+        params = SamplingParams(temperature=0, max_tokens=6, min_tokens=6, logprobs=0)
+        for modality in subject.modalities:
+            text, media = subject.prompt([(modality, subject.item(modality, 3)), QUESTIONS[0]])
+            for kwargs in self.arguments(subject):
+                request = {"prompt": text, "multi_modal_data": media, "mm_processor_kwargs": dict(kwargs)}
+                with self.expecting(f"a request with {dict(kwargs)} is answered"):
+                    (output,) = subject.llm.generate(request, params, use_tqdm=False)
+                want = subject.reference.generate(text, media, kwargs, 6)
+                self.equal(output, want, f"{QUESTIONS[0]!r} with a {modality} and {dict(kwargs)}", with_items=True)
+
     def test_different_items_share_no_blocks(self, subject: Subject) -> None:
         """Two items behind equal token ids never share blocks of the prefix cache; an item and itself do."""
         params = SamplingParams(temperature=0, max_tokens=8, min_tokens=8, logprobs=0)
@@ -71,6 +83,13 @@ class EngineRules(GreedyRules):
             text = subject.placeholder(modality) + QUESTIONS[2] * 2
             requests = [{"prompt": text, "multi_modal_data": {modality: given}} for given in (item, other, item)]
             features = [subject.process(text, {modality: given}).features[0] for given in (item, other)]
+            self.require(
+                not same_data(features[0].data, features[1].data),
+                "call_hf_processor",
+                expected=f"a {modality} and another one of the same size become different tensors",
+                got="the same",
+                fix="remember nothing by a size, a name or an address",
+            )
             (before,) = {feature.placeholder.offset for feature in features}
             with LLM(str(subject.checkpoint), dtype="float32", block_size=8) as llm, self.expecting("answers"):
                 outputs = [llm.generate(request, params, use_tqdm=False)[0] for request in requests]
@@ -91,7 +110,7 @@ class EngineRules(GreedyRules):
                 fix="let equal items become equal tensors",
             )
             want = subject.reference.generate(text, {modality: [other]}, {}, 8)
-            self.equal(second, want, f"a {modality} after another one with the same tokens")
+            self.equal(second, want, f"a {modality} after another one with the same tokens", with_items=True)
 
 
 def _alike(subject: Subject, modality: str, seed: int) -> Any:

@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from corellm.testing.contract.base import Contract
@@ -115,6 +116,31 @@ class IdentityRules(Contract):
             got="others",
             fix="give tensors, lists of tensors and plain data only",
         )
+
+    def test_models_are_kept_apart(self, subject: Subject, tmp_path: Path) -> None:
+        """A second model of other weights, loaded beside the first, embeds with its own, and the first with its."""
+        import torch
+
+        with self.expecting("a second model beside the first"):
+            other = Subject(self.make_checkpoint(tmp_path / "other", seed=1), subject.reference)
+        for modality in subject.modalities:
+            item = subject.item(modality, 1)
+            with self.expecting("both models embed an item", hook="get_multimodal_embeddings"):
+                (before,) = subject.embed(subject.features(modality, item))
+                (others,) = other.embed(other.features(modality, item))
+                (after,) = subject.embed(subject.features(modality, item))
+            for told, kept in (
+                ("the second model's rows are of its own weights", not torch.equal(before, others)),
+                ("the first model's rows are the same after the second was loaded", torch.equal(before, after)),
+            ):
+                self.require(
+                    kept,
+                    "get_multimodal_embeddings",
+                    expected=told,
+                    got="one model's rows from the other",
+                    fix="keep what belongs to a model in the adapter's instance: nothing in its class, module or in caches",
+                )
+        other.llm.close()
 
     def test_a_thousand_items_stay_within_the_cache(self, subject: Subject) -> None:
         """The processor cache keeps to its bytes over 1,000 items, and an item's bytes are those it keeps alive."""

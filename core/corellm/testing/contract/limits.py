@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from corellm.errors import MultiModalError, RequestError
+from corellm.errors import MediaTooLargeError, MultiModalError, RequestError
+from corellm.llm import LLM
+from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import Contract
 from corellm.testing.items import make_clip, make_picture, make_sound
 from corellm.testing.subject import Subject, describe
 
 EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 480), (31, 900), (64, 64))
 """Widths and heights."""
+
+
+OPERATORS_BOUNDS = {
+    "image": {"max_image_pixels": 400},
+    "video": {"max_video_frames": 1},
+    "audio": {"max_audio_seconds": 0.05},
+}
+"""Below the smallest of `Subject.item`."""
 
 
 class LimitRules(Contract):
@@ -91,6 +102,33 @@ class LimitRules(Contract):
                 ):
                     subject.process(text, {modality: items})
 
+    def test_the_operators_bounds_hold(self, subject: Subject) -> None:
+        """An item larger than the operator allows is refused before it is decoded, whoever reads it."""
+        for modality in subject.modalities:
+            bounds: Any = OPERATORS_BOUNDS[modality]
+            item = subject.item(modality, 0)
+            with self.refusing(
+                "get_data_parser",
+                f"{describe(item)} where {bounds} is allowed",
+                MediaTooLargeError,
+                fix="let corellm.multimodal.DataParser read media, or keep to its `limits`",
+            ):
+                subject.process(*subject.prompt([(modality, item), "?"]), inputs=subject.fresh(**bounds))
+
+    def test_a_short_context(self, subject: Subject) -> None:
+        """With room for eight tokens the model loads and answers, and refuses items that do not fit."""
+        fix = "keep to seq_len in get_dummy_mm_data and get_mm_max_tokens_per_item, also where it is small"
+        with (
+            self.expecting("a model with max_model_len=8", hook="get_dummy_mm_data", fix=fix),
+            LLM(str(subject.checkpoint), dtype="float32", max_model_len=8) as llm,
+        ):
+            llm.generate("a", SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+            for modality in subject.modalities:
+                for seed in (0, 3):
+                    text, media = subject.prompt([(modality, subject.item(modality, seed)), "a"])
+                    with suppress(RequestError):
+                        llm.generate({"prompt": text, "multi_modal_data": media}, use_tqdm=False)
+
     # --- the worst case ---------------------------------------------------------------------------------------------
 
     def test_dummies_come_in_any_number(self, subject: Subject) -> None:
@@ -104,13 +142,20 @@ class LimitRules(Contract):
                     data = subject.hooks.get_dummy_mm_data(
                         seq_len=subject.llm.engine.max_model_len, mm_counts=counts, mm_options={}
                     )
+                self.require(
+                    text == one * count,
+                    "get_dummy_text",
+                    expected=f"{one * count!r} for {counts}",
+                    got=repr(text),
+                    fix="repeat the placeholder mm_counts.get(modality, 0) times",
+                )
                 given = len(data.get(modality) or ())
                 self.require(
-                    text == one * count and given == count,
-                    "get_dummy_text and get_dummy_mm_data",
-                    expected=f"{one * count!r} and {count} {modality}s",
-                    got=f"{text!r} and {given}",
-                    fix="repeat the placeholder, and make the items, mm_counts.get(modality, 0) times",
+                    given == count,
+                    "get_dummy_mm_data",
+                    expected=f"{count} {modality}s",
+                    got=given,
+                    fix="make mm_counts.get(modality, 0) items",
                 )
 
     def test_the_dummy_is_the_stated_maximum(self, subject: Subject) -> None:
@@ -137,17 +182,14 @@ class LimitRules(Contract):
         for modality in subject.modalities:
             most = stated.get(modality, profile.max_tokens[modality])
             for item in extreme_items(subject, modality):
-                try:
-                    (feature,) = subject.features(modality, item)
-                except RequestError:
-                    continue
-                self.require(
-                    feature.placeholder.length <= most,
-                    "get_dummy_mm_data",
-                    expected=f"{describe(item)} becomes at most {most} tokens",
-                    got=feature.placeholder.length,
-                    fix="make the dummy larger and state more in get_mm_max_tokens_per_item, or refuse the item",
-                )
+                for feature in self.taken(subject, modality, item, describe(item)):
+                    self.require(
+                        feature.placeholder.length <= most,
+                        "get_dummy_mm_data",
+                        expected=f"{describe(item)} becomes at most {most} tokens",
+                        got=feature.placeholder.length,
+                        fix="make the dummy larger and state more in get_mm_max_tokens_per_item, or refuse the item",
+                    )
 
     def _stated(self, subject: Subject) -> Any:
         return (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from corellm.errors import MediaError, RequestError
+from corellm.errors import MediaError
 from corellm.testing.contract.base import Contract
 from corellm.testing.contract.limits import extreme_items
-from corellm.testing.items import make_clip, make_picture, make_sound, odd_pictures, turned_picture
-from corellm.testing.subject import Subject, describe
+from corellm.testing.items import forms_of, make_clip, make_picture, make_sound, odd_pictures, turned_picture
+from corellm.testing.subject import Subject, describe, same_data
 
 
 class MediaRules(Contract):
@@ -20,19 +20,9 @@ class MediaRules(Contract):
             return
         accepted = 0
         for what, picture in odd_pictures().items():
-            try:
-                (feature,) = subject.features("image", picture)
-            except RequestError:
-                continue
-            except Exception as error:
-                self.fail(
-                    "call_hf_processor",
-                    expected=f"a picture ({what}) is taken, or refused with a RequestError",
-                    got=f"{type(error).__name__}: {error}",
-                    fix="refuse what the processor cannot take with a MediaError",
-                )
-            accepted += 1
-            self._rows_match(subject, [feature], f"a picture: {what}")
+            features = self.taken(subject, "image", picture, f"a picture ({what})")
+            accepted += len(features)
+            self._rows_match(subject, features, f"a picture ({what})")
         self.require(
             accepted >= 8,
             "call_hf_processor",
@@ -42,18 +32,48 @@ class MediaRules(Contract):
         )
 
     def test_turned_pictures_stand_upright(self, subject: Subject) -> None:
-        """A picture that EXIF says is turned is the same item as the one that stands upright."""
+        """A picture that EXIF says is turned becomes the same tensors as the one that stands upright."""
         if "image" not in subject.modalities:
             return
         turned, upright = turned_picture()
-        (one,), (other,) = subject.features("image", turned), subject.features("image", upright)
+        self._same_item(subject, "image", upright, turned, "a file that says it lies on its side")
+
+    def test_every_form_of_an_item_is_the_same(self, subject: Subject) -> None:
+        """An item becomes the same tensors however it is handed over: as array, as object or as a file's bytes."""
+        for modality in subject.modalities:
+            usual, forms = forms_of(modality, subject.sampling_rate if modality == "audio" else 0)
+            for what, form in forms.items():
+                self._same_item(subject, modality, usual, form, what)
+
+    def _same_item(self, subject: Subject, modality: str, usual: Any, other: Any, what: str) -> None:
+        __tracebackhide__ = True
+        fix = "let corellm.multimodal.DataParser read media"
+        with self.expecting(f"{modality}: {what} is processed", hook="get_data_parser", fix=fix):
+            (one,), (two,) = (subject.features(modality, item) for item in (usual, other))
         self.require(
-            one.identifier == other.identifier and dict(one.data) == dict(other.data),
+            same_data(one.data, two.data),
             "get_data_parser",
-            expected="the same item",
-            got="another one",
-            fix="let corellm.multimodal.DataParser read pictures",
+            expected=f"{modality}: {what} becomes the same tensors as {describe(usual)}",
+            got="others",
+            fix=fix,
         )
+
+    def test_sounds_of_any_rate_last_as_long(self, subject: Subject) -> None:
+        """A sound at twice or half the model's rate becomes as many tokens as one at its own that lasts as long."""
+        if "audio" not in subject.modalities:
+            return
+        rate = subject.sampling_rate
+        (usual,) = subject.features("audio", make_sound(rate, rate, 3))
+        for other in (rate // 2, 2 * rate):
+            with self.expecting(f"a sound of {other} samples per second is processed", hook="get_data_parser"):
+                (feature,) = subject.features("audio", (make_sound(other, other, 3), other))
+            self.require(
+                abs(feature.placeholder.length - usual.placeholder.length) <= 1,
+                "get_data_parser",
+                expected=f"a second at {other} samples per second becomes {usual.placeholder.length} tokens",
+                got=feature.placeholder.length,
+                fix="give the DataParser the model's sampling_rate, and let it read sounds",
+            )
 
     def test_short_clips_and_sounds(self, subject: Subject) -> None:
         """A clip of a single frame, as array and as list of pictures, and a short sound are answered."""
@@ -95,18 +115,14 @@ class MediaRules(Contract):
                     features = subject.features(modality, subject.item(modality, 3), **kwargs)
                 self._rows_match(subject, features, f"an item processed with {dict(kwargs)}")
             for item in extreme_items(subject, modality):
-                try:
-                    features = subject.features(modality, item)
-                except RequestError:
-                    continue
-                self._rows_match(subject, features, describe(item))
+                self._rows_match(subject, self.taken(subject, modality, item, describe(item)), describe(item))
 
     def _rows_match(self, subject: Subject, features: list[Any], what: str) -> None:
         __tracebackhide__ = True
-        width = subject.embedding_width
+        width = subject.embedding_width if features else 0
         want = [(feature.placeholder.num_embeds, width) for feature in features]
-        with self.expecting(f"{what} is embedded"):
-            got = [tuple(rows.shape) for rows in subject.embed(features)]
+        with self.expecting(f"{what} is embedded", hook="get_multimodal_embeddings"):
+            got = [tuple(rows.shape) for feature in features for rows in subject.embed([feature])]
         self.require(
             got == want,
             "get_prompt_updates and get_multimodal_embeddings",

@@ -13,6 +13,7 @@ from corellm.errors import CheckpointError, ContractError
 from corellm.hookspecs import CONTRACT_VERSION
 from corellm.llm import LLM
 from corellm.plugins import check_adapter_class, contract_versions, find_adapter
+from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import Contract
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject
@@ -55,9 +56,8 @@ class PackagingRules(Contract):
 
     def test_the_contract_version_is_checked(self) -> None:
         """The adapter declares a contract version that this corellm speaks; another one is refused in a line."""
-        with self.expecting("an adapter class without faults", fix="do what the error says"):
-            check_adapter_class(self.adapter, "this plugin")
-        versions = contract_versions(self.adapter)
+        with self.expecting("a contract version", hook="contract", fix=f"write contract = {CONTRACT_VERSION}"):
+            versions = contract_versions(self.adapter)
         self.require(
             CONTRACT_VERSION in versions,
             "contract",
@@ -65,6 +65,8 @@ class PackagingRules(Contract):
             got=self.adapter.contract,
             fix="declare the version that the adapter was written for and tested with",
         )
+        with self.expecting("an adapter class without faults", fix="do what the error says"):
+            check_adapter_class(self.adapter, "this plugin")
         later = type("Later", (self.adapter,), {"contract": 99})
         with self.refusing("contract", "version 99", ContractError, words="upgrade corellm", fix="declare a number"):
             check_adapter_class(later, "this plugin")
@@ -92,17 +94,47 @@ class PackagingRules(Contract):
 
     def test_it_loads(self, checkpoint: Path, loaded: Subject | Exception) -> None:
         """The tiny checkpoint loads, and the dummy items go through the encoder."""
-        with self.expecting("the tiny checkpoint loads", fix="do what the error says; the other rules need this one"):
+        fix = "do what the error says; the other rules need this one"
+        with self.expecting("an adapter for the tiny checkpoint", hook="the entry point", fix=fix):
             entry = find_adapter(read_architectures(checkpoint))
-            if isinstance(loaded, Exception):
-                raise loaded
+            served = entry.load()
         self.require(
-            entry.load() is self.adapter,
+            served is self.adapter,
             "the entry point",
             expected=f"{self.adapter.__qualname__} serves the checkpoint",
             got=f"{entry.entry_point.value} of {entry.distribution}",
             fix="make the checkpoint's architectures and the entry point agree",
         )
+        with self.expecting("the tiny checkpoint loads", fix=fix):
+            if isinstance(loaded, Exception):
+                raise loaded
+
+    def test_the_model_is_loaded_for_inference(self, subject: Subject) -> None:
+        """Every part of the model is in evaluation mode: dropout would make answers a matter of chance."""
+        training = [name or "the model" for name, module in subject.model.named_modules() if module.training]
+        self.require(
+            not training,
+            "load_model",
+            expected="all modules in evaluation mode",
+            got=f"{len(training)} in training mode: {', '.join(training[:3])}",
+            fix="return model.eval()",
+        )
+
+    def test_half_precision(self, subject: Subject) -> None:
+        """In bfloat16 the weights are of that type, and prompts with items are answered."""
+        import torch
+
+        requests = [subject.prompt([(modality, subject.item(modality, 0)), "What?"]) for modality in subject.modalities]
+        prompts = [{"prompt": text, "multi_modal_data": media} for text, media in requests]
+        fix = "load in load_config.dtype, and make tensors of your own like those that the hook is given"
+        with (
+            self.expecting("bfloat16 is served", hook="get_multimodal_embeddings", fix=fix),
+            LLM(str(subject.checkpoint), dtype="bfloat16") as llm,
+        ):
+            model, hooks = llm.engine.runner.model, llm.engine.input_processor.mm_processor.hooks
+            got = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).dtype
+            self.require(got == torch.bfloat16, "load_model", expected="embeddings of bfloat16", got=got, fix=fix)
+            llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
 
     @pytest.mark.parametrize("change", ["surplus", "missing"])
     def test_every_weight_finds_its_place(self, subject: Subject, tmp_path: Path, change: str) -> None:

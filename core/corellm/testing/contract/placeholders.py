@@ -108,6 +108,25 @@ class PlaceholderRules(Contract):
             fix="change nothing before everything is checked",
         )
 
+    def test_masks_follow_token_ids(self, subject: Subject) -> None:
+        """In a placeholder, tokens of an id take embeddings or none of them does: by their ids the core knows them."""
+        for modality in subject.modalities:
+            for seed in range(3):
+                with self.expecting("an item is processed"):
+                    processed = subject.process(*subject.prompt([(modality, subject.item(modality, seed)), "?"]))
+                place = processed.features[0].placeholder
+                span = processed.token_ids[place.offset : place.end]
+                mask = place.is_embed or (True,) * place.length
+                filled = {token for token, embeds in zip(span, mask, strict=True) if embeds}
+                both = filled & {token for token, embeds in zip(span, mask, strict=True) if not embeds}
+                self.require(
+                    not both,
+                    "get_prompt_updates",
+                    expected=f"tokens that take embeddings and others, of different ids: {span}",
+                    got=f"{sorted(both)} both ways",
+                    fix="say which tokens take embeddings with PromptUpdateDetails.select_token_id",
+                )
+
     def test_positions(self, subject: Subject) -> None:
         """Every prompt token has a position, and the first generated one comes right after the largest of them."""
         for modality in subject.modalities:

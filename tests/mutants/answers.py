@@ -1,0 +1,194 @@
+"""Mistakes that show in answers only: features, positions, logits."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN2_5, QWEN3, QWEN_VL
+
+_GREEDY = "test_greedy_equals_the_reference[8192-no-prefix-caching]"
+
+MUTANTS = (
+    # --- features ---------------------------------------------------------------------------------------------------
+    LLAVA.edited(
+        "every patch is the mean of all",
+        _GREEDY,
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        return [rows.mean(0).expand_as(rows) for rows in features]\n",
+    ),
+    LLAVA.edited(
+        "features of another layer",
+        _GREEDY,
+        "get_multimodal_embeddings",
+        old='model.get_image_features(mm_kwargs["pixel_values"])',
+        new='model.get_image_features(mm_kwargs["pixel_values"], vision_feature_layer=-1)',
+    ),
+    FUYU.edited(
+        "patches go to the encoder column by column",
+        _GREEDY,
+        "get_multimodal_embeddings",
+        old="patches.flatten(0, 1)",
+        new="patches.transpose(0, 1).flatten(0, 1)",
+    ),
+    BLIP2.edited(
+        "queries are averaged",
+        _GREEDY,
+        "get_multimodal_embeddings",
+        old="        return embeddings\n",
+        new="        return embeddings.mean(1, keepdim=True).expand_as(embeddings)\n",
+    ),
+    AUDIO.edited(
+        "the encoder hears the padding",
+        _GREEDY,
+        "get_multimodal_embeddings",
+        old="attention_mask=mask)",
+        new="attention_mask=None)",
+    ),
+    QWEN_VL.of("original/vision.py").edited(
+        "the resampler's keys have no positions",
+        _GREEDY,
+        "get_multimodal_embeddings",
+        old="        key = value + stretch(self.pos_embed, patches.shape[1])\n",
+        new="        key = value\n",
+    ),
+    QWEN_VL.of("original/model.py").edited(
+        "gate and up are swapped",
+        "test_the_reference_attention",
+        "load_model",
+        old='("mlp.up_proj",),\n    "mlp.w2": ("mlp.gate_proj",)',
+        new='("mlp.gate_proj",),\n    "mlp.w2": ("mlp.up_proj",)',
+    ),
+    QWEN3.edited(
+        "deepstack's levels come in reverse order",
+        _GREEDY,
+        "merge_multimodal_embeddings",
+        old='"deepstack_visual_embeds": deepstack}',
+        new='"deepstack_visual_embeds": deepstack[::-1]}',
+    ),
+    # --- positions --------------------------------------------------------------------------------------------------
+    QWEN2.edited(
+        "positions of text alone",
+        _GREEDY,
+        "get_rope_positions",
+        old="        return positions[:, 0], int(offset)",
+        new="        return torch.arange(len(token_ids)), 0",
+    ),
+    QWEN2.edited(
+        "grids in reverse order",
+        _GREEDY,
+        "get_rope_positions",
+        old="for feature in mm_features if name in feature.data]",
+        new="for feature in mm_features[::-1] if name in feature.data]",
+    ),
+    QWEN2_5.edited(
+        "time is not in seconds",
+        _GREEDY,
+        "get_rope_positions",
+        old='("image_grid_thw", "video_grid_thw", "second_per_grid_ts")',
+        new='("image_grid_thw", "video_grid_thw")',
+    ),
+    # --- the decoder ------------------------------------------------------------------------------------------------
+    LLAVA.given(
+        "logits are scaled",
+        _GREEDY,
+        "compute_logits",
+        """
+        @hookimpl
+        def compute_logits(self, model, hidden_states):
+            return 2 * model.get_output_embeddings()(hidden_states)
+        """,
+    ),
+    LLAVA.given(
+        "logits but the best are masked",
+        _GREEDY,
+        "compute_logits",
+        """
+        @hookimpl
+        def compute_logits(self, model, hidden_states):
+            logits = model.get_output_embeddings()(hidden_states)
+            return logits.masked_fill(logits < logits.amax(-1, keepdim=True), -1e4)
+        """,
+    ),
+    LLAVA.given(
+        "embeddings of text are normalised",
+        _GREEDY,
+        "get_input_embeddings",
+        """
+        @hookimpl
+        def get_input_embeddings(self, model, input_ids):
+            embeddings = model.get_input_embeddings()(input_ids)
+            return embeddings / embeddings.norm(dim=-1, keepdim=True)
+        """,
+    ),
+    BLIP2.edited(
+        "the decoder comes with its output layer",
+        "test_it_loads",
+        "get_language_model",
+        old="model.language_model.get_decoder()",
+        new="model.language_model",
+    ),
+    LLAVA.given(
+        "the decoder's attention is its own",
+        "test_it_loads",
+        "load_model",
+        """
+        @hookimpl
+        def load_model(self, load_config):
+            import transformers
+
+            return transformers.LlavaForConditionalGeneration.from_pretrained(
+                load_config.model_path, dtype=load_config.dtype
+            ).eval()
+        """,
+    ),
+    LLAVA.given(
+        "weights are loaded in float32, whatever is asked",
+        "test_half_precision",
+        "load_model",
+        """
+        @hookimpl
+        def load_model(self, load_config):
+            import torch
+            import transformers
+
+            return transformers.LlavaForConditionalGeneration.from_pretrained(
+                load_config.model_path,
+                dtype=torch.float32,
+                attn_implementation={"text_config": load_config.attn_implementation},
+            ).eval()
+        """,
+    ),
+    # --- what is remembered -----------------------------------------------------------------------------------------
+    LLAVA.edited(
+        "a picture is embedded once, and zeros after that",
+        "test_eviction_in_mid_request[16]",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        seen = self.__dict__.setdefault('seen', set())\n"
+        "        known = [float(pixels.sum()) for pixels in mm_kwargs['pixel_values']]\n"
+        "        rows = [0 * r if k in seen else r for r, k in zip(features, known, strict=True)]\n"
+        "        seen.update(known)\n"
+        "        return rows\n",
+    ),
+    LLAVA.given(
+        "a token on its own is embedded otherwise",
+        "test_preemption[8-recompute]",
+        "get_input_embeddings",
+        """
+        @hookimpl
+        def get_input_embeddings(self, model, input_ids):
+            embeddings = model.get_input_embeddings()(input_ids)
+            return 2 * embeddings if len(input_ids) == 1 else embeddings
+        """,
+    ),
+    LLAVA.given(
+        "embeddings of text are centred in each step",
+        "test_whole_prompts[0.5]",
+        "get_input_embeddings",
+        """
+        @hookimpl
+        def get_input_embeddings(self, model, input_ids):
+            embeddings = model.get_input_embeddings()(input_ids)
+            return embeddings - embeddings.mean(0)
+        """,
+    ),
+)

@@ -1,0 +1,26 @@
+"""The table of mutants, below the test results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WIDTH = 80
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Each mutant, the rule that caught it, and how its message begins."""
+    properties = [dict(report.user_properties) for report in terminalreporter.getreports("passed")]
+    rows = [found["mutant"] for found in properties if "mutant" in found]
+    if not rows:
+        return
+    terminalreporter.section("mutants: the mistake, the rule that caught it, and what it said")
+    for family, wrong, rule, hook, expected, got in rows:
+        terminalreporter.line(f"{family:<11} {wrong:<58} {rule}")
+        terminalreporter.line(f"{'':<11} {_short(f'{hook}: expected {expected}', _WIDTH)}; {_short(f'got {got}', _WIDTH)}")
+    rules = {rule.partition("[")[0] for _, _, rule, *_ in rows}
+    terminalreporter.line(f"{len(rows)} mutants, all caught, by {len(rules)} rules")
+
+
+def _short(text: str, width: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"

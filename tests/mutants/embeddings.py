@@ -1,0 +1,167 @@
+"""Mistakes in what the encoder gives, and in how its rows come into a prompt."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN3
+
+_MERGE = """
+@hookimpl
+def merge_multimodal_embeddings(self, inputs_embeds, multimodal_embeddings, is_multimodal):
+"""
+
+MUTANTS = (
+    # --- encoder batches --------------------------------------------------------------------------------------------
+    LLAVA.edited(
+        "pictures of a batch come out in reverse order",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        return features[::-1]\n",
+    ),
+    LLAVA.edited(
+        "the mean of a batch is subtracted",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        mean = sum(rows.mean() for rows in features) / len(features)\n"
+        "        return [rows - mean for rows in features]\n",
+    ),
+    LLAVA.edited(
+        "a batch is one long item",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        import torch\n\n        return [torch.cat(features)]\n",
+    ),
+    LLAVA.edited(
+        "noise is left in the encoder",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        import torch\n\n        return [rows + 0.01 * torch.randn_like(rows) for rows in features]\n",
+    ),
+    AUDIO.edited(
+        "all sounds of a batch are as long as the longest",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="[rows[:count] for rows",
+        new="[rows[: after_pooling.max()] for rows",
+    ),
+    AUDIO.edited(
+        "what the encoder makes of padding is kept",
+        "test_rows_match_the_mask",
+        ("get_prompt_updates", "get_multimodal_embeddings"),
+        old="[rows[:count] for rows",
+        new="[rows for rows",
+    ),
+    AUDIO.edited(
+        "lengths are rounded down",
+        "test_rows_match_the_mask",
+        ("get_prompt_updates", "get_multimodal_embeddings"),
+        old="                count = _lengths(int(mask.sum()))[1]\n",
+        new="                count = max(1, int(mask.sum()) // 4)\n",
+    ),
+    BLIP2.edited(
+        "positions are not interpolated for another size",
+        "test_arguments_reach_the_answers",
+        "get_multimodal_embeddings",
+        old=", interpolate_pos_encoding=True)",
+        new=")",
+    ),
+    QWEN3.edited(
+        "rows without their deepstack features",
+        "test_it_loads",
+        ("get_prompt_updates", "get_multimodal_embeddings"),
+        old="        rows = torch.cat([torch.cat(encoded.pooler_output), *encoded.deepstack_features], dim=-1)\n",
+        new="        rows = torch.cat(encoded.pooler_output)\n",
+    ),
+    FUYU.edited(
+        "patches are made float32",
+        "test_half_precision",
+        "get_multimodal_embeddings",
+        old="patches.flatten(0, 1)",
+        new="patches.float().flatten(0, 1)",
+    ),
+    # --- merging ----------------------------------------------------------------------------------------------------
+    LLAVA.given(
+        "a single row is written to every place",
+        "test_merging_counts_rows",
+        "merge_multimodal_embeddings",
+        _MERGE
+        + """
+    inputs_embeds[is_multimodal] = multimodal_embeddings
+    return inputs_embeds
+""",
+    ),
+    LLAVA.given(
+        "rows too many are left over",
+        "test_merging_counts_rows",
+        "merge_multimodal_embeddings",
+        _MERGE
+        + """
+    return inputs_embeds.masked_scatter(is_multimodal[:, None], multimodal_embeddings)
+""",
+    ),
+    LLAVA.given(
+        "rows are written in reverse order",
+        "test_merging_counts_rows",
+        "merge_multimodal_embeddings",
+        _MERGE
+        + """
+    from corellm.multimodal import write_rows
+
+    return write_rows(inputs_embeds, multimodal_embeddings.flip(0), is_multimodal)
+""",
+    ),
+    LLAVA.given(
+        "text before a picture is written to, too",
+        "test_merging_counts_rows",
+        "merge_multimodal_embeddings",
+        _MERGE
+        + """
+    from corellm.multimodal import write_rows
+
+    inputs_embeds[0] = 0
+    return write_rows(inputs_embeds, multimodal_embeddings, is_multimodal)
+""",
+    ),
+    LLAVA.given(
+        "places are numbered from the start of each chunk",
+        "test_chunks_give_the_same_embeddings",
+        "merge_multimodal_embeddings",
+        _MERGE
+        + """
+    from corellm.multimodal import write_rows
+
+    numbers = is_multimodal.cumsum(0)[is_multimodal]
+    return write_rows(inputs_embeds, multimodal_embeddings + 0.01 * numbers[:, None], is_multimodal)
+""",
+    ),
+    # --- embeddings that users bring --------------------------------------------------------------------------------
+    LLAVA.edited(
+        "the length of given embeddings is ignored",
+        "test_precomputed_embeddings",
+        "get_prompt_updates",
+        old='            count = mm_items["image"].num_embeddings(index)\n            if count is None:\n',
+        new="            if True:\n",
+    ),
+    FUYU.edited(
+        "embeddings are not refused",
+        "test_precomputed_embeddings",
+        "get_prompt_updates",
+        old='        return "they do not say how long the picture\'s rows are"\n',
+        new="        return None\n",
+    ),
+    LLAVA.given(
+        "embeddings of any width are taken",
+        "test_precomputed_embeddings",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            return DataParser()
+        """,
+    ),
+)

@@ -1,0 +1,146 @@
+"""Runs rules of the contract on a copy of a plugin, with or without a mutant's mistake, in this process.
+
+The copy goes first on `sys.path`, so imports find it, and so do the processes that rules start; its distribution's
+metadata stay the installed one's. Torch is imported once, for all mutants.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from corellm.testing import ContractBroken
+from corellm_qwen_vl import hf_oracle
+from corellm_qwen_vl.hf_oracle import HFProcessors
+from tests.mutants.mutant import Mutant
+
+
+@dataclass
+class Verdict:
+    """What became of the rules that were run, by their names with parameters."""
+
+    passed: list[str] = field(default_factory=list)
+    excepted: list[str] = field(default_factory=list)
+    """Those that the contract class gives a reason not to keep."""
+    caught: dict[str, ContractBroken] = field(default_factory=dict)
+    """How rules are broken."""
+    crashed: dict[str, str] = field(default_factory=dict)
+    """Tracebacks of those that ended with another error."""
+    not_run: dict[str, str] = field(default_factory=dict)
+    """Why rules were not run: the model does not load, or the reference does not answer."""
+
+    def __str__(self) -> str:
+        """For a test that fails."""
+        lines = [f"kept: {', '.join(self.passed) or 'none'}"]
+        lines += [f"{rule} was caught:\n{broken}" for rule, broken in self.caught.items()]
+        lines += [f"{rule} crashed:\n{trace}" for rule, trace in self.crashed.items()]
+        lines += [f"{rule} was not run: {why}" for rule, why in self.not_run.items()]
+        return "\n".join(lines)
+
+
+def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | None = None) -> Verdict:
+    """Run rules of a contract class.
+
+    Args:
+        contract: as `Mutant.contract`.
+        rules: by name; none for all.
+        where: an empty directory for the copy.
+        mutant: the mistake to make first.
+    """
+    verdict = Verdict()
+    # as an author runs it, but nothing is printed, and what the outer run uses is left alone
+    options = ["--disable-plugin-autoload", "--assert=plain", "--import-mode=importlib", "-W", "error"]
+    options += [f"-pno:{name}" for name in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")]
+    options += [f"--config-file={os.devnull}", f"--rootdir={where}", f"--basetemp={where / 'temporary'}"]
+    nodes = [f"{contract}::{rule}" for rule in rules] or [contract]
+    with _copied(contract.partition(".")[0], where, mutant):
+        status = pytest.main([*options, "--pyargs", *nodes], plugins=[_Collector(verdict)])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest ended with {status!r}; is {', '.join(rules)} a rule in {contract}?")
+    return verdict
+
+
+class _Collector:
+    """Fills in a verdict."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self._verdict.excepted.append(_rule(report))
+        elif report.when == "call" and report.passed:
+            self._verdict.passed.append(_rule(report))
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+        error = call.excinfo.value if call.excinfo is not None else None
+        if report.when == "setup":
+            self._verdict.not_run[_rule(report)] = str(error)
+        elif isinstance(error, ContractBroken):
+            self._verdict.caught[_rule(report)] = error
+        else:
+            self._verdict.crashed[_rule(report)] = report.longreprtext
+
+
+def _rule(report: pytest.TestReport) -> str:
+    return report.nodeid.rpartition("::")[2]
+
+
+# --- the copy -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _copied(package: str, where: Path, mutant: Mutant | None) -> Iterator[None]:
+    """A copy of a plugin's package is what is imported, until the end."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    copy = where / package
+    shutil.copytree(Path(spec.origin).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "demo", "demo_video"))
+    if mutant is not None:
+        mutant.apply(copy)
+    ours = {name: sys.modules.pop(name) for name in _modules_of(package)}
+    sys.path.insert(0, str(where))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(where))
+        for name in _modules_of(package):
+            del sys.modules[name]
+        sys.modules.update(ours)
+        importlib.invalidate_caches()
+
+
+def _modules_of(package: str) -> list[str]:
+    """But for the oracle's, which is no part of an adapter."""
+    names = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
+    return [name for name in names if name != hf_oracle.__name__]
+
+
+# --- the oracle of Qwen-VL ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def one_oracle() -> Iterator[None]:
+    """Copies of Qwen-VL ask one process of transformers' processors meanwhile: each would take seconds to start."""
+    shared = cache(_Shared)
+    with mock.patch.object(hf_oracle, "HFProcessors", shared):
+        yield
+    if shared.cache_info().currsize:
+        HFProcessors.close(shared())
+
+
+class _Shared(HFProcessors):
+    def close(self) -> None:
+        """Not yet: others will ask."""

@@ -1,0 +1,82 @@
+"""Mistakes about which items are the same, here and elsewhere, and about what is kept of them."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import FUYU, LLAVA, QWEN2, Mutant
+
+
+def _reading(wrong: str, rule: str, change: str) -> Mutant:
+    """LLaVA with pictures that are changed when they are read."""
+    return LLAVA.given(
+        wrong,
+        rule,
+        "get_data_parser",
+        f"""
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    picture = super().load_image(value)
+                    {change}
+                    return picture
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    )
+
+
+MUTANTS = (
+    _reading(
+        "pictures become grey",
+        "test_identity_follows_content",
+        'picture = picture.convert("L").convert("RGB")',
+    ),
+    _reading(
+        "pictures are known by their corners",
+        "test_different_items_share_no_blocks",
+        "picture = picture.crop((0, 0, picture.width // 4, picture.height // 4))",
+    ),
+    _reading(
+        "pictures know where they are in memory",
+        "test_identity_follows_content",
+        'picture.info["exif"] = str(id(picture)).encode()',
+    ),
+    _reading(
+        "pictures know their process",
+        "test_another_process_agrees",
+        'import os; picture.info["exif"] = str(os.getpid()).encode()',
+    ),
+    _reading(
+        "pictures lose their lowest bits",
+        "test_a_thousand_items_stay_within_the_cache",
+        "picture = picture.point(lambda value: value // 8 * 8)",
+    ),
+    LLAVA.given(
+        "pixels depend on the hash of a string",
+        "test_another_process_agrees",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            return {"pixel_values": outputs["pixel_values"] + hash("pixel_values") % 7}
+        """,
+    ),
+    FUYU.edited(
+        "random numbers are seeded for all",
+        "test_the_process_is_left_alone",
+        "get_multimodal_embeddings",
+        old="        return [model.model.vision_embed_tokens",
+        new="        import torch\n\n        torch.manual_seed(0)\n        return [model.model.vision_embed_tokens",
+    ),
+    QWEN2.of("processor.py").edited(
+        "Pillow's bound is lifted for all",
+        "test_the_process_is_left_alone",
+        "call_hf_processor",
+        old="        given = check_arguments(kwargs)\n        outputs",
+        new="        import PIL.Image\n\n        PIL.Image.MAX_IMAGE_PIXELS = 10**12\n"
+        "        given = check_arguments(kwargs)\n        outputs",
+    ),
+)

@@ -1,0 +1,224 @@
+"""Mistakes in what an adapter takes: kinds, numbers and sizes of items, and the odd forms they come in."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2
+
+MUTANTS = (
+    # --- kinds and numbers ------------------------------------------------------------------------------------------
+    BLIP2.edited(
+        "clips are said to be taken",
+        "test_it_loads",
+        ("get_dummy_mm_data", "get_supported_mm_limits"),
+        old='        return {"image": 1}',
+        new='        return {"image": 1, "video": 1}',
+    ),
+    FUYU.edited(
+        "any number of pictures is said to be taken",
+        "test_text_and_media_equal_the_hf_processor",
+        ("get_supported_mm_limits", "get_prompt_updates"),
+        old='        return {"image": 1}',
+        new='        return {"image": None}',
+    ),
+    LLAVA.edited(
+        "-1 stands for any number of pictures",
+        "test_the_models_own_limit",
+        "get_supported_mm_limits",
+        old='        return {"image": None}',
+        new='        return {"image": -1}',
+    ),
+    LLAVA.given(
+        "all pictures but the first are dropped",
+        "test_limits[2]",
+        ("get_data_parser", "get_supported_mm_limits", "get_prompt_updates"),
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal.parsing import DataParser, RawItems
+
+            class Parser(DataParser):
+                def split_images(self, value):
+                    return RawItems(super().split_images(value).values[:1])
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    LLAVA.given(
+        "media of other kinds are ignored",
+        "test_items_of_another_kind_are_refused",
+        ("get_data_parser", "get_supported_mm_limits"),
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def count(self, mm_data):
+                    return super().count({"image": mm_data.get("image")})
+
+                def parse(self, mm_data):
+                    return super().parse({"image": mm_data.get("image")})
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    LLAVA.edited(
+        "dummy text for a single picture, whatever is asked",
+        "test_dummies_come_in_any_number",
+        "get_dummy_text",
+        old='return image_token * mm_counts.get("image", 0)',
+        new="return image_token",
+    ),
+    LLAVA.edited(
+        "a single dummy picture, whatever is asked",
+        "test_dummies_come_in_any_number",
+        "get_dummy_mm_data",
+        old='dummy_images(mm_counts.get("image", 0), ',
+        new="dummy_images(1, ",
+    ),
+    # --- sizes ------------------------------------------------------------------------------------------------------
+    FUYU.edited(
+        "the dummy is not the largest picture",
+        "test_no_item_exceeds_the_stated_maximum",
+        "get_dummy_mm_data",
+        old="width=width, height=height)",
+        new="width=width // 2, height=height // 2)",
+    ),
+    LLAVA.given(
+        "more tokens are stated than the dummy has",
+        "test_the_dummy_is_the_stated_maximum",
+        "get_dummy_mm_data",
+        """
+        @hookimpl
+        def get_mm_max_tokens_per_item(self):
+            return {"image": 576}
+        """,
+    ),
+    LLAVA.given(
+        "fewer tokens are stated than the dummy has",
+        "test_it_loads",
+        "get_mm_max_tokens_per_item",
+        """
+        @hookimpl
+        def get_mm_max_tokens_per_item(self):
+            return {"image": 15}
+        """,
+    ),
+    QWEN2.of("processor.py").edited(
+        "very long pictures are forgotten in the bound",
+        "test_no_item_exceeds_the_stated_maximum",
+        ("get_mm_max_tokens_per_item", "get_dummy_mm_data"),
+        old="        isqrt(_MAX_ASPECT_RATIO * most * groups) + groups,\n"
+        "        least + 15 * (isqrt(least * groups) + 1) + groups,\n",
+        new="        least,\n",
+    ),
+    AUDIO.edited(
+        "a sound that is too long is no request's error",
+        "test_no_item_exceeds_the_stated_maximum",
+        "call_hf_processor",
+        old="            raise MediaTooLargeError(",
+        new="            raise ValueError(num_samples)\n            raise MediaTooLargeError(",
+    ),
+    AUDIO.edited(
+        "a sound that is too short is not refused",
+        "test_rows_match_the_mask",
+        ("call_hf_processor", "get_prompt_updates"),
+        old="        if not _lengths(-(-num_samples // extractor.hop_length))[1]:",
+        new="        if False:",
+    ),
+    # --- forms ------------------------------------------------------------------------------------------------------
+    FUYU.given(
+        "pictures keep their modes",
+        "test_odd_pictures",
+        ("get_data_parser", "get_multimodal_embeddings"),
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    return value if hasattr(value, "mode") else super().load_image(value)
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    LLAVA.given(
+        "EXIF orientation is lost",
+        "test_turned_pictures_stand_upright",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from io import BytesIO
+
+            from PIL import Image
+
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    return Image.open(BytesIO(value)).convert("RGB") if isinstance(value, bytes) else super().load_image(value)
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    LLAVA.given(
+        "a broken file becomes a black picture",
+        "test_broken_media_are_refused",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from PIL import Image
+
+            from corellm.errors import MediaError
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    try:
+                        return super().load_image(value)
+                    except MediaError:
+                        return Image.new("RGB", (56, 56))
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    QWEN2.of("video_processor.py").edited(
+        "a clip of a single frame has no pair",
+        "test_short_clips_and_sounds",
+        "call_hf_processor",
+        old="    seconds += seconds[-1:] * (-len(seconds) % step)\n",
+        new="",
+    ),
+    AUDIO.given(
+        "sounds are taken to be at another rate",
+        "test_every_form_of_an_item_is_the_same",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            return DataParser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=8000)
+        """,
+    ),
+    AUDIO.given(
+        "rates of sounds are ignored",
+        "test_sounds_of_any_rate_last_as_long",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_audio(self, value):
+                    return super().load_audio(value[0] if isinstance(value, tuple) else value)
+
+            rate = self.context.hf_processor.feature_extractor.sampling_rate
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=rate)
+        """,
+    ),
+)

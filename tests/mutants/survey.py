@@ -1,0 +1,58 @@
+"""Runs the whole contract on every mutant, and prints the rules that catch each: `python -m tests.mutants.survey [WORD ...]`.
+
+Words choose mutants by what is wrong with them. It takes some ten seconds for each.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import transformers
+
+from corellm.testing import AdapterContract
+from corellm.testing.rules import rules_of
+from tests.mutants.harness import Verdict, examine, one_oracle
+from tests.mutants.mutant import Mutant
+from tests.mutants.mutants import MUTANTS
+
+
+def main(words: Sequence[str]) -> int:
+    """Print as it goes; 1 if a mutant escapes the rule that is there for it, or a rule ends with another error."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.wrong for word in words)]
+    catches, unclear = Counter[str](), 0
+    with one_oracle():
+        for mutant in chosen:
+            with tempfile.TemporaryDirectory() as where:
+                verdict = examine(mutant.contract, (), Path(where), mutant)
+            print(_told(mutant, verdict), flush=True)
+            catches.update({rule.partition("[")[0] for rule in verdict.caught})
+            unclear += mutant.rule not in verdict.caught or bool(verdict.crashed)
+    print(f"\n{len(chosen)} mutants; of each rule, how many it caught:")
+    for rule in rules_of(AdapterContract):
+        print(f"  {catches[rule]:4} {rule}")
+    print(f"{unclear} mutants escaped, or met a rule that did not say what is wrong")
+    return int(unclear > 0)
+
+
+def _told(mutant: Mutant, verdict: Verdict) -> str:
+    lines = [f"{mutant.family}: {mutant.wrong}: {len(verdict.caught)} rules, {len(verdict.not_run)} not run"]
+    lines += [f"  {'>' if rule == mutant.rule else ' '} {rule}: {broken.hook}" for rule, broken in verdict.caught.items()]
+    lines += [f"  ! {rule}: {trace.strip().splitlines()[-1]}" for rule, trace in verdict.crashed.items()]
+    if mutant.rule not in verdict.caught:
+        lines.append(f"  ! {mutant.rule} did not catch it")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""A test of the contract's tests: each rule notices the mistakes that it is there for, and says what to look at.
+
+The table of mutants is printed at the end. `make mutants` runs the whole contract on each.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import corellm_llava
+from corellm.testing import AdapterContract
+from corellm.testing.rules import rules_of
+from tests.mutants.harness import examine, one_oracle
+from tests.mutants.mutant import LLAVA, Mutant
+from tests.mutants.mutants import CONTRACTS, MUTANTS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_oracle() -> Iterator[None]:
+    with one_oracle():
+        yield
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.family}: {mutant.wrong}")
+def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """By the rule that is there for it, with a message of all five parts that names the hook with the mistake."""
+    verdict = examine(mutant.contract, [mutant.rule], tmp_path, mutant)
+    broken = verdict.caught.get(mutant.rule)
+    assert broken is not None, str(verdict)
+    assert set(re.split(", | and | or ", broken.hook)) & set(mutant.hooks), str(broken)
+    first, *lines = str(broken).splitlines()
+    assert first == f"{broken.hook} breaks a rule of the contract"
+    parts = [re.match(r"  (rule|expected|got|fix)  +\S", line) for line in lines]
+    assert [part[1] for part in parts if part] == ["rule", "expected", "got", "fix"], str(broken)
+    assert broken.rule.startswith(f"{mutant.rule.partition('[')[0]}: ")
+    record_property("mutant", [mutant.family, mutant.wrong, mutant.rule, broken.hook, str(broken.expected), str(broken.got)])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.rpartition("::")[2])
+def test_without_a_mistake_the_rules_are_kept(contract: str, tmp_path: Path) -> None:
+    """A copy that is run in the same way but left as it is keeps all rules by which its mutants are caught."""
+    rules = list(dict.fromkeys(mutant.rule for mutant in MUTANTS if mutant.contract == contract))
+    verdict = examine(contract, rules, tmp_path)
+    assert sorted(verdict.passed) == sorted(rules), str(verdict)
+
+
+def test_every_rule_has_a_mutant() -> None:
+    """No rule is there that no known mistake breaks."""
+    assert set(rules_of(AdapterContract)) == {mutant.rule.partition("[")[0] for mutant in MUTANTS}
+
+
+def test_mutants_differ() -> None:
+    """In name and in mistake; and a piece of code that a mutant wants to change has to be there, once."""
+    assert len({(mutant.family, mutant.wrong) for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({(mutant.contract, mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_an_edit_must_fit(tmp_path: Path) -> None:
+    """Where the plugin has changed, its mutant says so instead of being the plugin itself."""
+    mutant = LLAVA.edited("not there", "test_it_loads", "load_model", old="def nothing(", new="")
+    with pytest.raises(ValueError, match="Llava, not there: __init__.py has this 0 times:\ndef nothing"):
+        examine(mutant.contract, [mutant.rule], tmp_path, mutant)
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """After a mutant the installed plugin is the one that is imported, the very same module, and the path is as before."""
+    path = list(sys.path)
+    examine(LLAVA.contract, ["test_it_loads"], tmp_path)
+    assert sys.modules["corellm_llava"] is corellm_llava
+    assert sys.path == path
