@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+import threading
 from collections import UserDict
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from corellm.errors import (
     MultiModalError,
     UnsupportedModalityError,
 )
-from corellm.multimodal.items import EmbeddingItems, MediaItems
+from corellm.multimodal.items import EmbeddingItems, EncodedItem, MediaItems
 from corellm.multimodal.parsing import DataParser, ModalityParser, RawItems
 
 HIDDEN = 16
@@ -354,3 +356,31 @@ def test_importing_the_parser_loads_no_heavy_library() -> None:
     )
     core = str(Path(corellm.errors.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": core}, check=True)
+
+
+def test_a_plugins_own_reading_sees_what_was_given(tmp_path: Path) -> None:
+    """Where a subclass reads pictures itself, it gets paths and strings as they are, for it may know more of them."""
+
+    class Own(DataParser):
+        def load_image(self, value: Any) -> Image.Image:
+            return PICTURE if value in ("s3://bucket/a.png", tmp_path) else super().load_image(value)
+
+    items = Own().parse({"image": ["s3://bucket/a.png", tmp_path, PNG]})["image"]
+    assert [items.get(i).tobytes() for i in range(3)] == [PICTURE.tobytes()] * 3
+
+
+def test_files_too_large_are_not_read(parser: DataParser, tmp_path: Path) -> None:
+    """A sparse file of 6 GiB is refused by its size."""
+    path = tmp_path / "huge.png"
+    with path.open("wb") as file:
+        file.truncate(6 << 30)
+    with pytest.raises(MediaTooLargeError, match=r"image 0: .* has 6442450944 bytes, more than the 1073741824 allowed"):
+        parser.parse({"image": path})
+
+
+def test_items_are_decoded_side_by_side() -> None:
+    """One item that takes long to decode does not keep another one waiting."""
+    barrier = threading.Barrier(2, timeout=30)
+    items = [EncodedItem(b"", lambda content: barrier.wait() >= 0) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda item: item.media, items)) == [True, True]

@@ -141,7 +141,11 @@ class _Inspection:
         with self._stage("hash"):
             for modality, items in self._media.items():
                 for i in range(len(items)):
-                    hash_item(items.get(i), modality=modality, kwargs={}, namespace=())
+                    hash_item(items.content(i), modality=modality, kwargs={}, namespace=())
+        with self._stage("decode"):
+            for items in self._media.values():
+                for i in range(len(items)):
+                    items.get(i)
 
     def _prepare(self, engine: LLMEngine, prepare: Prepare) -> ProcessedPrompt | None:
         """The prompt expanded; None if that failed: then the tokens are those before."""

@@ -32,7 +32,7 @@ def make_page(report: Report) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>{escape(report.model)}: what the adapter did</title>
+<title>{escape(printable(report.model))}: what the adapter did</title>
 <style>{style}</style>
 {_header(report)}
 <main{sided}>
@@ -47,7 +47,7 @@ def make_page(report: Report) -> str:
 def _header(report: Report) -> str:
     failed = f'<p class="bad">{escape(report.error)}</p>' if report.error else ""
     return f"""<header>
-<h1>{escape(report.model)}</h1>
+<h1>{escape(printable(report.model))}</h1>
 <p class="soft">{escape(report.architecture)}, {escape(report.dtype)} &middot; <code>{escape(report.adapter)}</code> of
 {escape(report.distribution)} {escape(report.version)}, contract {escape(report.contract)}</p>
 {failed}

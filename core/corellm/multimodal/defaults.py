@@ -147,7 +147,7 @@ def processes_media_alone(processor: Any) -> bool:
     from transformers import ProcessorMixin
 
     steps = ("__call__", "prepare_inputs_layout", "validate_inputs")
-    return all(getattr(type(processor), step, None) is getattr(ProcessorMixin, step) for step in steps)
+    return all(getattr(type(processor), step, None) is getattr(ProcessorMixin, step, steps) for step in steps)
 
 
 def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:

@@ -35,19 +35,28 @@ def encoded_bytes(value: Any) -> bytes | None:
 
     Raises:
         MediaError: no such file, not a regular one, a malformed `data:` URL, or one that would have to be fetched.
-        MediaTooLargeError: more than `MAX_FILE_BYTES`.
+        MediaTooLargeError: more than `MAX_FILE_BYTES`; nothing is read.
     """
     source = read_url(value) if isinstance(value, str) else value
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
     if not isinstance(source, (str, os.PathLike)):
         return None
+    name = shown_path(source)
     with open_regular_file(source) as stream:
-        content = FileContent(stream.read(MAX_FILE_BYTES + 1))
-    content.path = shown_path(source)
-    if len(content) > MAX_FILE_BYTES:
-        raise MediaTooLargeError(f"{content.path} has more than {MAX_FILE_BYTES} bytes", expected=MAX_FILE_BYTES)
-    return content
+        try:
+            size = os.fstat(stream.fileno()).st_size
+            content = b"" if size > MAX_FILE_BYTES else stream.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise MediaError(f"cannot read {name}: {error.strerror}") from error
+    size = max(size, len(content))  # it may have grown
+    if size > MAX_FILE_BYTES:
+        raise MediaTooLargeError(
+            f"{name} has {size} bytes, more than the {MAX_FILE_BYTES} allowed", expected=MAX_FILE_BYTES, got=size
+        )
+    named = FileContent(content)
+    named.path = name
+    return named
 
 
 def read_url(value: str) -> str | bytes:

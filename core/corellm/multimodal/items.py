@@ -7,9 +7,9 @@ neither how media are read (`parsing`, `image`) nor what becomes of them (`proce
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from corellm.errors import MultiModalError, PromptTooLongError
@@ -41,15 +41,20 @@ class EncodedItem:
 
     def __init__(self, content: bytes, decode: Callable[[bytes], Any]) -> None:
         self.content, self._decode = content, decode
+        self._lock = threading.Lock()  # of its own: functools' `cached_property` has one for all in Python 3.11
+        self._media: list[Any] = []
 
-    @cached_property
+    @property
     def media(self) -> Any:
         """The decoded media.
 
         Raises:
             MediaError: they are broken.
         """
-        return self._decode(self.content)
+        with self._lock:
+            if not self._media:
+                self._media.append(self._decode(self.content))
+            return self._media[0]
 
 
 class ModalityItems:

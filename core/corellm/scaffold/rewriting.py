@@ -36,7 +36,7 @@ class Renaming:
         for old, new in (self.package, *([self.distribution] if "-" in self.distribution[0] else [])):
             source = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w-])", new, source)
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-        starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
+        starts = [0, *accumulate(len(line) for line in _lines(source))]
         renamed, end = [], 0
         for i, token in enumerate(tokens):
             new = self._renamed(token, [other.string for other in tokens[max(0, i - 4) : i]])
@@ -63,6 +63,11 @@ class Renaming:
         return re.sub(r"(?<!transformers\.)\b\w+\b", lambda match: self.identifiers.get(match[0], match[0]), code)
 
 
+def _lines(source: str) -> list[str]:
+    """As Python counts them: `str.splitlines` ends lines at form feeds and at Unicode's separators, too."""
+    return list(io.StringIO(source))
+
+
 def names_in(source: str) -> set[str]:
     """All names in the code."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -86,7 +91,7 @@ def begin_docstring(source: str, header: str) -> str:
     told = ast.get_docstring(tree, clean=False)
     if told is None:
         return f'"""{header}"""\n\n{source}'
-    lines = source.splitlines(keepends=True)
+    lines = _lines(source)
     end = tree.body[0].end_lineno
     assert end is not None, "parsed from text"
     quoted = "".join(lines[tree.body[0].lineno - 1 : end])
@@ -118,7 +123,7 @@ def name_architecture(source: str, architecture: str) -> str:
     returns = [node for node in ast.walk(maker) if isinstance(node, ast.Return)]
     last = max(returns, key=lambda node: node.lineno, default=maker.body[-1])
     after = last.lineno - 1 if returns else last.end_lineno
-    lines = source.splitlines(keepends=True)
+    lines = _lines(source)
     lines[after:after] = [f"{' ' * last.col_offset}{_ARCHITECTURE_SETTER}({arguments[0]}, {chosen})\n"]
     return _with_import("".join(lines))
 
@@ -132,7 +137,7 @@ def _with_import(source: str) -> str:
     line = f"from {_HOME} import {', '.join(names)}\n"
     if len(line) > _LINE_LENGTH:
         line = f"from {_HOME} import (\n" + "".join(f"    {name},\n" for name in names) + ")\n"
-    lines = source.splitlines(keepends=True)
+    lines = _lines(source)
     if home:
         lines[home[0].lineno - 1 : home[0].end_lineno] = [line]
     else:

@@ -36,6 +36,10 @@ def _indented(value: object) -> str:
     return str(value).replace("\n", "\n            ")
 
 
+AUTHORS = frozenset({"adapter", "architecture", "exceptions", "make_checkpoint", "processor_kwargs", "reference"})
+"""What a contract class says of its adapter."""
+
+
 class Rules:
     """A part of the contract: methods `test_*`, each one rule, whose docstring states it.
 
@@ -48,22 +52,40 @@ class Rules:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls._check()
+
+    @classmethod
+    def _check(cls) -> None:
+        """Refuse a class that keeps less of the contract than it seems to.
+
+        Raises:
+            TypeError: a rule, or what rules are made of, is replaced or removed; an exception is no rule's, or gives no
+                reason.
+        """
         rules = rules_of(cls)
         for name, reason in cls.exceptions.items():
             if name not in rules:
                 raise TypeError(f"{cls.__name__}.exceptions: {name!r} is no rule of the contract")
-            if not isinstance(reason, str) or len(reason.split()) < 3:
+            if not isinstance(reason, str) or sum(word.isalpha() for word in reason.split()) < 3:
                 raise TypeError(f"{cls.__name__}.exceptions[{name!r}] must say in a sentence why the rule is not kept")
-        for name, rule in rules.items():
-            if getattr_static(cls, name, None) is not rule:
+        for name, member in _own_members(cls).items():
+            if name in rules and getattr_static(cls, name, None) is not member:
                 raise TypeError(
                     f"{cls.__name__}.{name} replaces or removes a rule of the contract; give your test a name of its "
                     f"own, or say why the rule is not kept: exceptions = {{{name!r}: 'the reason'}}"
                 )
+            if name not in AUTHORS and getattr_static(cls, name, None) is not member:
+                raise TypeError(
+                    f"{cls.__name__}.{name} replaces what rules are made of; choose another name (an author may say "
+                    f"{', '.join(sorted(AUTHORS))})"
+                )
+        if getattr_static(cls, "__test__", True) is not True:
+            raise TypeError(f"{cls.__name__}.__test__ hides the rules; name those not kept in exceptions")
 
     @pytest.fixture(autouse=True)
     def _rule(self, request: pytest.FixtureRequest) -> None:
         """The rule being tested, for its failure's message; one with an exception is skipped, for all to see."""
+        self._check()  # once more: classes can be changed after they are made
         name: str = request.function.__name__
         if name in self.exceptions:
             pytest.skip(f"not kept by {type(self).__name__}: {self.exceptions[name]}")
@@ -120,6 +142,15 @@ class Rules:
                 hook, self.rule, expected=expected, got=f"{type(error).__name__}: {error}", fix=fix
             ) from error
         self.fail(hook, expected=expected, got="it was accepted", fix=fix)
+
+
+def _own_members(contract: type[Rules]) -> dict[str, Any]:
+    """What a contract class has from classes of this package, but for Python's own names."""
+    found: dict[str, Any] = {}
+    for base in reversed(contract.__mro__):
+        if issubclass(base, Rules) and base.__module__.startswith("corellm.testing."):
+            found.update({name: member for name, member in vars(base).items() if not name.startswith("__")})
+    return {name: member for name, member in found.items() if name != "_abc_impl"}
 
 
 def rules_of(contract: type[Rules]) -> dict[str, Any]:

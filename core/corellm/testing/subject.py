@@ -59,7 +59,7 @@ class Subject:
         if modality == "image":
             return make_picture(30 + 17 * seed % 120, 25 + 29 * seed % 90, seed)
         if modality == "video":
-            return make_clip(2 + 2 * (seed % 4), 40 + 13 * seed % 60, 40 + 7 * seed % 40, seed)
+            return make_clip(2 + 2 * (seed % 7), 40 + 13 * seed % 60, 40 + 7 * seed % 40, seed)
         rate = self.sampling_rate
         return make_sound(rate // 10 + 1501 * seed % rate, rate, seed)
 
@@ -128,6 +128,11 @@ class Subject:
         return int(self.hooks.get_input_embeddings(model=self.model, input_ids=ids).shape[-1])
 
     @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens at which an answer ends."""
+        return self.llm.engine._eos_token_ids
+
+    @property
     def embedding_width(self) -> int:
         """Columns of a row that the encoder gives."""
         return int(self.hooks.get_multimodal_embedding_width(model=self.model) or self.hidden_size)
@@ -170,3 +175,18 @@ def describe(item: Any) -> str:
 def same_data(ours: Any, theirs: Any) -> bool:
     """Whether two items have the same tensors."""
     return dict(ours) == dict(theirs)
+
+
+EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 480), (31, 900), (64, 64))
+"""Widths and heights."""
+
+
+def extreme_items(subject: Subject, modality: str) -> list[Any]:
+    """Items of all sizes that people might give."""
+    if modality == "image":
+        return [make_picture(*size, seed) for seed, size in enumerate(EXTREMES)]
+    if modality == "video":
+        clips = [make_clip(3, *size, seed) for seed, size in enumerate(EXTREMES)]
+        return [*clips, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
+    rate = subject.sampling_rate
+    return [make_sound(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]

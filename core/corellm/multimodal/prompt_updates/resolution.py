@@ -207,13 +207,13 @@ class PromptResolver:
             ) from error
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _chars_of(token_ids: tuple[int, ...]) -> str:
     """`as_chars` of what adapters give again and again: hundreds of the same token."""
     return as_chars(token_ids)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _content_of(token_ids: tuple[int, ...], mask: tuple[bool, ...] | None) -> Content:
     """The content of these tokens, of which those of `mask` take embeddings, or all."""
     chars = _chars_of(token_ids)

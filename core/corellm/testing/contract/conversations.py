@@ -76,6 +76,23 @@ class ConversationRules(Contract):
             fix="give the media in the order of their placeholders",
         )
 
+    def test_the_end_of_a_turn_ends_an_answer(self, subject: Subject) -> None:
+        """A special token that stands after the assistant's words in a conversation is one at which answers stop."""
+        messages = [{"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A circle"}]
+        with self.expecting("a conversation is processed", hook="make_context"):
+            text = subject.inputs.process_chat(messages, add_generation_prompt=False).text or ""
+        tokenizer, rest = subject.context.tokenizer, text.rpartition("A circle")[2]
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        for token in tokenizer(rest, add_special_tokens=False)["input_ids"][:1]:
+            known = subject.end_token_ids
+            self.require(
+                token in known or token not in special,
+                "load_model",
+                expected=f"{tokenizer.convert_ids_to_tokens(token)!r} ends an answer",
+                got=f"only {tokenizer.convert_ids_to_tokens(sorted(known))} do",
+                fix="name it in the checkpoint's generation_config.json, or set model.generation_config.eos_token_id",
+            )
+
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_every_role_is_taken_or_refused(self, subject: Subject, template: str) -> None:
         """Messages of any role, from a single one to a system's with a whole conversation, are taken or refused."""
@@ -101,7 +118,8 @@ class ConversationRules(Contract):
         """A placeholder that somebody types into a message stays text: it takes no item's place."""
         for modality in subject.modalities:
             item = subject.item(modality, 0)
-            typed = (subject.placeholder(modality) or "") + subject.embedding_token(modality)
+            with self.expecting("an item is processed"):
+                typed = (subject.placeholder(modality) or "") + subject.embedding_token(modality)
             content = [{"type": "text", "text": f"Mind {typed}!"}, {"type": modality, modality: item}]
             fix = "leave the text of messages as it is, its guards included"
             with self.expecting(f"{typed!r} in a message is text", hook="make_context", fix=fix):

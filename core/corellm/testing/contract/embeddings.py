@@ -27,8 +27,9 @@ class EmbeddingRules(Contract):
         import torch
 
         for modality in subject.modalities:
-            features = [subject.features(modality, subject.item(modality, seed))[0] for seed in range(5)]
-            features += subject.features(modality, subject.item(modality, 0))
+            with self.expecting("items are processed"):
+                features = [subject.features(modality, subject.item(modality, seed))[0] for seed in range(5)]
+                features += subject.features(modality, subject.item(modality, 0))
             for group in group_joinable([feature.data for feature in features]):
                 members = [features[i] for i in group]
                 with self.expecting("items are embedded together and alone"):
@@ -114,7 +115,8 @@ class EmbeddingRules(Contract):
         length = len(processed.token_ids)
         cuts = data.draw(st.lists(st.integers(1, length), max_size=6)) if length > 1 else []
         bounds = sorted({0, length, *cuts})
-        rows = [subject.embed([feature])[0] for feature in processed.features]
+        with self.expecting("items are embedded"):
+            rows = [subject.embed([feature])[0] for feature in processed.features]
         whole = self._merged(subject, processed, rows, 0, length)
         pieces = torch.cat([self._merged(subject, processed, rows, start, end) for start, end in pairwise(bounds)])
         self.require(
@@ -197,6 +199,7 @@ class EmbeddingRules(Contract):
                     fix="leave embeddings to the core's parser",
                 ):
                     subject.process(text, {f"{modality}_embeds": [given_rows]})
+            self._as_many_as_given(subject, modality, rows)
             params = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
             with self.expecting("embeddings in place of the item"):
                 outputs = subject.llm.generate(
@@ -215,3 +218,19 @@ class EmbeddingRules(Contract):
                 got=answers[1],
                 fix="make room for mm_items[modality].num_embeddings(i) rows, where it is not None",
             )
+
+    def _as_many_as_given(self, subject: Subject, modality: str, rows: Any) -> None:
+        """Embeddings of other lengths than an item of the model's own, and of several, each get their own room."""
+        given = [rows[: len(rows) - i] for i in range(min(subject.several(modality), len(rows)))][::-1]
+        given[0] = given[0][:-1] if len(given[0]) > 1 else given[0]
+        text = "What?" + subject.placeholder(modality) * len(given)
+        with self.expecting("embeddings of any number of rows", hook="get_prompt_updates"):
+            features = subject.process(text, {f"{modality}_embeds": given}).features
+        room, want = [feature.placeholder.num_embeds for feature in features], [len(part) for part in given]
+        self.require(
+            room == want,
+            "get_prompt_updates",
+            expected=f"room for {want} rows",
+            got=room,
+            fix="make room for mm_items[modality].num_embeddings(i) rows of item i, where it is not None",
+        )

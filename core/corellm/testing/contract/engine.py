@@ -82,7 +82,8 @@ class EngineRules(GreedyRules):
             item, other = (_alike(subject, modality, seed) for seed in (1, 2))
             text = subject.placeholder(modality) + QUESTIONS[2] * 2
             requests = [{"prompt": text, "multi_modal_data": {modality: given}} for given in (item, other, item)]
-            features = [subject.process(text, {modality: given}).features[0] for given in (item, other)]
+            with self.expecting("items are processed"):
+                features = [subject.process(text, {modality: given}).features[0] for given in (item, other)]
             self.require(
                 not same_data(features[0].data, features[1].data),
                 "call_hf_processor",

@@ -19,7 +19,7 @@ QUESTIONS = (
     "What shape is in the picture?",
     "How many objects are there?",
     "Describe the image. The quick brown fox jumps over the lazy dog. " * 2,
-    "yes or no?",
+    "yes\nor no?",
     "left, right, above or below?",
     "0123456789 " * 5,
 )
@@ -152,7 +152,7 @@ class GreedyRules(Contract):
 
 
 def _cases(subject: Subject) -> Iterator[Case]:
-    """24 requests: text alone, an item of any size, several, a shared beginning.
+    """25 requests: text alone, an item of any size, several of several kinds, many, a shared beginning.
 
     Long answers to short prompts go first: they run side by side until memory is used up.
     """
@@ -161,11 +161,9 @@ def _cases(subject: Subject) -> Iterator[Case]:
     for i, question in enumerate(QUESTIONS):
         modality = subject.modalities[i % len(subject.modalities)]
         one: list[Part] = [(modality, subject.item(modality, 11 * i)), question]
+        kinds = list(several) if i % 2 else list(several)[::-1]
         many: list[Part] = [
-            part
-            for m, count in several.items()
-            for k in range(count)
-            for part in (f"{m}", (m, subject.item(m, 50 + 7 * i + k)))
+            part for m in kinds for k in range(several[m]) for part in (f"{m}", (m, subject.item(m, 50 + 7 * i + k)))
         ]
         shared: list[Part] = ["Look with care. ", (modality, subject.item(modality, 99)), question]
         alone += [
@@ -173,6 +171,8 @@ def _cases(subject: Subject) -> Iterator[Case]:
             Case(*subject.prompt([*many, question[:30]]), 6 + i),
             Case(*subject.prompt(shared), 10),
         ]
+    crowd = [(kinds[0], subject.item(kinds[0], k)) for k in range(subject.several(kinds[0], 8))]
+    alone.append(Case(*subject.prompt([QUESTIONS[2] * 2, *(part for one in crowd for part in (one, ", ")), "?"]), 6))
     longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in alone)
     for i, question in enumerate(QUESTIONS):
         yield Case(question, {}, max(24, longest // 3) + 3 * i)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ class IdentityRules(Contract):
             item = subject.item(modality, 1)
             kinds: dict[str, str] = {}
             for what, (other, kwargs) in self._unlike(subject, modality, item).items():
-                (feature,) = subject.features(modality, other, **kwargs)
+                with self.expecting("an item is processed"):
+                    (feature,) = subject.features(modality, other, **kwargs)
                 twin = kinds.setdefault(feature.identifier, what)
                 self.require(
                     twin == what,
@@ -37,7 +40,8 @@ class IdentityRules(Contract):
                     got=feature.identifier,
                     fix="let the parser keep all content that the processor sees",
                 )
-                (again,) = subject.features(modality, copy.deepcopy(other), **dict(reversed(kwargs.items())))
+                with self.expecting("a copy is processed"):
+                    (again,) = subject.features(modality, copy.deepcopy(other), **dict(reversed(kwargs.items())))
                 self.require(
                     again.identifier == feature.identifier,
                     "get_data_parser",
@@ -77,7 +81,8 @@ class IdentityRules(Contract):
         requests = [
             subject.prompt([(m, subject.item(m, seed)), "What?"]) for m in subject.modalities for seed in (0, 1)
         ]
-        here = [subject.process(*request) for request in requests]
+        with self.expecting("requests are processed"):
+            here = [subject.process(*request) for request in requests]
         done = subprocess.run(
             [sys.executable, "-m", "corellm.testing.other_process"],
             input=pickle.dumps((str(subject.checkpoint), torch.get_num_threads(), requests, here)),
@@ -138,14 +143,36 @@ class IdentityRules(Contract):
                     "get_multimodal_embeddings",
                     expected=told,
                     got="one model's rows from the other",
-                    fix="keep what belongs to a model in the adapter's instance: nothing in its class, module or in caches",
+                    fix="keep what belongs to a model in the adapter's instance, not in its class, module or caches",
                 )
         other.llm.close()
+
+    def test_nothing_is_kept(self, subject: Subject) -> None:
+        """What becomes of an item is freed when its request is over, where no cache has it."""
+        inputs = subject.fresh(mm_processor_cache_gb=0)
+        for modality in subject.modalities:
+            text, media = subject.prompt([(modality, subject.item(modality, 8)), "What?"])
+            with self.expecting("an item is processed and embedded"):
+                features = subject.process(text, media, inputs=inputs).features
+                rows = subject.embed(features)
+            held = {name: elem.data for name, elem in features[0].data.items()} | {"the encoder's rows": rows[0]}
+            alive = {name: weakref.ref(data) for name, data in held.items() if hasattr(data, "__weakref__")}
+            del features, rows, held
+            gc.collect()
+            left = sorted(name for name, reference in alive.items() if reference() is not None)
+            self.require(
+                not left,
+                "call_hf_processor or get_multimodal_embeddings",
+                expected="nothing of an item is alive after its request",
+                got=f"still there: {', '.join(left)}",
+                fix="keep nothing of a request: remembering is the core's caches' business, which are bounded",
+            )
 
     def test_a_thousand_items_stay_within_the_cache(self, subject: Subject) -> None:
         """The processor cache keeps to its bytes over 1,000 items, and an item's bytes are those it keeps alive."""
         modality = subject.modalities[0]
-        (first,) = subject.features(modality, subject.item(modality, 0))
+        with self.expecting("an item is processed"):
+            (first,) = subject.features(modality, subject.item(modality, 0))
         for name, elem in first.data.items():
             held = elem.data.untyped_storage().nbytes() if hasattr(elem.data, "untyped_storage") else 0
             self.require(

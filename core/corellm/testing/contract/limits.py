@@ -11,12 +11,7 @@ from corellm.errors import MediaTooLargeError, MultiModalError, RequestError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import Contract
-from corellm.testing.items import make_clip, make_picture, make_sound
-from corellm.testing.subject import Subject, describe
-
-EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 480), (31, 900), (64, 64))
-"""Widths and heights."""
-
+from corellm.testing.subject import Subject, describe, extreme_items
 
 OPERATORS_BOUNDS = {
     "image": {"max_image_pixels": 400},
@@ -198,14 +193,3 @@ class LimitRules(Contract):
             )
             or {}
         )
-
-
-def extreme_items(subject: Subject, modality: str) -> list[Any]:
-    """Items of all sizes that people might give."""
-    if modality == "image":
-        return [make_picture(*size, seed) for seed, size in enumerate(EXTREMES)]
-    if modality == "video":
-        clips = [make_clip(3, *size, seed) for seed, size in enumerate(EXTREMES)]
-        return [*clips, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
-    rate = subject.sampling_rate
-    return [make_sound(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]

@@ -6,9 +6,8 @@ from typing import Any
 
 from corellm.errors import MediaError
 from corellm.testing.contract.base import Contract
-from corellm.testing.contract.limits import extreme_items
 from corellm.testing.items import forms_of, make_clip, make_picture, make_sound, odd_pictures, turned_picture
-from corellm.testing.subject import Subject, describe, same_data
+from corellm.testing.subject import Subject, describe, extreme_items, same_data
 
 
 class MediaRules(Contract):
@@ -63,7 +62,8 @@ class MediaRules(Contract):
         if "audio" not in subject.modalities:
             return
         rate = subject.sampling_rate
-        (usual,) = subject.features("audio", make_sound(rate, rate, 3))
+        with self.expecting("a sound is processed"):
+            (usual,) = subject.features("audio", make_sound(rate, rate, 3))
         for other in (rate // 2, 2 * rate):
             with self.expecting(f"a sound of {other} samples per second is processed", hook="get_data_parser"):
                 (feature,) = subject.features("audio", (make_sound(other, other, 3), other))

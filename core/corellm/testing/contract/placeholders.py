@@ -55,7 +55,8 @@ class PlaceholderRules(Contract):
         """More placeholders than items, or a placeholder's token without an item: refused, and the engine serves on."""
         for modality in subject.modalities:
             item = subject.item(modality, 0)
-            surplus = subject.placeholder(modality) or subject.embedding_token(modality)
+            with self.expecting("an item is processed"):
+                surplus = subject.placeholder(modality) or subject.embedding_token(modality)
             for text, media in ((surplus, {}), (subject.placeholder(modality) + "or" + surplus, {modality: [item]})):
                 with (
                     self._serves_on(subject),
@@ -73,7 +74,10 @@ class PlaceholderRules(Contract):
         """What a Hugging Face processor has expanded already is refused, not expanded again; the engine serves on."""
         for modality in subject.modalities:
             media = {modality: [subject.item(modality, 0)]}
-            expanded = subject.process(subject.prompt([(modality, media[modality][0]), "What?"])[0], media).token_ids
+            with self.expecting("an item is processed"):
+                expanded = subject.process(
+                    subject.prompt([(modality, media[modality][0]), "What?"])[0], media
+                ).token_ids
             prompt = {"prompt_token_ids": expanded, "multi_modal_data": media}
             with (
                 self._serves_on(subject),

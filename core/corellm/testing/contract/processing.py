@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.errors import ProcessorKwargsError
+from corellm.llm import LLM
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.fields import TEXT_TENSORS, MultiModalKwargsItem, group_joinable, join_items, split_items
 from corellm.testing.contract.base import Contract
-from corellm.testing.subject import Part, Subject, describe
+from corellm.testing.subject import Part, Subject, describe, extreme_items
 
 FEW = settings(
     max_examples=12,
@@ -27,7 +28,10 @@ FEW = settings(
 )
 """The same examples every time: a contract is kept or broken, whoever runs it."""
 
-WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<|", exclude_categories=["Cs", "Cc"]), max_size=12)
+WORDS = st.text(
+    st.characters(codec="utf-8", exclude_characters="<|", exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t"),
+    max_size=12,
+)
 """Text in which no family's special tokens are."""
 
 
@@ -64,6 +68,43 @@ class ProcessingRules(Contract):
             with self.expecting(f"{_told(parts)} is processed"):
                 got = subject.process(prompt, media)
             self._same_as_reference(subject, parts, got, want, {})
+
+    def test_items_of_any_size_equal_the_hf_processor(self, subject: Subject) -> None:
+        """Very small, large and long items become the processor's tensors, too, as far as both take them."""
+        for modality in subject.modalities:
+            compared = 0
+            for item in extreme_items(subject, modality):
+                parts: list[Part] = ["What?", (modality, item)]
+                if not self.taken(subject, modality, item, describe(item)):
+                    continue
+                text, media = subject.prompt(parts)
+                try:
+                    want = subject.reference.process(text, media, {})
+                except Exception:  # it does not take them: there is nothing to compare with
+                    continue
+                with self.expecting(f"{_told(parts)} is processed"):
+                    got = subject.process(text, media)
+                self._same_as_reference(subject, parts, got, want, {})
+                compared += 1
+            self.require(
+                compared >= 3,
+                "call_hf_processor",
+                expected=f"most sizes of {modality}s taken, by the reference, too",
+                got=f"{compared} of {len(extreme_items(subject, modality))}",
+                fix="refuse only what the processor cannot take",
+            )
+
+    def test_operators_arguments_hold_for_every_request(self, subject: Subject) -> None:
+        """Arguments given when the model is loaded are every request's, as if it had brought them."""
+        for kwargs in self.arguments(subject):
+            with (
+                self.expecting(f"a model loads with {dict(kwargs)}"),
+                LLM(str(subject.checkpoint), dtype="float32", mm_processor_kwargs=dict(kwargs)) as llm,
+            ):
+                for modality in subject.modalities:
+                    parts: list[Part] = ["What?", (modality, subject.item(modality, 3))]
+                    got = subject.process(*subject.prompt(parts), inputs=llm.engine.input_processor)
+                    self._same_as_reference(subject, parts, got, self._reference(subject, parts, kwargs), kwargs)
 
     def test_processor_arguments_mean_what_they_mean(self, subject: Subject) -> None:
         """A request's `mm_processor_kwargs` change tokens and tensors as they change the Hugging Face processor's.
@@ -136,7 +177,8 @@ class ProcessingRules(Contract):
                     fix="give updates that take the items in order",
                 )
                 for feature, item in zip(features, given_items, strict=True):
-                    (alone,) = subject.process(*subject.prompt([(modality, item), "?"]), inputs=inputs).features
+                    with self.expecting(f"{describe(item)} is processed alone"):
+                        (alone,) = subject.process(*subject.prompt([(modality, item), "?"]), inputs=inputs).features
                     same = dict(alone.data) == dict(feature.data)
                     place, mask = feature.placeholder, alone.placeholder
                     self.require(
@@ -174,7 +216,8 @@ class ProcessingRules(Contract):
     def test_fields_divide_and_join(self, subject: Subject) -> None:
         """Items joined into an encoder batch divide into the same items again."""
         for modality in subject.modalities:
-            features = [subject.features(modality, subject.item(modality, seed))[0] for seed in (0, 1, 2, 3, 0)]
+            with self.expecting("items are processed"):
+                features = [subject.features(modality, subject.item(modality, seed))[0] for seed in (0, 1, 2, 3, 0)]
             for group in group_joinable([feature.data for feature in features]):
                 items = [features[i].data for i in group]
                 joined = join_items(items)
@@ -223,9 +266,10 @@ class ProcessingRules(Contract):
         """Requests processed by two threads at a time become what they become one after another."""
         inputs = subject.fresh(mm_processor_cache_gb=0)
         requests = [
-            subject.prompt([(modality, subject.item(modality, seed)), "What?"])
-            for seed in range(8)
+            (*subject.prompt([(modality, subject.item(modality, seed)), "What?"]), kwargs)
+            for seed in range(4)
             for modality in subject.modalities
+            for kwargs in ({}, *self.arguments(subject))
         ]
         with self.expecting("requests are processed, by two threads too"):
             one = [subject.process(*request, inputs=inputs) for request in requests]
