@@ -188,14 +188,26 @@ class EmbeddingCountError(RequestFailedError):
 
 
 def raised_at(error: BaseException) -> str:
-    """Where an error came from, `file.py:line`: what a plugin's author looks for first."""
+    """Where an error came from, `package/file.py:line`: what a plugin's author looks for first.
+
+    That is the innermost place in somebody's plugin, and where none is on the way the innermost of all.
+    """
+    places: list[tuple[str, int]] = []
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    if trace is None:
+    if not places:
         return "?"
-    path = trace.tb_frame.f_code.co_filename
-    return f"{path.rpartition('/')[2]}:{trace.tb_lineno}"
+    plugins = [
+        place for place in places if _OF_LIBRARIES.isdisjoint(place[0].split("/")[:-1]) or "/corellm_" in place[0]
+    ]
+    path, line = (plugins or places)[-1]
+    return f"{'/'.join(path.split('/')[-2:])}:{line}"
+
+
+_OF_LIBRARIES = frozenset({"corellm", "lib", "lib64", "site-packages"})
+"""Folders of code that is not a plugin's."""
 
 
 class EngineDeadError(CorellmError):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from corellm.errors import EmbeddingCountError
+from corellm.errors import ContractError, EmbeddingCountError, raised_at
 from corellm.multimodal import MultiModalFeature, MultiModalFieldConfig, PlaceholderRange
 from corellm.multimodal.fields import split_items
 from corellm.worker.encoder_runner import EncoderRunner
@@ -47,3 +48,39 @@ def test_another_width(width: int, made: int) -> None:
         EmbeddingCountError, match=rf"embeddings of width {width}, .* gave a tensor of shape \(3, {made}\)"
     ):
         runner(width, made).check([feature(0, 3)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, r"returned NoneType None \(a forgotten return\?\); it must return a tensor \[items, tokens, width\]"),
+        ((row for row in ()), "returned generator"),
+        ([np.zeros((3, 8), np.float32)], "returned list"),
+        ({"image": torch.zeros(1, 3, 8)}, "returned dict"),
+    ],
+    ids=["nothing", "generator", "arrays", "mapping"],
+)
+def test_answers_of_a_wrong_kind(answer: Any, words: str) -> None:
+    """Are named as such, with what is asked for."""
+    hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: answer)
+    with pytest.raises(ContractError, match=words):
+        EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu")).check([feature(0, 3)])
+
+
+def test_all_rows_in_one_tensor() -> None:
+    """Rows of several items that are not divided: the error has the shapes and says how to divide them."""
+    hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: [torch.zeros(8, 8)])
+    encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"))
+    with pytest.raises(EmbeddingCountError, match=r"gave 1: \[8, 8\]; divide rows .* \(torch\.split\)"):
+        encoders._embed([feature(0, 4), feature(1, 4)])
+
+
+def test_where_an_error_came_from() -> None:
+    """In a plugin if one is on the way, however deep in a library it was raised."""
+    namespace: dict[str, Any] = {}
+    exec(compile("def hook():\n    return [].pop()\n", "/somewhere/corellm_toy/__init__.py", "exec"), namespace)
+    library = "import json\n\ndef load(call):\n    return call()\n"
+    exec(compile(library, "/env/lib/python3.11/site-packages/heavy/load.py", "exec"), namespace)
+    with pytest.raises(IndexError) as raised:
+        namespace["load"](lambda: namespace["load"](namespace["hook"]))
+    assert raised_at(raised.value) == "corellm_toy/__init__.py:2"

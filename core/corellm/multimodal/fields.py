@@ -186,6 +186,8 @@ def split_items(
         if value is None:
             continue
         how = config.get(name)
+        if how is not None and not isinstance(how, MultiModalFieldConfig):
+            raise _contract(f"{name!r} must have a MultiModalFieldConfig, or None if it is not needed, got {how!r:.60}")
         if how is not None:
             column = [MultiModalFieldElem(how.field, data) for data in _split(name, value, how)]
             columns.setdefault(how.field.modality, {})[name] = column

@@ -105,6 +105,13 @@ class MultiModalProcessor:
     def _resolve_limits(self) -> dict[str, int | None]:
         """The model's limits, lowered by the operator's."""
         limits: dict[str, int | None] = dict(ask(self.hooks, "get_supported_mm_limits"))
+        readable = self._parser.modality_parsers()
+        for modality in limits:
+            if modality not in readable:
+                raise ContractError(
+                    f"get_supported_mm_limits names {modality!r}, which get_data_parser's parser does not read; it "
+                    f"reads {', '.join(readable)}"
+                )
         for modality, wanted in self.config.limit_mm_per_prompt.items():
             if modality not in limits:
                 if wanted:

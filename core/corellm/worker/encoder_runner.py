@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corellm.errors import CorellmError, EmbeddingCountError, EncoderError, raised_at
+from corellm.errors import ContractError, CorellmError, EmbeddingCountError, EncoderError, raised_at
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.defaults import floating_to
@@ -115,11 +115,20 @@ class EncoderRunner:
             modality=features[0].modality,
             mm_kwargs={name: floating_to(data, self._dtype, self._device) for name, data in joined.items()},
         )
-        if len(outputs) != len(features):
-            raise EmbeddingCountError(
-                f"get_multimodal_embeddings gave {len(outputs)} embeddings for {len(features)} {features[0].modality}s"
+        rows = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else None
+        if rows is None or not all(isinstance(part, Tensor) for part in rows):
+            forgotten = " (a forgotten return?)" if outputs is None else ""
+            raise ContractError(
+                f"get_multimodal_embeddings returned {type(outputs).__name__} {outputs!r:.60}{forgotten}; it must "
+                f"return a tensor [items, tokens, width], or a list of one tensor [tokens, width] per item"
             )
-        return list(outputs)
+        if len(rows) != len(features):
+            shapes = ", ".join(str(list(part.shape)) for part in rows[:4]) + (", ..." if len(rows) > 4 else "")
+            raise EmbeddingCountError(
+                f"get_multimodal_embeddings must give one entry for each of {len(features)} {features[0].modality} "
+                f"items, and gave {len(rows)}: {shapes}; divide rows by the items' own counts (torch.split)"
+            )
+        return rows
 
     def _store(self, features: Sequence[MultiModalFeature], outputs: Sequence[Tensor]) -> None:
         for feature, output in zip(features, outputs, strict=True):

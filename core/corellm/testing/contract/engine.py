@@ -85,6 +85,13 @@ class EngineRules(GreedyRules):
             with self.expecting("items are processed"):
                 features = [subject.process(text, {modality: given}).features[0] for given in (item, other)]
             self.require(
+                features[0].identifier != features[1].identifier,
+                "get_data_parser",
+                expected=f"a {modality} and another one of the same size have different identifiers",
+                got="the same",
+                fix="let the parser keep all content that the processor sees",
+            )
+            self.require(
                 not same_data(features[0].data, features[1].data),
                 "call_hf_processor",
                 expected=f"a {modality} and another one of the same size become different tensors",
