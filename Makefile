@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test docs docs-serve lint bench wheels-test check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test mutants docs docs-serve lint bench wheels-test check clean
 
 help:            ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -42,6 +42,9 @@ browser-test: setup ## what `corellm inspect --html` writes, in headless Chromiu
 	.ci/install-chromium
 	$(BIN)/python -m pytest tests/inspection -m browser
 
+mutants: setup   ## which rules of the contract catch which broken adapter (about half an hour)
+	$(BIN)/python -m tests.mutants.survey
+
 lint: setup      ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,7 +64,7 @@ bench: setup     ## benchmarks, as ratios within one run
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
 	$(BIN)/python -m tests.wheels.check_wheels
 
-check: lint docs test wheels-test ## what continuous integration runs
+check: lint docs wheels-test test browser-test ## what continuous integration runs
 
 clean:           ## remove the virtual environment and build leftovers
 	rm -rf $(VENV) dist build site

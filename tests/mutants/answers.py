@@ -170,25 +170,25 @@ MUTANTS = (
         "        return rows\n",
     ),
     LLAVA.given(
-        "a token on its own is embedded otherwise",
+        "embeddings of text are centred in each step",
         "test_preemption[8-recompute]",
         "get_input_embeddings",
         """
         @hookimpl
         def get_input_embeddings(self, model, input_ids):
             embeddings = model.get_input_embeddings()(input_ids)
-            return 2 * embeddings if len(input_ids) == 1 else embeddings
+            return embeddings - embeddings.mean(0)
         """,
     ),
     LLAVA.given(
-        "embeddings of text are centred in each step",
+        "many tokens are embedded otherwise than few",
         "test_whole_prompts[0.5]",
         "get_input_embeddings",
         """
         @hookimpl
         def get_input_embeddings(self, model, input_ids):
             embeddings = model.get_input_embeddings()(input_ids)
-            return embeddings - embeddings.mean(0)
+            return 2 * embeddings if len(input_ids) > 64 else embeddings
         """,
     ),
 )

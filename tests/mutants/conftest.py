@@ -16,7 +16,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("mutants: the mistake, the rule that caught it, and what it said")
     for family, wrong, rule, hook, expected, got in rows:
         terminalreporter.line(f"{family:<11} {wrong:<58} {rule}")
-        terminalreporter.line(f"{'':<11} {_short(f'{hook}: expected {expected}', _WIDTH)}; {_short(f'got {got}', _WIDTH)}")
+        terminalreporter.line(
+            f"{'':<11} {_short(f'{hook}: expected {expected}', _WIDTH)}; {_short(f'got {got}', _WIDTH)}"
+        )
     rules = {rule.partition("[")[0] for _, _, rule, *_ in rows}
     terminalreporter.line(f"{len(rows)} mutants, all caught, by {len(rules)} rules")
 

@@ -34,6 +34,13 @@ MUTANTS = (
         new="        import torch\n\n        return [torch.cat(features)]\n",
     ),
     LLAVA.edited(
+        "a single item comes without its dimension",
+        "test_it_loads",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        return features if len(features) > 1 else features[0]\n",
+    ),
+    LLAVA.edited(
         "noise is left in the encoder",
         "test_encoder_batches_equal_single_items",
         "get_multimodal_embeddings",
@@ -151,6 +158,13 @@ MUTANTS = (
         "get_prompt_updates",
         old='        return "they do not say how long the picture\'s rows are"\n',
         new="        return None\n",
+    ),
+    FUYU.edited(
+        "embeddings are refused without a reason",
+        "test_precomputed_embeddings",
+        "refuse_embeddings",
+        old='        return "they do not say how long the picture\'s rows are"\n',
+        new="        return True\n",
     ),
     LLAVA.given(
         "embeddings of any width are taken",

@@ -39,6 +39,10 @@ class Verdict:
     not_run: dict[str, str] = field(default_factory=dict)
     """Why rules were not run: the model does not load, or the reference does not answer."""
 
+    def broken(self, rule: str) -> ContractBroken | None:
+        """How a rule is broken; one without parameters, by the first that breaks it."""
+        return next((broken for name, broken in self.caught.items() if rule in (name, name.partition("[")[0])), None)
+
     def __str__(self) -> str:
         """For a test that fails."""
         lines = [f"kept: {', '.join(self.passed) or 'none'}"]

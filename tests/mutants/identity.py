@@ -64,6 +64,31 @@ MUTANTS = (
             return {"pixel_values": outputs["pixel_values"] + hash("pixel_values") % 7}
         """,
     ),
+    LLAVA.given(
+        "tensors are remembered by a picture's size",
+        "test_different_items_share_no_blocks",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self, mm_data):
+            outputs = yield
+            return self.__dict__.setdefault("known", {}).setdefault(mm_data["image"][0].size, outputs)
+        """,
+    ),
+    LLAVA.edited(
+        "the model is kept in the class",
+        "test_models_are_kept_apart",
+        "get_multimodal_embeddings",
+        old="        features: Sequence[Tensor] = model",
+        new='        Llava.model = model = getattr(Llava, "model", model)\n        features: Sequence[Tensor] = model',
+    ),
+    LLAVA.edited(
+        "rows of every picture are kept",
+        "test_nothing_is_kept",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new='        self.__dict__.setdefault("rows", []).append(features)\n        return features\n',
+    ),
     FUYU.edited(
         "random numbers are seeded for all",
         "test_the_process_is_left_alone",

@@ -1,11 +1,11 @@
-"""Mistakes in what an adapter takes: kinds, numbers and sizes of items, and the odd forms they come in."""
+"""Mistakes in what an adapter takes: kinds, numbers and sizes of items."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2
 
 MUTANTS = (
-    # --- kinds and numbers ------------------------------------------------------------------------------------------
+    # --- kinds and numbers --------------------------------------------------------------------------------------------
     BLIP2.edited(
         "clips are said to be taken",
         "test_it_loads",
@@ -76,7 +76,14 @@ MUTANTS = (
         old='dummy_images(mm_counts.get("image", 0), ',
         new="dummy_images(1, ",
     ),
-    # --- sizes ------------------------------------------------------------------------------------------------------
+    LLAVA.edited(
+        "a modality by another name",
+        "test_it_loads",
+        ("get_supported_mm_limits", "get_dummy_mm_data"),
+        old='        return {"image": None}',
+        new='        return {"images": None}',
+    ),
+    # --- sizes --------------------------------------------------------------------------------------------------------
     FUYU.edited(
         "the dummy is not the largest picture",
         "test_no_item_exceeds_the_stated_maximum",
@@ -112,6 +119,29 @@ MUTANTS = (
         "        least + 15 * (isqrt(least * groups) + 1) + groups,\n",
         new="        least,\n",
     ),
+    QWEN2.edited(
+        "dummies forget that a sequence may be short",
+        "test_a_short_context",
+        "get_dummy_mm_data",
+        old="tokens = max(1, seq_len - 32)",
+        new="tokens = seq_len - 32",
+    ),
+    LLAVA.given(
+        "the operator's bounds do not count",
+        "test_the_operators_bounds_hold",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    return value.convert("RGB") if hasattr(value, "mode") else super().load_image(value)
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
     AUDIO.edited(
         "a sound that is too long is no request's error",
         "test_no_item_exceeds_the_stated_maximum",
@@ -125,100 +155,5 @@ MUTANTS = (
         ("call_hf_processor", "get_prompt_updates"),
         old="        if not _lengths(-(-num_samples // extractor.hop_length))[1]:",
         new="        if False:",
-    ),
-    # --- forms ------------------------------------------------------------------------------------------------------
-    FUYU.given(
-        "pictures keep their modes",
-        "test_odd_pictures",
-        ("get_data_parser", "get_multimodal_embeddings"),
-        """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    return value if hasattr(value, "mode") else super().load_image(value)
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
-        """,
-    ),
-    LLAVA.given(
-        "EXIF orientation is lost",
-        "test_turned_pictures_stand_upright",
-        "get_data_parser",
-        """
-        @hookimpl
-        def get_data_parser(self):
-            from io import BytesIO
-
-            from PIL import Image
-
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    return Image.open(BytesIO(value)).convert("RGB") if isinstance(value, bytes) else super().load_image(value)
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
-        """,
-    ),
-    LLAVA.given(
-        "a broken file becomes a black picture",
-        "test_broken_media_are_refused",
-        "get_data_parser",
-        """
-        @hookimpl
-        def get_data_parser(self):
-            from PIL import Image
-
-            from corellm.errors import MediaError
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    try:
-                        return super().load_image(value)
-                    except MediaError:
-                        return Image.new("RGB", (56, 56))
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
-        """,
-    ),
-    QWEN2.of("video_processor.py").edited(
-        "a clip of a single frame has no pair",
-        "test_short_clips_and_sounds",
-        "call_hf_processor",
-        old="    seconds += seconds[-1:] * (-len(seconds) % step)\n",
-        new="",
-    ),
-    AUDIO.given(
-        "sounds are taken to be at another rate",
-        "test_every_form_of_an_item_is_the_same",
-        "get_data_parser",
-        """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            return DataParser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=8000)
-        """,
-    ),
-    AUDIO.given(
-        "rates of sounds are ignored",
-        "test_sounds_of_any_rate_last_as_long",
-        "get_data_parser",
-        """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_audio(self, value):
-                    return super().load_audio(value[0] if isinstance(value, tuple) else value)
-
-            rate = self.context.hf_processor.feature_extractor.sampling_rate
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=rate)
-        """,
     ),
 )

@@ -14,7 +14,7 @@ class Mutant:
     wrong: str
     """What is wrong, in a phrase."""
     rule: str
-    """The rule that catches it, with its parameters in brackets where it has any."""
+    """The rule that catches it, with its parameters in brackets where some of them do."""
     hook: str | tuple[str, ...]
     """What the rule's message has to name; several where each would be fair."""
     contract: str

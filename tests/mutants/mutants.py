@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from tests.mutants import answers, embeddings, identity, limits, packaging, placeholders, processing
+from tests.mutants import (
+    answers,
+    conversations,
+    embeddings,
+    identity,
+    limits,
+    media,
+    packaging,
+    placeholders,
+    requests,
+    tensors,
+    tokens,
+)
 
 MUTANTS = (
     *packaging.MUTANTS,
-    *processing.MUTANTS,
+    *tokens.MUTANTS,
+    *tensors.MUTANTS,
+    *requests.MUTANTS,
     *limits.MUTANTS,
+    *media.MUTANTS,
     *placeholders.MUTANTS,
+    *conversations.MUTANTS,
     *embeddings.MUTANTS,
     *identity.MUTANTS,
     *answers.MUTANTS,

@@ -59,7 +59,8 @@ MUTANTS = (
         "test_the_contract_version_is_checked",
         "get_dummy_mm_data",
         old="def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:",
-        new="def get_dummy_mm_data(self, mm_count: Mapping[str, int]) -> Mapping[str, Any]:\n        mm_counts = mm_count",
+        new="def get_dummy_mm_data(self, mm_count: Mapping[str, int]) -> Mapping[str, Any]:\n"
+        "        mm_counts = mm_count",
     ),
     LLAVA.edited(
         "a misspelt hook",
@@ -67,6 +68,20 @@ MUTANTS = (
         "get_placeholder_str",
         old="def get_placeholder_str(",
         new="def get_placeholder_string(",
+    ),
+    QWEN_VL.edited(
+        "a static hook is a plain method",
+        "test_the_contract_version_is_checked",
+        "register_config",
+        old="    @staticmethod\n    @hookimpl\n    def register_config()",
+        new="    @hookimpl\n    def register_config(self)",
+    ),
+    LLAVA.edited(
+        "a forgotten return",
+        "test_it_loads",
+        "get_mm_fields_config",
+        old='        return {"pixel_values": MultiModalFieldConfig.batched("image")}',
+        new='        {"pixel_values": MultiModalFieldConfig.batched("image")}',
     ),
     LLAVA.edited(
         "the adapter wants an argument more",
@@ -129,5 +144,12 @@ MUTANTS = (
         "load_model",
         old="    return model.to(load_config.device).eval()\n",
         new="    return model.to(load_config.device).train()\n",
+    ),
+    QWEN_VL.edited(
+        "answers do not stop where a turn ends",
+        "test_the_end_of_a_turn_ends_an_answer",
+        "load_model",
+        old="        model.generation_config.eos_token_id = self.context.tokenizer.convert_tokens_to_ids(stops)\n",
+        new="",
     ),
 )

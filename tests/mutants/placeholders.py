@@ -1,11 +1,11 @@
-"""Mistakes in placing items: placeholders, positions, conversations."""
+"""Mistakes in placing items: placeholders and positions."""
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN3, QWEN_VL
+from tests.mutants.mutant import BLIP2, FUYU, LLAVA, QWEN2, QWEN3
 
 MUTANTS = (
-    # --- placeholders -----------------------------------------------------------------------------------------------
+    # --- placeholders -------------------------------------------------------------------------------------------------
     LLAVA.edited(
         "one token too few for a picture",
         "test_it_loads",
@@ -73,7 +73,23 @@ MUTANTS = (
         old='getattr(self.context.hf_config, f"{modality}_token_id")',
         new="self.context.hf_config.image_token_id",
     ),
-    # --- positions --------------------------------------------------------------------------------------------------
+    FUYU.edited(
+        "the first tokens take embeddings, whichever they are",
+        "test_masks_follow_token_ids",
+        "get_prompt_updates",
+        old="PromptUpdateDetails.select_token_id([*row * rows, begin_text], processor.image_token_id)",
+        new="PromptUpdateDetails(\n"
+        "                [*row * rows, begin_text], [True] * (rows * columns) + [False] * (rows + 1)\n"
+        "            )",
+    ),
+    LLAVA.edited(
+        "placeholders of another modality",
+        "test_it_loads",
+        "get_prompt_updates",
+        old='PromptReplacement("image", target',
+        new='PromptReplacement("images", target',
+    ),
+    # --- positions ----------------------------------------------------------------------------------------------------
     QWEN2.edited(
         "what is generated comes one position late",
         "test_positions",
@@ -96,87 +112,5 @@ MUTANTS = (
         "get_rope_positions",
         old="        return positions[:, 0], int(offset)",
         new="        return positions, int(offset)",
-    ),
-    # --- conversations ----------------------------------------------------------------------------------------------
-    LLAVA.edited(
-        "chats have another placeholder",
-        "test_the_chat_placeholder_is_the_updates_target",
-        "get_placeholder_str",
-        old='return f"{self.context.hf_processor.image_token}\\n"',
-        new='return "<img>\\n"',
-    ),
-    LLAVA.edited(
-        "sounds have a placeholder, too",
-        "test_the_chat_placeholder_is_the_updates_target",
-        "get_placeholder_str",
-        old=' if modality == "image" else None',
-        new="",
-    ),
-    FUYU.edited(
-        "the picture's own token is written into chats",
-        "test_the_chat_placeholder_is_the_updates_target",
-        "get_placeholder_str",
-        old='return "" if modality == "image"',
-        new='return "|SPEAKER|" if modality == "image"',
-    ),
-    AUDIO.edited(
-        "sounds have no place in chats",
-        "test_the_chat_placeholder_is_the_updates_target",
-        "get_placeholder_str",
-        old='if modality == "audio" else None',
-        new='if modality == "sound" else None',
-    ),
-    FUYU.edited(
-        "conversations lose their media",
-        "test_conversations_keep_their_items_in_order[none]",
-        "make_context",
-        old="        return ChatPrompt(prompt, media)",
-        new="        return ChatPrompt(prompt)",
-    ),
-    BLIP2.edited(
-        "conversations lose their media",
-        "test_conversations_keep_their_items_in_order[none]",
-        "make_context",
-        old='ChatPrompt(" ".join(turns), collect_media(messages))',
-        new='ChatPrompt(" ".join(turns))',
-    ),
-    QWEN_VL.of("original/chat.py").edited(
-        "the last turn's pictures come first",
-        "test_conversations_keep_their_items_in_order[the checkpoint's]",
-        "make_context",
-        old='{"image": [p for part in parts for p in part.pictures]}',
-        new='{"image": [p for part in reversed(parts) for p in part.pictures]}',
-    ),
-    QWEN_VL.of("original/chat.py").edited(
-        "a role that the family does not have is a KeyError",
-        "test_every_role_is_taken_or_refused[the checkpoint's]",
-        "make_context",
-        old='role = _ROLES.get(message["role"])',
-        new='role = _ROLES[message["role"]]',
-    ),
-    AUDIO.given(
-        "what people type is unguarded",
-        "test_text_in_a_conversation_places_nothing[none]",
-        "make_context",
-        """
-        @hookimpl
-        def make_context(self, messages):
-            from corellm.hookspecs import ChatPrompt
-            from corellm.multimodal import collect_media
-            from corellm.multimodal.chat import GUARD
-
-            text = ""
-            for message in messages:
-                for part in message["content"]:
-                    text += part["text"].replace(GUARD, "") if "text" in part else "<|AUDIO|>"
-            return ChatPrompt(text, collect_media(messages))
-        """,
-    ),
-    BLIP2.edited(
-        "what people type is read for pictures",
-        "test_text_in_a_conversation_places_nothing[none]",
-        "make_context",
-        old="            if text:\n",
-        new='            text = text.replace("\\ue0c0", "")\n            if text:\n',
     ),
 )

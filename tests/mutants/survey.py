@@ -1,4 +1,4 @@
-"""Runs the whole contract on every mutant, and prints the rules that catch each: `python -m tests.mutants.survey [WORD ...]`.
+"""Runs the whole contract on every mutant and prints which rules catch it: `python -m tests.mutants.survey [WORD ...]`.
 
 Words choose mutants by what is wrong with them. It takes some ten seconds for each.
 """
@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
                 verdict = examine(mutant.contract, (), Path(where), mutant)
             print(_told(mutant, verdict), flush=True)
             catches.update({rule.partition("[")[0] for rule in verdict.caught})
-            unclear += mutant.rule not in verdict.caught or bool(verdict.crashed)
+            unclear += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
     print(f"\n{len(chosen)} mutants; of each rule, how many it caught:")
     for rule in rules_of(AdapterContract):
         print(f"  {catches[rule]:4} {rule}")
@@ -47,9 +47,11 @@ def main(words: Sequence[str]) -> int:
 
 def _told(mutant: Mutant, verdict: Verdict) -> str:
     lines = [f"{mutant.family}: {mutant.wrong}: {len(verdict.caught)} rules, {len(verdict.not_run)} not run"]
-    lines += [f"  {'>' if rule == mutant.rule else ' '} {rule}: {broken.hook}" for rule, broken in verdict.caught.items()]
+    lines += [
+        f"  {'>' if rule == mutant.rule else ' '} {rule}: {broken.hook}" for rule, broken in verdict.caught.items()
+    ]
     lines += [f"  ! {rule}: {trace.strip().splitlines()[-1]}" for rule, trace in verdict.crashed.items()]
-    if mutant.rule not in verdict.caught:
+    if verdict.broken(mutant.rule) is None:
         lines.append(f"  ! {mutant.rule} did not catch it")
     return "\n".join(lines)
 

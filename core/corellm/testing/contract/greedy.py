@@ -124,7 +124,7 @@ class GreedyRules(Contract):
         __tracebackhide__ = True
         self.require(
             output.prompt_token_ids == want.prompt_token_ids,
-            "get_prompt_updates",
+            "get_prompt_updates" if with_items else "apply_hf_processor_tokens_only",
             expected=f"for {what}: {want.prompt_token_ids}",
             got=output.prompt_token_ids,
             fix="expand the prompt as the Hugging Face processor does",

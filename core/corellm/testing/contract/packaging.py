@@ -121,7 +121,7 @@ class PackagingRules(Contract):
         )
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    def test_half_precision(self, subject: Subject, dtype: str) -> None:
+    def test_half_precision(self, subject: Subject, dtype: str, tmp_path: Path) -> None:
         """In half precision the weights are of that type, and answers begin as in full precision, but for rounding.
 
         Loading in it changes nothing for others in the process, and leaves no file behind.
@@ -129,7 +129,7 @@ class PackagingRules(Contract):
         import torch
 
         half = getattr(torch, dtype)
-        before = torch.get_default_dtype(), _files(subject.checkpoint)
+        before = torch.get_default_dtype(), _files(self.make_checkpoint(tmp_path / "never loaded"))
         requests = [subject.prompt([(modality, subject.item(modality, 0)), "What?"]) for modality in subject.modalities]
         prompts = [{"prompt": text, "multi_modal_data": media} for text, media in requests]
         fix = "load in load_config.dtype, and make tensors of your own like those that the hook is given"

@@ -1,0 +1,96 @@
+"""Mistakes in conversations."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN_VL
+
+MUTANTS = (
+    LLAVA.edited(
+        "chats have another placeholder",
+        "test_the_chat_placeholder_is_the_updates_target",
+        "get_placeholder_str",
+        old='return f"{self.context.hf_processor.image_token}\\n"',
+        new='return "<img>\\n"',
+    ),
+    LLAVA.edited(
+        "sounds have a placeholder, too",
+        "test_the_chat_placeholder_is_the_updates_target",
+        "get_placeholder_str",
+        old=' if modality == "image" else None',
+        new="",
+    ),
+    FUYU.edited(
+        "the picture's own token is written into chats",
+        "test_the_chat_placeholder_is_the_updates_target",
+        "get_placeholder_str",
+        old='return "" if modality == "image"',
+        new='return "|SPEAKER|" if modality == "image"',
+    ),
+    AUDIO.edited(
+        "sounds have no place in chats",
+        "test_the_chat_placeholder_is_the_updates_target",
+        "get_placeholder_str",
+        old='if modality == "audio" else None',
+        new='if modality == "sound" else None',
+    ),
+    FUYU.edited(
+        "conversations lose their media",
+        "test_conversations_keep_their_items_in_order[none]",
+        "make_context",
+        old="        return ChatPrompt(prompt, media)",
+        new="        return ChatPrompt(prompt)",
+    ),
+    BLIP2.edited(
+        "conversations lose their media",
+        "test_conversations_keep_their_items_in_order[none]",
+        "make_context",
+        old='ChatPrompt(" ".join(turns), collect_media(messages))',
+        new='ChatPrompt(" ".join(turns))',
+    ),
+    QWEN_VL.of("original/chat.py").edited(
+        "the last turn's pictures come first",
+        "test_conversations_keep_their_items_in_order[the checkpoint's]",
+        "make_context",
+        old='{"image": [p for part in parts for p in part.pictures]}',
+        new='{"image": [p for part in reversed(parts) for p in part.pictures]}',
+    ),
+    BLIP2.edited(
+        "what the assistant said is left out",
+        "test_conversations_keep_their_items_in_order[none]",
+        "make_context",
+        old="            if text:\n",
+        new='            if text and message["role"] != "assistant":\n',
+    ),
+    QWEN_VL.of("original/chat.py").edited(
+        "a role that the family does not have is a KeyError",
+        "test_every_role_is_taken_or_refused[the checkpoint's]",
+        "make_context",
+        old='role = _ROLES.get(message["role"])',
+        new='role = _ROLES[message["role"]]',
+    ),
+    AUDIO.given(
+        "what people type is unguarded",
+        "test_text_in_a_conversation_places_nothing[none]",
+        "make_context",
+        """
+        @hookimpl
+        def make_context(self, messages):
+            from corellm.hookspecs import ChatPrompt
+            from corellm.multimodal import collect_media
+            from corellm.multimodal.chat import GUARD
+
+            text = ""
+            for message in messages:
+                for part in message["content"]:
+                    text += part["text"].replace(GUARD, "") if "text" in part else "<|AUDIO|>"
+            return ChatPrompt(text, collect_media(messages))
+        """,
+    ),
+    BLIP2.edited(
+        "what people type is read for pictures",
+        "test_text_in_a_conversation_places_nothing[none]",
+        "make_context",
+        old="            if text:\n",
+        new='            text = text.replace("\\ue0c0", "")\n            if text:\n',
+    ),
+)

@@ -1,0 +1,104 @@
+"""Mistakes with the odd forms in which people have media."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2
+
+MUTANTS = (
+    FUYU.given(
+        "pictures keep their modes",
+        "test_odd_pictures",
+        ("get_data_parser", "get_multimodal_embeddings"),
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    return value if hasattr(value, "mode") else super().load_image(value)
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    LLAVA.given(
+        "EXIF orientation is lost",
+        "test_turned_pictures_stand_upright",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from io import BytesIO
+
+            from PIL import Image
+
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    if not isinstance(value, bytes):
+                        return super().load_image(value)
+                    return Image.open(BytesIO(value)).convert("RGB")
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    LLAVA.given(
+        "a broken file becomes a black picture",
+        "test_broken_media_are_refused",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from PIL import Image
+
+            from corellm.errors import MediaError
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    try:
+                        return super().load_image(value)
+                    except MediaError:
+                        return Image.new("RGB", (56, 56))
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    QWEN2.of("video_processor.py").edited(
+        "a clip of a single frame has no pair",
+        "test_short_clips_and_sounds",
+        "call_hf_processor",
+        old="    seconds += seconds[-1:] * (-len(seconds) % step)\n",
+        new="",
+    ),
+    AUDIO.given(
+        "sounds are taken to be at another rate",
+        "test_every_form_of_an_item_is_the_same",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            return DataParser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=8000)
+        """,
+    ),
+    AUDIO.given(
+        "rates of sounds are ignored",
+        "test_sounds_of_any_rate_last_as_long",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_audio(self, value):
+                    return super().load_audio(value[0] if isinstance(value, tuple) else value)
+
+            rate = self.context.hf_processor.feature_extractor.sampling_rate
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=rate)
+        """,
+    ),
+)

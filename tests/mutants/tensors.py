@@ -1,0 +1,111 @@
+"""Mistakes in an item's tensors, and in how they divide into items."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2, QWEN_VL
+
+MUTANTS = (
+    LLAVA.given(
+        "pixels are normalised twice",
+        "test_text_and_media_equal_the_hf_processor",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            return {"pixel_values": (outputs["pixel_values"] - 0.45) / 0.27}
+        """,
+    ),
+    LLAVA.given(
+        "pixels are rounded to half precision",
+        "test_text_and_media_equal_the_hf_processor",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            return {"pixel_values": outputs["pixel_values"].half().float()}
+        """,
+    ),
+    LLAVA.given(
+        "every picture becomes the first one's tensors",
+        "test_text_and_media_equal_the_hf_processor",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            self.first = getattr(self, "first", None) or outputs
+            return self.first
+        """,
+    ),
+    QWEN_VL.of("original/processor.py").edited(
+        "mean and deviation are swapped",
+        "test_text_and_media_equal_the_hf_processor",
+        "call_hf_processor",
+        old="(pixels - _MEAN) / _STD",
+        new="(pixels - _STD) / _MEAN",
+    ),
+    QWEN_VL.of("original/processor.py").edited(
+        "a picture is cropped instead of squeezed",
+        "test_text_and_media_equal_the_hf_processor",
+        "call_hf_processor",
+        old='picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)',
+        new='picture.convert("RGB").crop((0, 0, *size))',
+    ),
+    QWEN_VL.of("original/processor.py").edited(
+        "large pictures are made small in two steps",
+        "test_items_of_any_size_equal_the_hf_processor",
+        "call_hf_processor",
+        old="        squeezed = picture",
+        new="        if max(picture.size) > 500:\n"
+        "            picture = picture.resize((500, 500))\n"
+        "        squeezed = picture",
+    ),
+    QWEN2.of("video_processor.py").edited(
+        "frames come in reverse order",
+        "test_text_and_media_equal_the_hf_processor",
+        "call_hf_processor",
+        old="for frame in video.read(indices))",
+        new="for frame in reversed(list(video.read(indices))))",
+    ),
+    AUDIO.edited(
+        "the mask of a sound is said not to be needed",
+        "test_it_loads",
+        ("get_prompt_updates", "get_mm_fields_config"),
+        old='"feature_attention_mask": batched}',
+        new='"feature_attention_mask": None}',
+    ),
+    FUYU.edited(
+        "a row of the picture is lost",
+        "test_text_and_media_equal_the_hf_processor",
+        ("call_hf_processor", "get_prompt_updates"),
+        old='        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])}',
+        new='        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])[:, : max(1, rows - 1)]}',
+    ),
+    LLAVA.given(
+        "a tensor that nobody divides",
+        "test_it_loads",
+        ("call_hf_processor", "get_mm_fields_config"),
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            return {**outputs, "image_sizes": outputs["pixel_values"].new_tensor([[56, 56]])}
+        """,
+    ),
+    LLAVA.edited(
+        "a picture's pixels are said to be shared",
+        "test_fields_divide_and_join",
+        "get_mm_fields_config",
+        old='MultiModalFieldConfig.batched("image")',
+        new='MultiModalFieldConfig.shared("image", 1)',
+    ),
+    QWEN2.edited(
+        "patches are divided by the first item's size",
+        "test_fields_divide_and_join",
+        "get_mm_fields_config",
+        old="hf_inputs[grids].prod(-1))",
+        new="[len(hf_inputs[pixels]) // len(hf_inputs[grids])] * len(hf_inputs[grids]))",
+    ),
+)

@@ -1,0 +1,101 @@
+"""Mistakes in the token ids of prompts."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import BLIP2, FUYU, LLAVA, QWEN3, QWEN_VL
+
+MUTANTS = (
+    LLAVA.given(
+        "BOS is cut off",
+        "test_text_alone_equals_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        """
+        @hookimpl
+        def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+            return [token for token in token_ids if token != self.context.tokenizer.bos_token_id]
+        """,
+    ),
+    LLAVA.given(
+        "BOS comes twice",
+        "test_text_alone_equals_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        """
+        @hookimpl
+        def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+            return [self.context.tokenizer.bos_token_id, *token_ids]
+        """,
+    ),
+    FUYU.edited(
+        "an answer begins after text alone, too",
+        "test_text_alone_equals_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        old="        if not mm_counts:\n            return token_ids\n",
+        new="",
+    ),
+    FUYU.edited(
+        "the answer's token is forgotten",
+        "test_text_and_media_equal_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        old="        return [*token_ids, answer[-1]] if token_ids else answer",
+        new="        return token_ids",
+    ),
+    FUYU.edited(
+        "the tokenizer's prefix stays beside a picture",
+        "test_text_and_media_equal_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        old="            token_ids = token_ids[len(prefix) :]\n",
+        new="            pass\n",
+    ),
+    FUYU.edited(
+        "the picture goes behind the prompt",
+        "test_text_and_media_equal_the_hf_processor",
+        "get_prompt_updates",
+        old="PromptIndexTargets.start(), block",
+        new="PromptIndexTargets.end(), block",
+    ),
+    FUYU.edited(
+        "rows and columns are swapped",
+        "test_text_and_media_equal_the_hf_processor",
+        "get_prompt_updates",
+        old="            rows, columns = out_mm_kwargs",
+        new="            columns, rows = out_mm_kwargs",
+    ),
+    FUYU.edited(
+        "nothing ends the picture",
+        "test_text_and_media_equal_the_hf_processor",
+        "get_prompt_updates",
+        old="[*row * rows, begin_text]",
+        new="row * rows",
+    ),
+    BLIP2.edited(
+        "the picture goes after BOS",
+        "test_text_and_media_equal_the_hf_processor",
+        "get_prompt_updates",
+        old="PromptIndexTargets.start(), insertion",
+        new="PromptIndexTargets.prefix([self.context.tokenizer.bos_token_id]), insertion),\n"
+        '            PromptInsertion("image", PromptIndexTargets.start(), insertion',
+    ),
+    LLAVA.edited(
+        "the newline after a picture is put into its placeholder",
+        "test_text_and_media_equal_the_hf_processor",
+        "get_prompt_updates",
+        old="            return [token] * count\n",
+        new="            from corellm.multimodal import PromptUpdateDetails\n\n"
+        '            newline = self.context.tokenizer("\\n", add_special_tokens=False)["input_ids"]\n'
+        "            return PromptUpdateDetails.select_token_id([token] * count + newline, token)\n",
+    ),
+    QWEN3.edited(
+        "time stamps are whole seconds",
+        "test_text_and_media_equal_the_hf_processor",
+        "get_prompt_updates",
+        old="{seconds:.1f} seconds",
+        new="{seconds:.0f} seconds",
+    ),
+    QWEN_VL.edited(
+        "paths between the tags stay",
+        "test_it_loads",
+        ("apply_hf_processor_tokens_only", "get_prompt_updates"),
+        old="        return collapsed\n",
+        new="        return token_ids\n",
+    ),
+)
