@@ -105,8 +105,8 @@ def test_stages_are_timed_and_the_second_pass_comes_from_the_cache(inspect: Insp
     report = inspect("qwen2_vl", "What?", "clip.mp4", "picture.png")
     stages = {stage.name: stage for stage in report.stages}
     assert list(stages) == [
-        "load", "dummy items", "read media", "hash", "decode", "prepare", "prepare again", "encode video 0", "encode image 0",
-        "first token",
+        "load", "dummy items", "read media", "hash", "decode", "prepare", "prepare again", "encode video 0",
+        "encode image 0", "first token",
     ]  # fmt: skip
     assert all(stage.seconds > 0 for stage in report.stages)
     assert stages["prepare again"].note == "2 of 2 from the cache"

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN2_5, QWEN3, QWEN_VL
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN2_5, QWEN3, QWEN_VL, Mutant
 
 _GREEDY = "test_greedy_equals_the_reference[8192-no-prefix-caching]"
+
+
+def _loading(wrong: str, mistake: str) -> Mutant:
+    """LLaVA that loads its model itself, with a mistake."""
+    return LLAVA.given(
+        wrong,
+        "test_half_precision[bfloat16]",
+        "load_model",
+        f"""
+        @hookimpl
+        def load_model(self, load_config):
+            import torch
+            import transformers
+
+            dtype = load_config.dtype
+            {mistake}
+            return transformers.LlavaForConditionalGeneration.from_pretrained(
+                load_config.model_path,
+                dtype=dtype,
+                attn_implementation={{"text_config": load_config.attn_implementation}},
+            ).eval()
+        """,
+    )
+
 
 MUTANTS = (
     # --- features ---------------------------------------------------------------------------------------------------
@@ -140,23 +164,9 @@ MUTANTS = (
             ).eval()
         """,
     ),
-    LLAVA.given(
-        "weights are loaded in float32, whatever is asked",
-        "test_half_precision",
-        "load_model",
-        """
-        @hookimpl
-        def load_model(self, load_config):
-            import torch
-            import transformers
-
-            return transformers.LlavaForConditionalGeneration.from_pretrained(
-                load_config.model_path,
-                dtype=torch.float32,
-                attn_implementation={"text_config": load_config.attn_implementation},
-            ).eval()
-        """,
-    ),
+    _loading("weights are loaded in float32, whatever is asked", "dtype = torch.float32"),
+    _loading("the dtype becomes all others', too", "torch.set_default_dtype(dtype)"),
+    _loading("a file is left in the checkpoint", '(load_config.model_path / "offload.json").write_text("{}")'),
     # --- what is remembered -----------------------------------------------------------------------------------------
     LLAVA.edited(
         "a picture is embedded once, and zeros after that",

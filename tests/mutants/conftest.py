@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-_WIDTH = 80
-
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Each mutant, the rule that caught it, and how its message begins."""
@@ -16,9 +14,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("mutants: the mistake, the rule that caught it, and what it said")
     for family, wrong, rule, hook, expected, got in rows:
         terminalreporter.line(f"{family:<11} {wrong:<58} {rule}")
-        terminalreporter.line(
-            f"{'':<11} {_short(f'{hook}: expected {expected}', _WIDTH)}; {_short(f'got {got}', _WIDTH)}"
-        )
+        said = f"{_short(hook, 40)}: expected {_short(expected, 70)}; got {_short(got, 70)}"
+        terminalreporter.line(f"{'':<11} {said}")
     rules = {rule.partition("[")[0] for _, _, rule, *_ in rows}
     terminalreporter.line(f"{len(rows)} mutants, all caught, by {len(rules)} rules")
 

@@ -34,6 +34,13 @@ MUTANTS = (
         new="        import torch\n\n        return [torch.cat(features)]\n",
     ),
     LLAVA.edited(
+        "pictures beyond the fourth of a batch are left out",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        return [rows * (i < 4) for i, rows in enumerate(features)]\n",
+    ),
+    LLAVA.edited(
         "a single item comes without its dimension",
         "test_it_loads",
         "get_multimodal_embeddings",
@@ -84,10 +91,17 @@ MUTANTS = (
     ),
     FUYU.edited(
         "patches are made float32",
-        "test_half_precision",
+        "test_half_precision[bfloat16]",
         "get_multimodal_embeddings",
         old="patches.flatten(0, 1)",
         new="patches.float().flatten(0, 1)",
+    ),
+    LLAVA.edited(
+        "nothing is seen in half precision",
+        "test_half_precision[bfloat16]",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        return [rows * (rows.element_size() == 4) for rows in features]\n",
     ),
     # --- merging ----------------------------------------------------------------------------------------------------
     LLAVA.given(
@@ -151,6 +165,13 @@ MUTANTS = (
         "get_prompt_updates",
         old='            count = mm_items["image"].num_embeddings(index)\n            if count is None:\n',
         new="            if True:\n",
+    ),
+    LLAVA.edited(
+        "all given embeddings are as long as the first",
+        "test_precomputed_embeddings",
+        "get_prompt_updates",
+        old='mm_items["image"].num_embeddings(index)',
+        new='mm_items["image"].num_embeddings(0)',
     ),
     FUYU.edited(
         "embeddings are not refused",

@@ -18,6 +18,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
+from PIL import Image
 
 from corellm.testing import ContractBroken
 from corellm_qwen_vl import hf_oracle
@@ -67,7 +69,7 @@ def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | N
     options += [f"-pno:{name}" for name in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")]
     options += [f"--config-file={os.devnull}", f"--rootdir={where}", f"--basetemp={where / 'temporary'}"]
     nodes = [f"{contract}::{rule}" for rule in rules] or [contract]
-    with _copied(contract.partition(".")[0], where, mutant):
+    with _settings_kept(), _copied(contract.partition(".")[0], where, mutant):
         status = pytest.main([*options, "--pyargs", *nodes], plugins=[_Collector(verdict)])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {status!r}; is {', '.join(rules)} a rule in {contract}?")
@@ -98,6 +100,17 @@ class _Collector:
 
 def _rule(report: pytest.TestReport) -> str:
     return report.nodeid.rpartition("::")[2]
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What some mutants change for all code of the process is undone."""
+    dtype, bound = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        Image.MAX_IMAGE_PIXELS = bound
 
 
 # --- the copy -------------------------------------------------------------------------------------------------------

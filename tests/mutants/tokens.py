@@ -25,6 +25,17 @@ MUTANTS = (
             return [self.context.tokenizer.bos_token_id, *token_ids]
         """,
     ),
+    LLAVA.given(
+        "newlines in prompts are dropped",
+        "test_greedy_equals_the_reference[8192-no-prefix-caching]",
+        "apply_hf_processor_tokens_only",
+        """
+        @hookimpl
+        def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+            newline = self.context.tokenizer.encode("\\n", add_special_tokens=False)
+            return [token for token in token_ids if token not in newline]
+        """,
+    ),
     FUYU.edited(
         "an answer begins after text alone, too",
         "test_text_alone_equals_the_hf_processor",
