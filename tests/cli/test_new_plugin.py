@@ -195,13 +195,13 @@ def test_a_broken_hook_is_named(copy: Write) -> None:
     done = contract_of(made, "-q", "-k", "test_greedy_equals_the_reference and 8192-prefix")
     assert done.returncode == 1
     lines = [line.removeprefix("E").strip() for line in done.stdout.splitlines()]
-    (verdict,) = [line for line in lines if line.endswith("breaks a rule of the contract")]
+    verdict, *_ = [line for line in lines if line.endswith("breaks a rule of the contract")]
     assert "get_multimodal_embeddings" in verdict
     for part in (
         "rule      test_greedy_equals_the_reference: ",
         "expected  for ",
         "got       [",
-        "fix       if a prompt",
+        "fix       ",
     ):
         assert [line for line in lines if line.startswith(part)], part
 

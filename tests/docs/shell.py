@@ -122,10 +122,13 @@ class Shell:
         target, *rest = arguments[1:] if is_module else arguments
         run = runpy.run_module if is_module else runpy.run_path
         before, sys.argv = sys.argv, [target, *rest]
+        imported = sys.modules.pop(target, None)  # by another test; runpy warns of such a one
         try:
             return self._call(lambda: run(target, run_name="__main__") and None)
         finally:
             sys.argv = before
+            if imported is not None:
+                sys.modules[target] = imported
 
     def _call(self, function: Callable[[], int | None]) -> tuple[int, str]:
         """What a function returns or exits with, and what it prints; the page's own modules are read anew."""

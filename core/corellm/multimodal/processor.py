@@ -105,13 +105,6 @@ class MultiModalProcessor:
     def _resolve_limits(self) -> dict[str, int | None]:
         """The model's limits, lowered by the operator's."""
         limits: dict[str, int | None] = dict(ask(self.hooks, "get_supported_mm_limits"))
-        readable = self._parser.modality_parsers()
-        for modality in limits:
-            if modality not in readable:
-                raise ContractError(
-                    f"get_supported_mm_limits names {modality!r}, which get_data_parser's parser does not read; it "
-                    f"reads {', '.join(readable)}"
-                )
         for modality, wanted in self.config.limit_mm_per_prompt.items():
             if modality not in limits:
                 if wanted:
@@ -316,7 +309,13 @@ class MultiModalProcessor:
         token_modality: dict[int, str] = {}
         features: list[MultiModalFeature] = []
         parser = self._parser_with(_NO_LIMITS)  # the operator's are for what users send
+        readable = parser.modality_parsers()
         for modality in self.limits:  # also those the operator allows none of: their placeholders must be known
+            if modality not in readable:
+                raise ContractError(
+                    f"get_supported_mm_limits names {modality!r}, which get_data_parser's parser does not read; it "
+                    f"reads {', '.join(readable)}"
+                )
             counts = {modality: 1}
             text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
             data = ask(self.hooks, "get_dummy_mm_data", seq_len=self._seq_len, mm_counts=counts, mm_options={})
