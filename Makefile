@@ -42,7 +42,7 @@ browser-test: setup ## what `corellm inspect --html` writes, in headless Chromiu
 	.ci/install-chromium
 	$(BIN)/python -m pytest tests/inspection -m browser
 
-mutants: setup   ## which rules of the contract catch which broken adapter (about half an hour)
+mutants: setup   ## which rules of the contract catch which broken adapter (an hour or more)
 	$(BIN)/python -m tests.mutants.survey
 
 lint: setup      ## ruff, mypy, import-linter

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.mutants.table import pytest_terminal_summary as pytest_terminal_summary
+
 
 @pytest.fixture(scope="session")
 def make_llava(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:

@@ -139,6 +139,13 @@ MUTANTS = (
         new="    model.load_state_dict(state, strict=False, assign=True)\n",
     ),
     QWEN_VL.of("original/model.py").edited(
+        "only the first file of weights is read",
+        "test_weights_lie_in_several_files",
+        "load_model",
+        old="_read(weight_files(load_config.model_path))",
+        new="_read(weight_files(load_config.model_path)[:1])",
+    ),
+    QWEN_VL.of("original/model.py").edited(
         "the model is left in training mode",
         "test_the_model_is_loaded_for_inference",
         "load_model",

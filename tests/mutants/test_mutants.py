@@ -7,14 +7,28 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import corellm_llava
 from corellm.testing import AdapterContract
 from corellm.testing.rules import rules_of
+from tests.mutants import (
+    answers,
+    conversations,
+    embeddings,
+    identity,
+    limits,
+    media,
+    packaging,
+    placeholders,
+    requests,
+    tensors,
+    tokens,
+)
 from tests.mutants.harness import examine, one_oracle
 from tests.mutants.mutant import LLAVA, Mutant
 from tests.mutants.mutants import CONTRACTS, MUTANTS
@@ -26,21 +40,76 @@ def _one_oracle() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.family}: {mutant.wrong}")
-def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """By the rule that is there for it, with a message of all five parts that names the hook with the mistake."""
-    verdict = examine(mutant.contract, [mutant.rule], tmp_path, mutant)
-    broken = verdict.broken(mutant.rule)
-    assert broken is not None, str(verdict)
-    assert set(re.split(", | and | or ", broken.hook)) & set(mutant.hooks), str(broken)
-    first, *lines = str(broken).splitlines()
-    assert first == f"{broken.hook} breaks a rule of the contract"
-    parts = [re.match(r"  (rule|expected|got|fix)  +\S", line) for line in lines]
-    assert [part[1] for part in parts if part] == ["rule", "expected", "got", "fix"], str(broken)
-    assert broken.rule.startswith(f"{mutant.rule.partition('[')[0]}: ")
-    record_property(
-        "mutant", [mutant.family, mutant.wrong, mutant.rule, broken.hook, str(broken.expected), str(broken.got)]
-    )
+class Part:
+    """Mutants of a part of the contract. A class of their own, so that parts can run side by side."""
+
+    mutants: ClassVar[Sequence[Mutant]]
+
+    def test_a_mutant_is_caught(
+        self, mutant: Mutant, tmp_path: Path, record_property: Callable[[str, object], None]
+    ) -> None:
+        """By the rule that is there for it, with a message of all five parts that names the hook with the mistake."""
+        verdict = examine(mutant.contract, [mutant.rule], tmp_path, mutant)
+        broken = verdict.broken(mutant.rule)
+        assert broken is not None, str(verdict)
+        assert set(re.split(", | and | or ", broken.hook)) & set(mutant.hooks), str(broken)
+        first, *lines = str(broken).splitlines()
+        assert first == f"{broken.hook} breaks a rule of the contract"
+        parts = [re.match(r"  (rule|expected|got|fix)  +\S", line) for line in lines]
+        assert [part[1] for part in parts if part] == ["rule", "expected", "got", "fix"], str(broken)
+        assert broken.rule.startswith(f"{mutant.rule.partition('[')[0]}: ")
+        said = [broken.hook, str(broken.expected), str(broken.got)]
+        record_property("mutant", [mutant.family, mutant.wrong, mutant.rule, *said])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each mutant of a part."""
+    if "mutant" in metafunc.fixturenames:
+        metafunc.parametrize("mutant", metafunc.cls.mutants, ids=lambda mutant: f"{mutant.family}: {mutant.wrong}")
+
+
+class TestPackaging(Part):
+    mutants = packaging.MUTANTS
+
+
+class TestTokens(Part):
+    mutants = tokens.MUTANTS
+
+
+class TestTensors(Part):
+    mutants = tensors.MUTANTS
+
+
+class TestRequests(Part):
+    mutants = requests.MUTANTS
+
+
+class TestLimits(Part):
+    mutants = limits.MUTANTS
+
+
+class TestMedia(Part):
+    mutants = media.MUTANTS
+
+
+class TestPlaceholders(Part):
+    mutants = placeholders.MUTANTS
+
+
+class TestConversations(Part):
+    mutants = conversations.MUTANTS
+
+
+class TestEmbeddings(Part):
+    mutants = embeddings.MUTANTS
+
+
+class TestIdentity(Part):
+    mutants = identity.MUTANTS
+
+
+class TestAnswers(Part):
+    mutants = answers.MUTANTS
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.rpartition("::")[2])

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 import pytest
 
-from corellm.errors import PlaceholderError
+from corellm.errors import ItemLimitError, MediaError, PlaceholderError, ProcessorKwargsError, UnsupportedModalityError
 from corellm.plugins import HOOK_NAMES
 
 
@@ -162,6 +162,16 @@ def rules_of(contract: type[Rules]) -> dict[str, Any]:
     return found
 
 
+BLAMED: Mapping[type[Exception], str] = {
+    PlaceholderError: "get_prompt_updates",
+    ItemLimitError: "get_supported_mm_limits",
+    UnsupportedModalityError: "get_supported_mm_limits",
+    MediaError: "get_data_parser",
+    ProcessorKwargsError: "call_hf_processor",
+}
+"""What is to blame for the core's own errors, where nothing else is known."""
+
+
 def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> str:
     """The hook an error came out of: one that it names, else the innermost one in its traceback or its causes'.
 
@@ -169,7 +179,7 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
     """
     seen: str | None = None
     message = str(error)
-    by_kind = "get_prompt_updates" if isinstance(error, PlaceholderError) else "the adapter"
+    by_kind = next((hook for kind, hook in BLAMED.items() if isinstance(error, kind)), "the adapter")
     while error is not None:
         trace = error.__traceback__
         while trace is not None:

@@ -21,6 +21,7 @@ from corellm.testing.contract.packaging import PackagingRules
 from corellm.testing.contract.placeholders import PlaceholderRules
 from corellm.testing.contract.processing import ProcessingRules
 from corellm.testing.contract.surroundings import SurroundingsRules
+from corellm.testing.contract.weights import WeightRules
 
 __all__ = ["AdapterContract"]
 
@@ -35,6 +36,7 @@ class AdapterContract(
     LimitRules,
     SurroundingsRules,
     ProcessingRules,
+    WeightRules,
     PackagingRules,
 ):
     """Every rule. A subclass names `adapter`; see `Contract` for what else it may say."""

@@ -76,6 +76,23 @@ class ConversationRules(Contract):
             fix="give the media in the order of their placeholders",
         )
 
+    def test_an_answer_goes_on_from_its_prompt(self, subject: Subject) -> None:
+        """Without a template, too, a conversation's prompt ends where the assistant's next words would stand."""
+        asked = [{"role": "user", "content": "What is this?"}]
+        with self.expecting("a conversation is processed", hook="make_context"):
+            prompt = self._chat(subject, asked, "none").text
+            whole = self._chat(
+                subject, [*asked, {"role": "assistant", "content": "A circle"}], "none", add_generation_prompt=False
+            ).text
+        if prompt is not None and whole is not None:
+            self.require(
+                whole.startswith(prompt) and whole.removeprefix(prompt).lstrip().startswith("A circle"),
+                "make_context",
+                expected=f"a prompt that {whole!r} goes on from with the answer",
+                got=repr(prompt),
+                fix="end with the start of the assistant's turn where add_generation_prompt asks for it",
+            )
+
     def test_the_end_of_a_turn_ends_an_answer(self, subject: Subject) -> None:
         """A special token that stands after the assistant's words in a conversation is one at which answers stop."""
         messages = [{"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A circle"}]
@@ -146,8 +163,8 @@ class ConversationRules(Contract):
                 fix="put the text of all messages into the prompt, in order",
             )
 
-    def _chat(self, subject: Subject, messages: Any, template: str) -> Any:
+    def _chat(self, subject: Subject, messages: Any, template: str, **options: Any) -> Any:
         inputs = subject.fresh()
         if template == "none":
             inputs._chat_template = None
-        return inputs.process_chat(messages)
+        return inputs.process_chat(messages, **options)

@@ -73,7 +73,7 @@ class EngineRules(GreedyRules):
                 with self.expecting(f"a request with {dict(kwargs)} is answered"):
                     (output,) = subject.llm.generate(request, params, use_tqdm=False)
                 want = subject.reference.generate(text, media, kwargs, 6)
-                self.equal(output, want, f"{QUESTIONS[0]!r} with a {modality} and {dict(kwargs)}", with_items=True)
+                self.equal(output, want, f"{QUESTIONS[0]!r} with one {modality} and {dict(kwargs)}", with_items=True)
 
     def test_different_items_share_no_blocks(self, subject: Subject) -> None:
         """Two items behind equal token ids never share blocks of the prefix cache; an item and itself do."""
@@ -87,14 +87,14 @@ class EngineRules(GreedyRules):
             self.require(
                 features[0].identifier != features[1].identifier,
                 "get_data_parser",
-                expected=f"a {modality} and another one of the same size have different identifiers",
+                expected=f"{modality}s of the same size have different identifiers",
                 got="the same",
                 fix="let the parser keep all content that the processor sees",
             )
             self.require(
                 not same_data(features[0].data, features[1].data),
                 "call_hf_processor",
-                expected=f"a {modality} and another one of the same size become different tensors",
+                expected=f"different {modality}s of the same size become different tensors",
                 got="the same",
                 fix="remember nothing by a size, a name or an address",
             )
@@ -118,7 +118,7 @@ class EngineRules(GreedyRules):
                 fix="let equal items become equal tensors",
             )
             want = subject.reference.generate(text, {modality: [other]}, {}, 8)
-            self.equal(second, want, f"a {modality} after another one with the same tokens", with_items=True)
+            self.equal(second, want, f"one {modality} after another with the same tokens", with_items=True)
 
 
 def _alike(subject: Subject, modality: str, seed: int) -> Any:

@@ -133,6 +133,7 @@ class GreedyRules(Contract):
         assert completion.logprobs is not None
         logprobs = [p[t].logprob for p, t in zip(completion.logprobs, completion.token_ids, strict=True)]
         worst = max((abs(a - b) for a, b in zip(logprobs, want.logprobs, strict=True)), default=0.0)
+        same = completion.token_ids == want.token_ids
         if with_items:
             hook = "get_multimodal_embeddings, merge_multimodal_embeddings or get_rope_positions"
             fix = (
@@ -143,10 +144,10 @@ class GreedyRules(Contract):
             hook = "load_model, get_language_model, get_input_embeddings or compute_logits"
             fix = "look at what is done to embeddings and logits, then at how weights get their places"
         self.require(
-            completion.token_ids == want.token_ids and worst <= TOLERANCE,
+            same and worst <= TOLERANCE,
             hook,
             expected=f"for {what}: {want.token_ids}",
-            got=f"{completion.token_ids}, log-probabilities up to {worst:.2g} off",
+            got=f"{'the same' if same else completion.token_ids}, log-probabilities up to {worst:.2g} off",
             fix=fix,
         )
 

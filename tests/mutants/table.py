@@ -1,4 +1,4 @@
-"""The table of mutants, below the test results."""
+"""The table of mutants, below the test results: a hook of pytest's, for the conftest that every run loads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Each mutant, the rule that caught it, and how its message begins."""
-    properties = [dict(report.user_properties) for report in terminalreporter.getreports("passed")]
+    passed = sorted(terminalreporter.getreports("passed"), key=lambda report: report.nodeid.rpartition("::")[0])
+    properties = [dict(report.user_properties) for report in passed]
     rows = [found["mutant"] for found in properties if "mutant" in found]
     if not rows:
         return
