@@ -1,4 +1,4 @@
-"""All mutants, in the order of the contract's parts."""
+"""All mutants, by the contract's parts and in their order."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from tests.mutants import (
     tokens,
 )
 
-MUTANTS = (
-    *packaging.MUTANTS,
-    *tokens.MUTANTS,
-    *tensors.MUTANTS,
-    *requests.MUTANTS,
-    *limits.MUTANTS,
-    *media.MUTANTS,
-    *placeholders.MUTANTS,
-    *conversations.MUTANTS,
-    *embeddings.MUTANTS,
-    *identity.MUTANTS,
-    *answers.MUTANTS,
-)
+PARTS = {
+    "Packaging": packaging.MUTANTS,
+    "Tokens": tokens.MUTANTS,
+    "Tensors": tensors.MUTANTS,
+    "Requests": requests.MUTANTS,
+    "Limits": limits.MUTANTS,
+    "Media": media.MUTANTS,
+    "Placeholders": placeholders.MUTANTS,
+    "Conversations": conversations.MUTANTS,
+    "Embeddings": embeddings.MUTANTS,
+    "Identity": identity.MUTANTS,
+    "Answers": answers.MUTANTS,
+}
+MUTANTS = tuple(mutant for part in PARTS.values() for mutant in part)
 CONTRACTS = tuple(dict.fromkeys(mutant.contract for mutant in MUTANTS))
 """The contract classes that mutants are examined by."""

@@ -16,22 +16,9 @@ import pytest
 import corellm_llava
 from corellm.testing import AdapterContract
 from corellm.testing.rules import rules_of
-from tests.mutants import (
-    answers,
-    conversations,
-    embeddings,
-    identity,
-    limits,
-    media,
-    packaging,
-    placeholders,
-    requests,
-    tensors,
-    tokens,
-)
 from tests.mutants.harness import examine, one_oracle
 from tests.mutants.mutant import LLAVA, Mutant
-from tests.mutants.mutants import CONTRACTS, MUTANTS
+from tests.mutants.mutants import CONTRACTS, MUTANTS, PARTS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,48 +55,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("mutant", metafunc.cls.mutants, ids=lambda mutant: f"{mutant.family}: {mutant.wrong}")
 
 
-class TestPackaging(Part):
-    mutants = packaging.MUTANTS
-
-
-class TestTokens(Part):
-    mutants = tokens.MUTANTS
-
-
-class TestTensors(Part):
-    mutants = tensors.MUTANTS
-
-
-class TestRequests(Part):
-    mutants = requests.MUTANTS
-
-
-class TestLimits(Part):
-    mutants = limits.MUTANTS
-
-
-class TestMedia(Part):
-    mutants = media.MUTANTS
-
-
-class TestPlaceholders(Part):
-    mutants = placeholders.MUTANTS
-
-
-class TestConversations(Part):
-    mutants = conversations.MUTANTS
-
-
-class TestEmbeddings(Part):
-    mutants = embeddings.MUTANTS
-
-
-class TestIdentity(Part):
-    mutants = identity.MUTANTS
-
-
-class TestAnswers(Part):
-    mutants = answers.MUTANTS
+for _name, _mutants in PARTS.items():
+    globals()[f"Test{_name}"] = type(f"Test{_name}", (Part,), {"mutants": _mutants})
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.rpartition("::")[2])

@@ -190,3 +190,8 @@ def extreme_items(subject: Subject, modality: str) -> list[Any]:
         return [*clips, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
     rate = subject.sampling_rate
     return [make_sound(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]
+
+
+def told(parts: Sequence[Part]) -> str:
+    """A prompt for a message."""
+    return " ".join(repr(part) if isinstance(part, str) else f"[{describe(part[1])}]" for part in parts)

@@ -15,6 +15,7 @@ from corellm.testing.contract.conversations import ConversationRules
 from corellm.testing.contract.embeddings import EmbeddingRules
 from corellm.testing.contract.engine import EngineRules
 from corellm.testing.contract.identity import IdentityRules
+from corellm.testing.contract.independence import IndependenceRules
 from corellm.testing.contract.limits import LimitRules
 from corellm.testing.contract.media import MediaRules
 from corellm.testing.contract.packaging import PackagingRules
@@ -35,8 +36,9 @@ class AdapterContract(
     PlaceholderRules,
     LimitRules,
     SurroundingsRules,
+    IndependenceRules,
     ProcessingRules,
     WeightRules,
     PackagingRules,
 ):
-    """Every rule. A subclass names `adapter`; see `Contract` for what else it may say."""
+    """Every rule. A subclass names `adapter`; see `ContractRules` for what else it may say."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from corellm.errors import RequestError
 from corellm.multimodal.defaults import accepted_processor_kwargs
@@ -28,7 +29,18 @@ USUAL_KWARGS: Sequence[Mapping[str, Any]] = (
 """What most picture processors take."""
 
 
-class Contract(Rules):
+FEW = settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    report_multiple_bugs=False,
+    database=None,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+"""The same examples every time: a contract is kept or broken, whoever runs it."""
+
+
+class ContractRules(Rules):
     """What an author says of an adapter. Only `adapter` must be said."""
 
     adapter: ClassVar[type[Any]]

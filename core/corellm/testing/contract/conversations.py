@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from corellm.errors import RequestError
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.subject import Subject
 
 
-class ConversationRules(Contract):
+class ConversationRules(ContractRules):
     """Chat messages."""
 
     def test_the_chat_placeholder_is_the_updates_target(self, subject: Subject) -> None:

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from corellm.errors import CorellmError, EmbeddingInputError
 from corellm.multimodal.fields import group_joinable
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import Contract
-from corellm.testing.contract.processing import FEW
+from corellm.testing.contract.base import FEW, ContractRules
 from corellm.testing.subject import Subject
 
 TOLERANCE = 1e-5
 """Of sums in another order."""
 
 
-class EmbeddingRules(Contract):
+class EmbeddingRules(ContractRules):
     """Rows."""
 
     def test_encoder_batches_equal_single_items(self, subject: Subject) -> None:

@@ -11,7 +11,7 @@ import pytest
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.reference import Continuation
 from corellm.testing.subject import Part, Subject
 
@@ -59,7 +59,7 @@ class Examination:
         return max(len(e.prompt_token_ids) + c.max_tokens for c, e in zip(self.cases, self.expected, strict=True))
 
 
-class GreedyRules(Contract):
+class GreedyRules(ContractRules):
     """The whole way, from request to answer. A variant of a checkpoint may be tested by a subclass of this alone."""
 
     @pytest.fixture(scope="class")

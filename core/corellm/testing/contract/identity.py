@@ -11,14 +11,14 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject, describe
 
 MANY = 1000
 
 
-class IdentityRules(Contract):
+class IdentityRules(ContractRules):
     """Hashes and caches."""
 
     def test_identity_follows_content(self, subject: Subject) -> None:

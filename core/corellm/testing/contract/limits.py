@@ -10,7 +10,7 @@ import pytest
 from corellm.errors import MediaTooLargeError, MultiModalError, RequestError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.subject import Subject, describe, extreme_items
 
 OPERATORS_BOUNDS = {
@@ -21,7 +21,7 @@ OPERATORS_BOUNDS = {
 """Below the smallest of `Subject.item`."""
 
 
-class LimitRules(Contract):
+class LimitRules(ContractRules):
     """Numbers and sizes."""
 
     def test_items_of_another_kind_are_refused(self, subject: Subject) -> None:

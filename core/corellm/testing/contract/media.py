@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from corellm.errors import MediaError
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.items import forms_of, make_clip, make_picture, make_sound, odd_pictures, turned_picture
 from corellm.testing.subject import Subject, describe, extreme_items, same_data
 
 
-class MediaRules(Contract):
+class MediaRules(ContractRules):
     """Odd and extreme items."""
 
     def test_odd_pictures(self, subject: Subject) -> None:

@@ -14,7 +14,7 @@ from corellm.hookspecs import CONTRACT_VERSION
 from corellm.llm import LLM
 from corellm.plugins import check_adapter_class, contract_versions, find_adapter
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject
 from corellm.worker.checkpoint import read_architectures
@@ -22,7 +22,7 @@ from corellm.worker.checkpoint import read_architectures
 HEAVY = ("torch", "transformers", "numpy", "PIL", "av", "soundfile")
 
 
-class PackagingRules(Contract):
+class PackagingRules(ContractRules):
     """Found, imported, loaded."""
 
     def test_an_entry_point_names_the_adapter(self) -> None:

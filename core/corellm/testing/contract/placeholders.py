@@ -8,13 +8,13 @@ from typing import Any
 
 from corellm.errors import AlreadyExpandedError, MissingPlaceholderError, PlaceholderError
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.subject import Subject
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
 
-class PlaceholderRules(Contract):
+class PlaceholderRules(ContractRules):
     """Prompts and items."""
 
     def test_missing_placeholders_are_refused(self, subject: Subject) -> None:

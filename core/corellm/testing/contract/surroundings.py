@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.subject import Subject
 
 
-class SurroundingsRules(Contract):
+class SurroundingsRules(ContractRules):
     """The process."""
 
     def test_the_process_is_left_alone(self, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import pytest
 from corellm.errors import CheckpointError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import Contract
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.subject import Subject
 
 
-class WeightRules(Contract):
+class WeightRules(ContractRules):
     """Weights."""
 
     @pytest.mark.parametrize("change", ["surplus", "missing"])

@@ -1,0 +1,184 @@
+"""Rules about independence: what becomes of an item depends on nothing but the item and the arguments.
+
+Not on other items, on their order, on caches, on threads or on earlier requests.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.multimodal.fields import group_joinable, join_items, split_items
+from corellm.testing.contract.base import ContractRules
+from corellm.testing.subject import Subject, describe, told
+
+
+class IndependenceRules(ContractRules):
+    """One item at a time."""
+
+    def test_one_item_is_a_list_of_one(self, subject: Subject) -> None:
+        """An item given alone and as a list of one are the same request."""
+        for modality in subject.modalities:
+            item = subject.item(modality, 1)
+            text, media = subject.prompt([(modality, item), "What?"])
+            with self.expecting("a bare item, and a list of one", hook="get_data_parser"):
+                bare, listed = subject.process(text, {modality: item}), subject.process(text, media)
+            self.require(
+                _same(bare, listed),
+                "get_data_parser",
+                expected="the same tokens and tensors",
+                got=_difference(bare, listed),
+                fix="let the parser's split function make a list of one of a bare item",
+            )
+
+    def test_items_do_not_know_of_each_other(self, subject: Subject) -> None:
+        """An item becomes the same tensors and placeholder alone and among others, in whatever order they come."""
+        inputs = subject.fresh(mm_processor_cache_gb=0)
+        items = [(m, subject.item(m, seed)) for m in subject.modalities for seed in range(subject.several(m))]
+        twice = [item for item in items for _ in range(subject.several(item[0], 2))]
+        for order in (items, items[::-1], items[1:] + items[:1], twice[:2]):
+            text, media = subject.prompt([part for item in order for part in (item, " and ")])
+            with self.expecting(f"{told(order)} is processed"):
+                together = subject.process(text, media, inputs=inputs)
+            for modality, given_items in media.items():
+                features = [feature for feature in together.features if feature.modality == modality]
+                self.require(
+                    [f.item for f in features] == list(range(len(features))),
+                    "get_prompt_updates",
+                    expected=f"the {modality}s in the order of their placeholders",
+                    got=[f.item for f in features],
+                    fix="give updates that take the items in order",
+                )
+                for feature, item in zip(features, given_items, strict=True):
+                    with self.expecting(f"{describe(item)} is processed alone"):
+                        (alone,) = subject.process(*subject.prompt([(modality, item), "?"]), inputs=inputs).features
+                    same = dict(alone.data) == dict(feature.data)
+                    place, mask = feature.placeholder, alone.placeholder
+                    self.require(
+                        same and (place.length, place.is_embed) == (mask.length, mask.is_embed),
+                        "call_hf_processor" if not same else "get_prompt_updates",
+                        expected=f"{describe(item)} becomes {_shapes(alone.data)} in {mask.length} tokens, as alone",
+                        got=f"{_shapes(feature.data)} in {place.length} tokens as {modality} {feature.item} of "
+                        f"{told(order)}",
+                        fix="keep nothing between calls, and take item i's own tensors for placeholder i",
+                    )
+
+    def test_cached_equals_uncached(self, subject: Subject) -> None:
+        """The second time an item comes, from the cache or not, the request becomes the same."""
+        warm, cold = subject.fresh(), subject.fresh(mm_processor_cache_gb=0)
+        for modality in subject.modalities:
+            text, media = subject.prompt([(modality, subject.item(modality, 2)), "What?"])
+            with self.expecting("a request is processed"):
+                first, again, uncached = (subject.process(text, media, inputs=i) for i in (warm, warm, cold))
+            for other in (again, uncached):
+                self.require(
+                    _same(first, other),
+                    "call_hf_processor",
+                    expected="the same tokens and tensors every time",
+                    got=_difference(first, other),
+                    fix="draw no random numbers, and keep nothing between calls",
+                )
+        self.require(
+            warm.mm_processor.cache.hits >= len(subject.modalities),
+            "get_data_parser",
+            expected="a hit in the cache",
+            got=f"{warm.mm_processor.cache.hits} hits",
+            fix="parse the same media to the same content every time",
+        )
+
+    def test_fields_divide_and_join(self, subject: Subject) -> None:
+        """Items joined into an encoder batch divide into the same items again."""
+        for modality in subject.modalities:
+            with self.expecting("items are processed"):
+                features = [subject.features(modality, subject.item(modality, seed))[0] for seed in (0, 1, 2, 3, 0)]
+            for group in group_joinable([feature.data for feature in features]):
+                items = [features[i].data for i in group]
+                joined = join_items(items)
+                with self.expecting("joined tensors are divided", hook="get_mm_fields_config"):
+                    fields = subject.hooks.get_mm_fields_config(hf_inputs=joined, mm_kwargs={})
+                    again = split_items(joined, fields)[modality]
+                self.require(
+                    [dict(item) for item in again] == [dict(item) for item in items],
+                    "get_mm_fields_config",
+                    expected=f"{len(items)} items as they were: {[_shapes(item) for item in items]}",
+                    got=[_shapes(item) for item in again],
+                    fix="say batched for tensors with a row per item, flat_from_sizes with the items' own sizes for "
+                    "those in which items lie one after another, shared for what all items have in common",
+                )
+
+    def test_inputs_are_not_changed(self, subject: Subject) -> None:
+        """Media, arguments, prompts and processed tensors stay as they were: others use them, too."""
+        for modality in subject.modalities:
+            item = subject.item(modality, 5)
+            text, media = subject.prompt([(modality, item), "What?"])
+            kwargs = dict(next(iter(self.arguments(subject)), {}))
+            tokens = list(subject.context.tokenizer(text)["input_ids"])
+            given = (media, kwargs, tokens)
+            before = copy.deepcopy(given)
+            with self.expecting("a request is processed"):
+                features = subject.process(tokens, media, kwargs).features
+            self.require(
+                _plain(given) == _plain(before),
+                "call_hf_processor",
+                expected="the request as it was given",
+                got="it was changed",
+                fix="copy what you change: the item, mm_kwargs and token_ids are the caller's",
+            )
+            data = copy.deepcopy(dict(features[0].data))
+            with self.expecting("the item is embedded"):
+                subject.embed(features)
+            self.require(
+                dict(features[0].data) == data,
+                "get_multimodal_embeddings",
+                expected="the item's tensors as they were",
+                got="the encoder wrote into them",
+                fix="do not write into mm_kwargs: the tensors are the cache's",
+            )
+
+    def test_two_threads_equal_one(self, subject: Subject) -> None:
+        """Requests processed by two threads at a time become what they become one after another."""
+        inputs = subject.fresh(mm_processor_cache_gb=0)
+        requests = [
+            (*subject.prompt([(modality, subject.item(modality, seed)), "What?"]), kwargs)
+            for seed in range(4)
+            for modality in subject.modalities
+            for kwargs in ({}, *self.arguments(subject))
+        ]
+        with self.expecting("requests are processed, by two threads too"):
+            one = [subject.process(*request, inputs=inputs) for request in requests]
+            with ThreadPoolExecutor(2) as pool:
+                two = list(pool.map(lambda request: subject.process(*request, inputs=inputs), requests * 3))
+        for alone, threaded in zip(one * 3, two, strict=True):
+            self.require(
+                _same(alone, threaded),
+                "call_hf_processor",
+                expected="the same tokens and tensors",
+                got=_difference(alone, threaded),
+                fix="keep nothing of a call in the adapter or in the processor",
+            )
+
+
+def _shapes(item: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {tuple(getattr(elem.data, 'shape', ()))}" for name, elem in item.items())
+
+
+def _same(one: ProcessedPrompt, other: ProcessedPrompt) -> bool:
+    return one.token_ids == other.token_ids and one.features == other.features
+
+
+def _difference(one: ProcessedPrompt, other: ProcessedPrompt) -> str:
+    if one.token_ids != other.token_ids:
+        return f"{len(one.token_ids)} tokens, then {len(other.token_ids)} other ones"
+    return "other tensors or placeholders" if one.features != other.features else "nothing"
+
+
+def _plain(value: Any) -> Any:
+    """Content to compare: pictures and arrays as bytes."""
+    if isinstance(value, dict):
+        return {key: _plain(element) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(element) for element in value]
+    return (str(type(value)), getattr(value, "size", 0), value.tobytes()) if hasattr(value, "tobytes") else value
