@@ -37,6 +37,7 @@ from sklearn.datasets import load_sample_images
 
 from corellm import EngineConfig
 from corellm.engine.loading import LoadedModel, load
+from corellm_qwen_vl.original.reference import pixels
 
 RATE = 16_000
 QWEN = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?<|im_end|>\n<|im_start|>assistant\n"
@@ -64,10 +65,10 @@ def picture_processor(path: Path, model: LoadedModel) -> Call:
     return lambda text, picture: (tokenizer(text, return_tensors="pt"), images([picture], return_tensors="pt"))
 
 
-def own_processor(path: Path, model: LoadedModel) -> Call:
-    """The family's own, which corellm brings along: transformers has none."""
-    processor = model.context.hf_processor
-    return lambda text, picture: processor(text=text, images=[picture], return_tensors="pt")
+def published_processing(path: Path, model: LoadedModel) -> Call:
+    """As the checkpoint's published code has it: transformers has no processor for this family."""
+    tokenizer = model.context.tokenizer
+    return lambda text, picture: (tokenizer(text, return_tensors="pt"), pixels(picture, 448)[None])
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ FAMILIES = {
         "corellm_qwen_vl.original.tiny",
         "Picture 1: <img></img>\nWhat is this?",
         {"config.json": {"visual": {"image_size": 448}}},
-        own_processor,
+        published_processing,
     ),
     "qwen2-audio": Family(
         "corellm_qwen_audio.tiny",
@@ -184,11 +185,15 @@ def open_family(family: Family, path: Path) -> LoadedModel:
     return load(EngineConfig.from_kwargs(model=str(path), num_kv_blocks=256), check_encoders=False)
 
 
-def seconds_per_item(call: Call, prompt: str, items: Sequence[Any], callers: ThreadPoolExecutor) -> float:
-    """How long the callers take; what they make is kept until all are done, as a batch is."""
+def seconds_per_item(call: Call, prompt: str, items: Sequence[Any], callers: ThreadPoolExecutor, threads: int) -> float:
+    """How long the callers take, one after another's item; what they make is kept until all are done, as a batch is."""
+
+    def work(share: Sequence[Any]) -> list[Any]:
+        return [call(prompt, item) for item in share]
+
     start = time.perf_counter()
-    made = list(callers.map(lambda item: call(prompt, item), items))
-    return (time.perf_counter() - start) / len(made)
+    made = list(callers.map(work, [items[caller::threads] for caller in range(threads)]))
+    return (time.perf_counter() - start) / sum(map(len, made))
 
 
 def measure(
@@ -204,10 +209,10 @@ def measure(
     with ThreadPoolExecutor(threads) as callers:
         for turn in range(turns + 1):  # the first is to warm up
             processor.mm_processor.cache.clear()
-            before = seconds_per_item(bare, family.prompt, items, callers) if turn % 2 else None
-            new = seconds_per_item(ours, family.prompt, items, callers)
-            after = seconds_per_item(bare, family.prompt, items, callers) if before is None else None
-            cached = seconds_per_item(ours, family.prompt, [*items] * 4, callers)
+            before = seconds_per_item(bare, family.prompt, items, callers, threads) if turn % 2 else None
+            new = seconds_per_item(ours, family.prompt, items, callers, threads)
+            after = seconds_per_item(bare, family.prompt, items, callers, threads) if before is None else None
+            cached = seconds_per_item(ours, family.prompt, [*items] * 25, callers, threads)
             spent.append((before or after, new, cached))
     return np.array(spent[1:])
 

@@ -43,8 +43,8 @@ MUTANTS = (
         "mean and deviation are swapped",
         "test_text_and_media_equal_the_hf_processor",
         "call_hf_processor",
-        old="(pixels - _MEAN) / _STD",
-        new="(pixels - _STD) / _MEAN",
+        old="pixels -= _MEAN\n        pixels /= _STD",
+        new="pixels -= _STD\n        pixels /= _MEAN",
     ),
     QWEN_VL.of("original/processor.py").edited(
         "a picture is cropped instead of squeezed",

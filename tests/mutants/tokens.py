@@ -47,7 +47,7 @@ MUTANTS = (
         "the answer's token is forgotten",
         "test_text_and_media_equal_the_hf_processor",
         "apply_hf_processor_tokens_only",
-        old="        return [*token_ids, answer[-1]] if token_ids else answer",
+        old="        return [*token_ids, answer[-1]] if token_ids else [*answer]",
         new="        return token_ids",
     ),
     FUYU.edited(

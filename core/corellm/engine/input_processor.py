@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from corellm.config import suggestion
+from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
 from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
@@ -67,6 +68,7 @@ class InputProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
+        self._encode_text = TextEncoder(tokenizer)
         self._hooks = hooks
         self._vocab_size = vocab_size
         self._embedding_size = embedding_size
@@ -92,9 +94,10 @@ class InputProcessor:
         if not isinstance(mm_data, Mapping):
             raise PromptError(f'multi_modal_data must be like {{"image": image}}, got {mm_data!r:.100}')
         for name in ("mm_processor_kwargs", "multi_modal_uuids"):
-            if not isinstance(fields.get(name) or {}, Mapping):
-                raise PromptError(f"{name} must be a dict, got {fields[name]!r:.100}")
-            if not all(isinstance(key, str) for key in fields.get(name) or ()):
+            given = fields.get(name)
+            if given and not isinstance(given, Mapping):
+                raise PromptError(f"{name} must be a dict, got {given!r:.100}")
+            if given and not all(isinstance(key, str) for key in given):
                 raise PromptError(f"{name} must be a dict with strings for keys")
         text = fields.get("prompt")
         token_ids = self._token_ids(fields)
@@ -214,9 +217,7 @@ class InputProcessor:
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if not is_unicode(text):
             raise PromptError("the prompt is not valid Unicode text; decode it with the encoding it was written in")
-        # verbose=False: whether it is too long is for the engine to say
-        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
-        return ids
+        return self._encode_text(text, add_special_tokens=add_special_tokens)
 
     def tokenize_guarded(self, prompt: str) -> list[int]:
         """Tokenize a rendered conversation: in pieces between guards, with the tokenizer's own special tokens once."""
@@ -230,7 +231,7 @@ class InputProcessor:
     @cached_property
     def _added_tokens(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts before and after every text."""
-        bare, full = self.tokenize("a"), list(self.tokenizer("a")["input_ids"])
+        bare, full = self.tokenize("a"), self._encode("a", add_special_tokens=True)
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]

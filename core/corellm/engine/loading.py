@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.scheduler import Scheduler
+from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
@@ -116,7 +118,8 @@ def _load(config: EngineConfig) -> LoadedModel:
     mm_processor = MultiModalProcessor(
         hooks,
         config.multimodal,
-        tokenize=lambda text: context.tokenizer(text, add_special_tokens=False)["input_ids"],
+        # adapters write the same few texts into every prompt
+        tokenize=lru_cache(maxsize=256)(partial(TextEncoder(context.tokenizer), add_special_tokens=False)),
         token_text=context.tokenizer.convert_ids_to_tokens,
         namespace=namespace,
         seq_len=sizes.max_model_len,

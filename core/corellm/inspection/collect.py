@@ -133,11 +133,8 @@ class _Inspection:
         processor = engine.input_processor.mm_processor
         if not self._files:
             return
-        processor.check_counts(self._files)
         with self._stage("read media"):
-            parser = processor.hooks.get_data_parser()
-            parser.limits = processor.config
-            self._media = parser.parse(self._files)
+            self._media = processor.parse(self._files)
         with self._stage("hash"):
             for modality, items in self._media.items():
                 for i in range(len(items)):

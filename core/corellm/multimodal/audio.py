@@ -259,17 +259,17 @@ def _to_rate(blocks: Iterable[np.ndarray[Any, Any]], rate: float, sampling_rate:
         out.append(block if stream is None else stream.resample_chunk(np.ascontiguousarray(block)))
     if not num_samples:
         raise MediaError("the sound is empty (0 samples)")
-    if stream is not None:
-        out.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
-        num_samples = math.ceil(num_samples * (float(sampling_rate) / rate))
-    sound = np.zeros(num_samples, np.float32)
-    joined = np.concatenate(out)[:num_samples]
+    if stream is None:
+        return np.concatenate(out)
+    out.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+    sound = np.zeros(math.ceil(num_samples * (float(sampling_rate) / rate)), np.float32)
+    joined = np.concatenate(out)[: len(sound)]
     sound[: len(joined)] = joined
     return sound
 
 
 def _check_values(block: np.ndarray[Any, Any]) -> None:
-    loudest = float(np.abs(block).max(initial=0))  # NaN if there is one
+    loudest = float(np.maximum(block.max(initial=0), -block.min(initial=0)))  # NaN if there is one
     if not math.isfinite(loudest):
         raise MediaError("samples that are not finite (NaN or infinity)")
     if loudest > _LOUDEST:

@@ -108,6 +108,11 @@ class DataParser:
     def _parsers(self) -> dict[str, ModalityParser]:
         return self.modality_parsers()
 
+    @cached_property
+    def _accepted(self) -> dict[str, str]:
+        """`{key of multi_modal_data: its modality}`."""
+        return {key: modality for modality in self._parsers for key in (modality, modality + _EMBEDS)}
+
     def count(self, mm_data: Mapping[str, Any]) -> dict[str, int]:
         """`{modality: number of items}`, without opening or decoding any.
 
@@ -227,8 +232,7 @@ class DataParser:
             raise MultiModalError(
                 f'multi_modal_data must be a dict such as {{"image": picture}}, got {type(mm_data).__name__}'
             )
-        parsers = self._parsers
-        accepted = {key: modality for modality in parsers for key in (modality, modality + _EMBEDS)}
+        parsers, accepted = self._parsers, self._accepted
         split: dict[str, RawItems] = {}
         for key, value in mm_data.items():
             modality = accepted.get(key)

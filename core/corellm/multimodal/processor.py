@@ -156,8 +156,7 @@ class MultiModalProcessor:
             ProcessingError: the adapter or the processor raised.
             ContractError: the adapter returned something the contract does not allow.
         """
-        self.check_counts(mm_data)
-        items = self._parser.parse(mm_data)
+        items = self.parse(mm_data)
         return self._expand(token_ids, items, mm_kwargs, uuids, self.profile.placeholder_token_ids)
 
     def _expand(
@@ -208,11 +207,12 @@ class MultiModalProcessor:
         """`token 32000` as people know it: `'<image>' (token 32000)`."""
         return f"{self._token_text(int(match[1]))!r} ({match[0]})"
 
-    def check_counts(self, mm_data: Mapping[str, Any]) -> None:
-        """Check the numbers of items, before anything is opened.
+    def parse(self, mm_data: Mapping[str, Any]) -> MultiModalItems:
+        """Read a request's items, once their numbers are found to be allowed: before that nothing is opened.
 
         Raises:
             UnsupportedModalityError, ItemLimitError: with the limit and the count.
+            MultiModalError: an item that cannot be read.
         """
         for modality, count in self._parser.count(mm_data).items():
             if modality not in self.limits:
@@ -226,6 +226,7 @@ class MultiModalProcessor:
                     + (", or raise limit_mm_per_prompt" if modality in self.config.limit_mm_per_prompt else ""),
                     modality=modality, expected=limit, got=count,
                 )  # fmt: skip
+        return self._parser.parse(mm_data)
 
     def _check_embeddings(self, items: MultiModalItems) -> None:
         """Refuse precomputed embeddings where the model cannot do with them."""

@@ -15,7 +15,7 @@ from operator import index as as_int
 from corellm.errors import ContractError, PromptError
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.multimodal.prompt_updates.mismatch import Edit, missing_error, refuse_expanded, refuse_surplus
-from corellm.multimodal.prompt_updates.resolution import PromptResolver, ResolvedUpdate, Target, as_chars
+from corellm.multimodal.prompt_updates.resolution import PromptResolver, ResolvedUpdate, Target, as_chars, as_token_ids
 from corellm.multimodal.prompt_updates.updates import PromptReplacement, PromptUpdate
 
 
@@ -183,7 +183,7 @@ def _assemble(
     prompt: str, edits: Iterable[Edit], counts: Mapping[str, int]
 ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
     """Carry out the edits. An insertion comes before a replacement at the same position."""
-    token_ids: list[int] = []
+    given, token_ids = as_token_ids(prompt), list[int]()
     placeholders: dict[tuple[str, int], PlaceholderRange] = {}
     position = 0
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
@@ -193,14 +193,14 @@ def _assemble(
                 f"get_prompt_updates: {update.modality} {update.item} would be inserted inside another item's target; "
                 f"choose a target for it that does not overlap"
             )
-        token_ids.extend(map(ord, prompt[position : edit.start]))
+        token_ids += given[position : edit.start]
         content = update.content
         placeholders[update.modality, update.item] = PlaceholderRange(
             len(token_ids), len(content.token_ids), content.is_embed
         )
-        token_ids.extend(content.token_ids)
+        token_ids += content.token_ids
         position = edit.end
-    token_ids.extend(map(ord, prompt[position:]))
+    token_ids += given[position:]
     return token_ids, {
         modality: [placeholders[modality, item] for item in range(count)] for modality, count in counts.items()
     }

@@ -6,22 +6,26 @@ kept as strings with one character per token, because `str` searches faster and 
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import compress
-from operator import index as as_int
 from typing import Any, Literal
 
 from corellm.errors import ContractError
 from corellm.multimodal.prompt_updates.updates import (
     PromptIndexTarget,
     PromptReplacement,
+    PromptSeq,
     PromptUpdate,
     PromptUpdateDetails,
+    UpdateTarget,
 )
 
 Tokenize = Callable[[str], Sequence[int]]
+_UTF_32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 _NOUNS = {"image": "image", "video": "video", "audio": "audio clip"}
 
 
@@ -32,8 +36,16 @@ class Target:
     kind: Literal["tokens", "start", "prefix", "end"]
     chars: str = ""
     """The tokens to find, or the prefix."""
-    label: str = field(default="", compare=False)
-    """The same for a message: `'<image>' (token 32000)`."""
+    declared: PromptSeq = field(default=(), compare=False)
+    """The same as the adapter gave it."""
+
+    @property
+    def label(self) -> str:
+        """The same for a message: `'<image>' (token 32000)`."""
+        ids = ", ".join(str(ord(c)) for c in self.chars[:4])
+        more = f", ... ({len(self.chars)} of them)" if len(self.chars) > 4 else ""
+        tokens = f"{'token' if len(self.chars) == 1 else 'tokens'} {ids}{more}"
+        return f"{_short(self.declared)} ({tokens})" if isinstance(self.declared, str) else tokens
 
 
 @dataclass(frozen=True)
@@ -84,18 +96,26 @@ def as_chars(token_ids: Iterable[int]) -> str:
     """One character per token.
 
     Raises:
-        ValueError, TypeError: something that is not a token id, or one beyond any vocabulary (0x10FFFF).
+        ValueError, TypeError, OverflowError: something that is not a token id, or one beyond any vocabulary (0x10FFFF).
     """
-    return "".join(map(chr, token_ids))
+    return array("I", iter(token_ids)).tobytes().decode(_UTF_32, "surrogatepass")
+
+
+def as_token_ids(chars: str) -> list[int]:
+    """What `as_chars` made characters of."""
+    return array("I", chars.encode(_UTF_32, "surrogatepass")).tolist()
 
 
 class PromptResolver:
     """Resolves a request's updates; keeps what does not depend on the item."""
 
     def __init__(self, tokenize: Tokenize) -> None:
-        self._tokenize = cache(tokenize)
-        self._fixed: dict[int, Content] = {}
-        """By the identity of its update, which the caller keeps alive."""
+        self._tokenize = tokenize
+        self._texts: dict[str, str] = {}
+        """What `_chars` has made of the texts met so far."""
+        self._fixed_targets: dict[int, Target] = {}
+        self._fixed_contents: dict[int, Content] = {}
+        """Those that do not depend on the item, by the identity of their update, which the caller keeps alive."""
 
     def alternatives(
         self, updates: Sequence[PromptUpdate], counts: Mapping[str, int], modalities: Iterable[str]
@@ -145,30 +165,36 @@ class PromptResolver:
         return self._target(update, 0, f"get_prompt_updates, {update.modality}")
 
     def _target(self, update: PromptUpdate, item: int, where: str) -> Target:
-        target = update.target(item) if callable(update.target) else update.target
-        if isinstance(target, PromptIndexTarget):
-            if target.kind != "prefix":
-                return Target(target.kind)
-            _, chars = self._tokens(target.prefix, where, "the prefix")
-            return Target("prefix", chars, _label(target.prefix, chars))
-        _, chars = self._tokens(target, where, "the target")
+        if callable(update.target):
+            return self._make_target(update.target(item), where)
+        if id(update) not in self._fixed_targets:
+            self._fixed_targets[id(update)] = self._make_target(update.target, where)
+        return self._fixed_targets[id(update)]
+
+    def _make_target(self, declared: UpdateTarget, where: str) -> Target:
+        if isinstance(declared, PromptIndexTarget):
+            if declared.kind != "prefix":
+                return Target(declared.kind)
+            return Target("prefix", self._chars(declared.prefix, where, "the prefix"), declared.prefix)
+        chars = self._chars(declared, where, "the target")
         if not chars:
             raise ContractError(
-                f"{where}: the target {target!r} has no tokens; for a position use PromptIndexTargets.start() or .end()"
+                f"{where}: the target {declared!r} has no tokens; for a position use PromptIndexTargets.start() or "
+                f".end()"
             )
-        return Target("tokens", chars, _label(target, chars))
+        return Target("tokens", chars, declared)
 
     def _content(self, update: PromptUpdate, item: int, where: str) -> Content:
         if callable(update.content):
             return self._make_content(update.content(item), where)
-        if id(update) not in self._fixed:
-            self._fixed[id(update)] = self._make_content(update.content, where)
-        return self._fixed[id(update)]
+        if id(update) not in self._fixed_contents:
+            self._fixed_contents[id(update)] = self._make_content(update.content, where)
+        return self._fixed_contents[id(update)]
 
     def _make_content(self, declared: Any, where: str) -> Content:
         details = declared if isinstance(declared, PromptUpdateDetails) else None
-        token_ids, chars = self._tokens(details.full if details else declared, where, "the content")
-        content = _content_of(token_ids, self._mask(details, chars, where) if details else None)
+        chars = self._chars(details.full if details else declared, where, "the content")
+        content = _content_of(chars, self._mask(details, chars, where) if details else None)
         if not content.num_embeds:
             raise ContractError(
                 f"{where}: none of the content's {len(chars)} tokens takes an embedding; a placeholder needs at least "
@@ -188,7 +214,7 @@ class PromptResolver:
             return tuple(ord(c) in details.embed_token_ids for c in chars)
         if details.embed_text is None:
             return (True,) * len(chars)
-        _, wanted = self._tokens(details.embed_text, where, "embed_text")
+        wanted = self._chars(details.embed_text, where, "embed_text")
         mask = [False] * len(chars)
         start = chars.find(wanted) if wanted else -1
         while start >= 0:
@@ -196,10 +222,13 @@ class PromptResolver:
             start = chars.find(wanted, start + len(wanted))
         return tuple(mask)
 
-    def _tokens(self, seq: Any, where: str, what: str) -> tuple[tuple[int, ...], str]:
+    def _chars(self, seq: Any, where: str, what: str) -> str:
         try:
-            token_ids = tuple(map(as_int, self._tokenize(seq) if isinstance(seq, str) else seq))
-            return token_ids, _chars_of(token_ids)
+            if not isinstance(seq, str):
+                return as_chars(seq)
+            if seq not in self._texts:
+                self._texts[seq] = as_chars(self._tokenize(seq))
+            return self._texts[seq]
         except (TypeError, ValueError, OverflowError) as error:
             raise ContractError(
                 f"{where}: {what} must be text or token ids"
@@ -208,24 +237,14 @@ class PromptResolver:
 
 
 @lru_cache(maxsize=64)
-def _chars_of(token_ids: tuple[int, ...]) -> str:
-    """`as_chars` of what adapters give again and again: hundreds of the same token."""
-    return as_chars(token_ids)
-
-
-@lru_cache(maxsize=64)
-def _content_of(token_ids: tuple[int, ...], mask: tuple[bool, ...] | None) -> Content:
-    """The content of these tokens, of which those of `mask` take embeddings, or all."""
-    chars = _chars_of(token_ids)
+def _content_of(chars: str, mask: tuple[bool, ...] | None) -> Content:
+    """The content of these tokens, of which those of `mask` take embeddings, or all. Kept, as adapters give hundreds of
+    the same token again and again.
+    """
+    token_ids = tuple(as_token_ids(chars))
     if mask is None or all(mask):
         return Content(token_ids, chars, None, frozenset(chars), len(chars))
     return Content(token_ids, chars, mask, frozenset(compress(chars, mask)), sum(mask))
-
-
-def _label(seq: Any, chars: str) -> str:
-    ids = ", ".join(str(ord(c)) for c in chars[:4]) + (f", ... ({len(chars)} of them)" if len(chars) > 4 else "")
-    tokens = f"{'token' if len(chars) == 1 else 'tokens'} {ids}"
-    return f"{_short(seq)} ({tokens})" if isinstance(seq, str) else tokens
 
 
 def _short(value: object) -> str:

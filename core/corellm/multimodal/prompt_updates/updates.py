@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import index as as_int
 from typing import Literal, TypeAlias
 
@@ -85,7 +86,7 @@ class PromptUpdateDetails:
             wanted = frozenset(map(as_int, self.embed_token_ids))
             object.__setattr__(self, "embed_token_ids", wanted)
             if not isinstance(self.full, str):
-                object.__setattr__(self, "is_embed", tuple(token in wanted for token in self.full))
+                object.__setattr__(self, "is_embed", _are_in(self.full, wanted))
                 object.__setattr__(self, "embed_token_ids", None)
 
     @staticmethod
@@ -110,6 +111,12 @@ class PromptUpdateDetails:
         Example: `select_text("<image>" * 576 + "</image>", "<image>")`.
         """
         return PromptUpdateDetails(seq, embed_text=embed_text)
+
+
+@lru_cache(maxsize=64)
+def _are_in(token_ids: tuple[int, ...], wanted: frozenset[int]) -> tuple[bool, ...]:
+    """Which of the tokens are wanted. Kept, as pictures of one size have the same tokens."""
+    return tuple(token in wanted for token in token_ids)
 
 
 def _flags(values: Sequence[bool]) -> tuple[bool, ...]:

@@ -58,8 +58,8 @@ class Qwen2Audio:
         return f"Audio {index + 1}: {sound}\n" if modality == "audio" else None
 
     @hookimpl
-    def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
-        """Refuse what the Hugging Face processor would cut or not hear at all; then leave it to the core.
+    def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The sound without any text, which changes nothing of it; refused what would be cut or not be heard at all.
 
         Raises:
             ProcessorKwargsError: anything but `truncation`: the rest would unfit the spectrogram for the encoder.
@@ -86,6 +86,10 @@ class Qwen2Audio:
                 f"than {2 * extractor.hop_length}",
                 modality="audio", expected=2 * extractor.hop_length + 1, got=num_samples,
             )  # fmt: skip
+        heard = extractor(
+            mm_data["audio"], sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
+        )
+        return {"input_features": heard["input_features"], "feature_attention_mask": heard["attention_mask"]}
 
     @hookimpl
     def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:

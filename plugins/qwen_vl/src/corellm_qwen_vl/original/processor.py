@@ -16,8 +16,8 @@ from PIL import Image
 from corellm.errors import PromptError
 from corellm_qwen_vl.original.tokenizer import IMAGE_END, IMAGE_PAD, IMAGE_START
 
-_MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
-_STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+_MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)[:, None, None]
+_STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)[:, None, None]
 
 
 class NoArguments:
@@ -106,6 +106,8 @@ class QwenVLProcessor:
         """`[3, size, size]`: squeezed to a square whatever its shape, bicubic, normalized as for CLIP."""
         size = (self.image_size, self.image_size)
         squeezed = picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-        pixels = np.asarray(squeezed, dtype=np.float32) / np.float32(255)
-        normalized: np.ndarray[Any, np.dtype[np.float32]] = (pixels - _MEAN) / _STD
-        return normalized.transpose(2, 0, 1)
+        pixels = np.asarray(squeezed).transpose(2, 0, 1).astype(np.float32, order="C")
+        pixels /= np.float32(255)
+        pixels -= _MEAN
+        pixels /= _STD
+        return pixels

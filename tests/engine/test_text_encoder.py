@@ -1,0 +1,59 @@
+"""Text is encoded as the transformers tokenizer encodes it, whatever state that is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from corellm.engine.text_encoder import TextEncoder
+from corellm.testing.checkpoints import train_tokenizer
+
+TEXTS = st.lists(
+    st.sampled_from(["<image>", "<s>", "</s>", "Hello", " ", "\n", "été", "画像"]) | st.text(max_size=9)
+).map("".join)
+TOKENIZER = train_tokenizer(["<image>"], bos="<s>", eos="</s>", pad="</s>", add_bos=True)
+
+
+def with_truncation(tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.enable_truncation(2)
+
+
+def with_padding(tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.enable_padding(length=40)
+
+
+def with_special_tokens_split(tokenizer: Any) -> None:
+    tokenizer.split_special_tokens = True
+
+
+def as_it_is(tokenizer: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("state", [as_it_is, with_truncation, with_padding, with_special_tokens_split])
+@given(TEXTS, st.booleans())
+def test_ids_are_the_tokenizers(state: Callable[[Any], None], text: str, special: bool) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer)
+    wanted = tokenizer(text, add_special_tokens=special)["input_ids"]
+    if state is with_special_tokens_split:
+        wanted = tokenizer(text, add_special_tokens=special, split_special_tokens=True)["input_ids"]
+    state(tokenizer)
+    assert TextEncoder(tokenizer)(text, add_special_tokens=special) == wanted
+
+
+class Shouting(PreTrainedTokenizerFast):  # type: ignore[misc]
+    def _encode_plus(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+        return super()._encode_plus(text.upper(), *args, **kwargs)
+
+
+def test_a_wrapper_with_ways_of_its_own_is_asked() -> None:
+    tokenizer = Shouting(tokenizer_object=TOKENIZER.backend_tokenizer)
+    assert (
+        TextEncoder(tokenizer)("hello", add_special_tokens=False)
+        == TOKENIZER("HELLO", add_special_tokens=False)["input_ids"]
+    )
