@@ -10,16 +10,24 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import getattr_static, getdoc
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import pytest
 
 from corellm.errors import ItemLimitError, MediaError, PlaceholderError, ProcessorKwargsError, UnsupportedModalityError
 from corellm.plugins import HOOK_NAMES
 
+if TYPE_CHECKING:
+    _Failed = AssertionError
+else:
+    _Failed = pytest.fail.Exception
 
-class ContractBroken(AssertionError):
-    """A rule of the contract is broken: by which hook, what was expected, what came instead, what to change."""
+
+class ContractBroken(_Failed):
+    """A rule of the contract is broken: by which hook, what was expected, what came instead, what to change.
+
+    pytest shows these lines, and the way to them only where an error of the adapter's lies on it.
+    """
 
     def __init__(self, hook: str, rule: str, *, expected: object, got: object, fix: str) -> None:
         self.hook, self.rule, self.expected, self.got, self.fix = hook, rule, expected, got, fix
@@ -30,6 +38,15 @@ class ContractBroken(AssertionError):
             f"  got       {_indented(got)}\n"
             f"  fix       {_indented(fix)}"
         )
+
+    @property
+    def pytrace(self) -> bool:
+        """Whether pytest shows the traceback."""
+        return self.__cause__ is not None
+
+    @pytrace.setter
+    def pytrace(self, value: bool) -> None:
+        """Not for pytest to say."""
 
 
 def _indented(value: object) -> str:

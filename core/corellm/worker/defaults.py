@@ -6,7 +6,7 @@ Registered last in every model's plugin manager, so an adapter's own answer goes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +111,18 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
     return loaded
 
 
-@contextmanager
-def _progress_bar_if_long(path: Path) -> Iterator[None]:
+def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:
     """The progress bar over weights, unless there is less than a gigabyte: that is over at once."""
+    short = sum(file.stat().st_size for file in path.glob("*.safetensors")) < 2**30
+    return no_progress_bars() if short else nullcontext()
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Transformers draws none meanwhile."""
     from transformers.utils import logging
 
-    short = sum(file.stat().st_size for file in path.glob("*.safetensors")) < 2**30
-    if not (short and logging.is_progress_bar_enabled()):
+    if not logging.is_progress_bar_enabled():
         yield
         return
     logging.disable_progress_bar()

@@ -20,6 +20,7 @@ from corellm.plugins import MODELS_GROUP
 from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
 from corellm.testing.subject import Subject
+from corellm.worker.defaults import no_progress_bars
 
 USUAL_KWARGS: Sequence[Mapping[str, Any]] = (
     {"do_normalize": False},
@@ -97,7 +98,8 @@ class ContractRules(Rules):
     @classmethod
     def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A tiny checkpoint. Not to be written to."""
-        return cls.make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+        with no_progress_bars():
+            return cls.make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
     @pytest.fixture(scope="class")
     @classmethod
