@@ -237,6 +237,8 @@ def _to_float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _to_mono(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`[channels, n]` (or `[n]`) to `[n]`."""
+    if len(values) == 1:
+        return values.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later
         mono: np.ndarray[Any, Any] = values if values.ndim == 1 else values.mean(axis=0)
         return mono
