@@ -46,14 +46,31 @@ def test_ids_are_the_tokenizers(state: Callable[[Any], None], text: str, special
     assert TextEncoder(tokenizer)(text, add_special_tokens=special) == wanted
 
 
+def test_a_state_that_changes_later_is_seen() -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer)
+    encode = TextEncoder(tokenizer)
+    before = encode("Hello there", add_special_tokens=False)
+    tokenizer.backend_tokenizer.enable_padding(length=40)
+    assert encode("Hello there", add_special_tokens=False) == before
+    tokenizer._tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer)._tokenizer
+    tokenizer.add_tokens(["Hello there"])
+    assert encode("Hello there", add_special_tokens=False) == [len(tokenizer) - 1]
+
+
 class Shouting(PreTrainedTokenizerFast):  # type: ignore[misc]
     def _encode_plus(self, text: Any, *args: Any, **kwargs: Any) -> Any:
         return super()._encode_plus(text.upper(), *args, **kwargs)
 
 
-def test_a_wrapper_with_ways_of_its_own_is_asked() -> None:
-    tokenizer = Shouting(tokenizer_object=TOKENIZER.backend_tokenizer)
-    assert (
-        TextEncoder(tokenizer)("hello", add_special_tokens=False)
-        == TOKENIZER("HELLO", add_special_tokens=False)["input_ids"]
-    )
+class Prefixing(PreTrainedTokenizerFast):  # type: ignore[misc]
+    def _convert_encoding(self, *args: Any, **kwargs: Any) -> Any:
+        columns, encodings = super()._convert_encoding(*args, **kwargs)
+        return {"input_ids": [[99, *ids] for ids in columns["input_ids"]]}, encodings
+
+
+@pytest.mark.parametrize("kind", [Shouting, Prefixing])
+def test_a_wrapper_with_ways_of_its_own_is_asked(kind: Any) -> None:
+    tokenizer = kind(tokenizer_object=TOKENIZER.backend_tokenizer)
+    wanted = tokenizer("hello", add_special_tokens=False)["input_ids"]
+    assert wanted != TOKENIZER("hello", add_special_tokens=False)["input_ids"]
+    assert TextEncoder(tokenizer)("hello", add_special_tokens=False) == wanted

@@ -61,7 +61,7 @@ MUTANTS = (
         @hookimpl(wrapper=True)
         def call_hf_processor(self):
             outputs = yield
-            return {"pixel_values": outputs["pixel_values"] + hash("pixel_values") % 7}
+            return {"pixel_values": outputs["pixel_values"] + hash("pixel_values") % 10**6 / 10**6}
         """,
     ),
     LLAVA.given(

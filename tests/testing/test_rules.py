@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,57 @@ def test_a_broken_rule_says_what_to_change() -> None:
         "            5",
         "  fix       count",
     ]
+
+
+def test_a_broken_rule_prints_its_lines_and_no_more(pytester: pytest.Pytester) -> None:
+    """No traceback; but the example that was found for it, and the adapter's error that led to it."""
+    pytester.makepyfile(
+        """
+        import pytest
+        from hypothesis import given, settings, strategies as st
+        from corellm.testing import ContractBroken
+        from corellm.testing.rules import Rules
+
+        def broken():
+            return ContractBroken("get_dummy_text", "as many", expected=3, got=4, fix="count")
+
+        def test_plain():
+            raise broken()
+
+        def test_refusing():
+            part = Rules()
+            part.rule = "refusals"
+            with part.refusing("get_data_parser", "an empty file", ValueError, words="needle", fix="say so"):
+                raise ValueError("something else")
+
+        def test_with_an_example():
+            @settings(derandomize=True, database=None)
+            @given(st.integers())
+            def kept(number):
+                if number > 100:
+                    raise broken()
+            kept()
+
+        def test_with_a_cause():
+            try:
+                1 / 0
+            except ZeroDivisionError as error:
+                raise broken() from error
+
+        @pytest.mark.xfail(raises=AssertionError, strict=True)
+        def test_expected():
+            raise broken()
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=4, xfailed=1)
+    shown = result.stdout.str()
+    plain, refusing, example, cause = re.split(r"_{3,} test_\w+ _{3,}\n", shown)[1:5]
+    assert len(plain.splitlines()) == 5
+    assert "something else" in refusing
+    assert "During handling" not in refusing
+    assert "number=101" in example
+    assert "1 / 0" in cause
 
 
 def test_the_guilty_hook_is_found() -> None:

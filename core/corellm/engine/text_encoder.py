@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+_STEPS = (
+    "__call__", "_encode_plus", "_convert_encoding", "_get_padding_truncation_strategies", "backend_tokenizer",
+    "set_truncation_and_padding",
+)  # fmt: skip
+"""What of the wrapper a text passes."""
+
 
 class TextEncoder:
     """Encodes text with a checkpoint's tokenizer.
@@ -19,29 +25,31 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast
 
         self._tokenizer = tokenizer
-        kind = type(tokenizer)
-        plain = (
-            isinstance(tokenizer, PreTrainedTokenizerFast)
-            and kind.__call__ is PreTrainedTokenizerBase.__call__
-            and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
-            and not hasattr(tokenizer, "_switch_to_input_mode")
+        self._is_usual = not hasattr(tokenizer, "_switch_to_input_mode") and all(
+            getattr(type(tokenizer), step, None) is getattr(PreTrainedTokenizerFast, step) for step in _STEPS
         )
-        self._backend = tokenizer.backend_tokenizer if plain else None
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text, with what the tokenizer puts around every text or without."""
-        backend = self._backend
-        if (
-            backend is None
-            or backend.truncation is not None
-            or backend.padding is not None
-            or backend.encode_special_tokens != self._tokenizer.split_special_tokens
-        ):
-            # verbose=False: whether it is too long is for the engine to say
-            ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
-            return ids
-        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+        if self._adds_nothing():
+            encode = self._tokenizer.backend_tokenizer.encode_batch_fast
+            ids: list[int] = encode([text], add_special_tokens=add_special_tokens)[0].ids
+            if self._adds_nothing():  # still: another thread may have asked for padding meanwhile
+                return ids
+        # verbose=False: whether it is too long is for the engine to say
+        told: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        return told
+
+    def _adds_nothing(self) -> bool:
+        """Whether the wrapper would neither cut nor pad, nor change how special tokens are read."""
+        if not self._is_usual:
+            return False
+        backend = self._tokenizer.backend_tokenizer
+        return (
+            backend.truncation is None
+            and backend.padding is None
+            and backend.encode_special_tokens == self._tokenizer.split_special_tokens
+        )

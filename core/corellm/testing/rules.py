@@ -20,13 +20,15 @@ from corellm.plugins import HOOK_NAMES
 if TYPE_CHECKING:
     _Failed = AssertionError
 else:
-    _Failed = pytest.fail.Exception
+
+    class _Failed(pytest.fail.Exception, AssertionError):
+        """Of pytest's failures the one whose traceback is shown only if its `pytrace` says so."""
 
 
 class ContractBroken(_Failed):
     """A rule of the contract is broken: by which hook, what was expected, what came instead, what to change.
 
-    pytest shows these lines, and the way to them only where an error of the adapter's lies on it.
+    pytest shows these lines alone, unless an error of the adapter's led to them or an example was found for them.
     """
 
     def __init__(self, hook: str, rule: str, *, expected: object, got: object, fix: str) -> None:
@@ -41,12 +43,12 @@ class ContractBroken(_Failed):
 
     @property
     def pytrace(self) -> bool:
-        """Whether pytest shows the traceback."""
-        return self.__cause__ is not None
+        """Whether pytest shows the traceback, and with it causes and notes."""
+        return self.__cause__ is not None or bool(getattr(self, "__notes__", ()))
 
     @pytrace.setter
     def pytrace(self, value: bool) -> None:
-        """Not for pytest to say."""
+        """What pytest's own failures are made with; here it follows from the failure."""
 
 
 def _indented(value: object) -> str:
@@ -118,7 +120,7 @@ class Rules:
             fix: what to change in the adapter.
         """
         __tracebackhide__ = True
-        raise ContractBroken(hook, self.rule, expected=expected, got=got, fix=fix)
+        raise ContractBroken(hook, self.rule, expected=expected, got=got, fix=fix) from None
 
     def require(self, kept: bool, hook: str, *, expected: object, got: object, fix: str) -> None:
         """`fail` unless `kept`."""
@@ -148,17 +150,17 @@ class Rules:
         __tracebackhide__ = True
         names = " or ".join(kind.__name__ for kind in kinds)
         expected = f"{what} is refused with {names}" + (f" that says {words!r}" if words else "")
+        told: str | None = None
         try:
             yield
         except kinds as error:
             told = str(error)
-            self.require(words in told and "\n" not in told, hook, expected=expected, got=told, fix=fix)
-            return
         except Exception as error:
             raise ContractBroken(
                 hook, self.rule, expected=expected, got=f"{type(error).__name__}: {error}", fix=fix
             ) from error
-        self.fail(hook, expected=expected, got="it was accepted", fix=fix)
+        kept = told is not None and words in told and "\n" not in told
+        self.require(kept, hook, expected=expected, got=told or "it was accepted", fix=fix)
 
 
 def _own_members(contract: type[Rules]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def apply_prompt_updates(
         ContractError: the adapter's updates cannot be applied whatever the prompt.
     """
     prompt = _read_prompt(token_ids)
+    updates = tuple(updates)
     resolver = PromptResolver(tokenize)
     reserved = dict(placeholder_token_ids or {})
     alternatives = resolver.alternatives(updates, counts, reserved.values())
@@ -183,7 +184,8 @@ def _assemble(
     prompt: str, edits: Iterable[Edit], counts: Mapping[str, int]
 ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
     """Carry out the edits. An insertion comes before a replacement at the same position."""
-    given, token_ids = as_token_ids(prompt), list[int]()
+    given = as_token_ids(prompt)
+    token_ids: list[int] = []
     placeholders: dict[tuple[str, int], PlaceholderRange] = {}
     position = 0
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):

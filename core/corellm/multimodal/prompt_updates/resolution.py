@@ -37,11 +37,11 @@ class Target:
     chars: str = ""
     """The tokens to find, or the prefix."""
     declared: PromptSeq = field(default=(), compare=False)
-    """The same as the adapter gave it."""
+    """These tokens as the adapter gave them: text or ids."""
 
     @property
     def label(self) -> str:
-        """The same for a message: `'<image>' (token 32000)`."""
+        """The tokens for a message: `'<image>' (token 32000)`."""
         ids = ", ".join(str(ord(c)) for c in self.chars[:4])
         more = f", ... ({len(self.chars)} of them)" if len(self.chars) > 4 else ""
         tokens = f"{'token' if len(self.chars) == 1 else 'tokens'} {ids}{more}"

@@ -11,7 +11,6 @@ one picture and takes a second one's patches for more of the first, so one pictu
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
@@ -41,6 +40,7 @@ class Fuyu:
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
+        self._added: tuple[list[int], list[int]] | None = None
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
@@ -95,22 +95,18 @@ class Fuyu:
         """Beside a picture the tokenizer's own prefix is left out, and the answer begins."""
         if not mm_counts:
             return token_ids
-        prefix, answer = self._prefix, self._answer
+        prefix, answer = self._added_tokens()
         if prefix and token_ids[: len(prefix)] == prefix:
             token_ids = token_ids[len(prefix) :]
-        return [*token_ids, answer[-1]] if token_ids else [*answer]  # alone, it has the tokenizer's word mark before it
+        return [*token_ids, answer[-1]] if token_ids else [*answer]  # alone, it has the word mark before it
 
-    @cached_property
-    def _prefix(self) -> list[int]:
-        """What the tokenizer puts before every text."""
-        ids: list[int] = self.context.tokenizer("")["input_ids"]
-        return ids
-
-    @cached_property
-    def _answer(self) -> list[int]:
-        """The token at which the answer begins, behind a word mark if the tokenizer puts one before every text."""
-        ids: list[int] = self.context.tokenizer(_BEGIN_ANSWER, add_special_tokens=False)["input_ids"]
-        return ids
+    def _added_tokens(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before every text, and the answer's beginning with the word mark it puts there."""
+        if self._added is None:
+            tokenizer = self.context.tokenizer
+            answer = tokenizer(_BEGIN_ANSWER, add_special_tokens=False)["input_ids"]
+            self._added = tokenizer("")["input_ids"], answer
+        return self._added
 
     @hookimpl(wrapper=True)
     def call_hf_processor(self) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
