@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from corellm.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -54,12 +56,18 @@ class ModelConfig:
     """Distribution whose adapter to use, where several claim the architecture (`corellm-llava`)."""
     dtype: str = "auto"
     """`auto` takes the checkpoint's; or float32, bfloat16, float16."""
+    device: str = "auto"
+    """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output together; None for what the model was trained for."""
     trust_remote_code: bool = False
     """Run Python code from the checkpoint (configuration and tokenizer). Off: such checkpoints are refused."""
     attention_backend: str | None = None
     """Name of an attention backend; None for the best one on this machine."""
+    fuse_layers: bool = True
+    """On GPUs, replace layers of the model by faster ones that were seen to compute the same."""
+    enforce_eager: bool = False
+    """On GPUs, run every step anew instead of recording decode steps as CUDA graphs: slower, quicker to start."""
     seed: int = 0
     """Seed of requests that bring none."""
 
@@ -69,7 +77,10 @@ class ModelConfig:
         _one_of("dtype", self.dtype, DTYPES)
         if self.max_model_len is not None:
             _positive("max_model_len", self.max_model_len)
-        _boolean("trust_remote_code", self.trust_remote_code)
+        for name in ("trust_remote_code", "fuse_layers", "enforce_eager"):
+            _boolean(name, getattr(self, name))
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
         _positive("seed", self.seed, minimum=-(2**63))
 
 
@@ -80,7 +91,12 @@ class CacheConfig:
     block_size: int = 16
     """Tokens per block."""
     kv_cache_memory: int | None = None
-    """Bytes for KV blocks; None for a share of what is free."""
+    """Bytes for KV blocks; None for what `gpu_memory_utilization` leaves, on the CPU for a share of what is free."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory to use, for weights, the busiest step and KV blocks together."""
+    kv_cache_dtype: str = "auto"
+    """Type of keys and values in the cache: `auto` for the model's; int8 or fp8 take half the memory of half precision,
+    with a factor for every token and head. GPUs only."""
     num_kv_blocks: int | None = None
     """Number of KV blocks; overrides `kv_cache_memory`."""
     swap_space: float = 4.0
@@ -95,6 +111,12 @@ class CacheConfig:
         if self.num_kv_blocks is not None:
             _positive("num_kv_blocks", self.num_kv_blocks)
         _not_negative("swap_space", self.swap_space)
+        _not_negative("gpu_memory_utilization", self.gpu_memory_utilization)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
+            )
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _boolean("enable_prefix_caching", self.enable_prefix_caching)
 
 

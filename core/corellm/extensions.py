@@ -20,6 +20,9 @@ from corellm.hookspecs import PROJECT_NAME
 if TYPE_CHECKING:
     import argparse
 
+    import torch
+    from torch import nn
+
     from corellm.hookspecs import ModelContext
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -30,6 +33,21 @@ def register_attention_backends() -> dict[str, str] | None:
     """Offer attention backends: `{name: "module:Class"}`, the class a `corellm.attention.AttentionBackend`.
 
     Named by string, so that a backend's module (and what it imports) is loaded only when it is chosen.
+    """
+
+
+@_hookspec
+def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
+    """Replace layers of a model that was just loaded by faster ones that compute the same.
+
+    Called once per loaded model, if the operator has not switched it off (`fuse_layers=False`).
+
+    Args:
+        model: what the adapter's `load_model` gave, on the device; changed in place.
+        device, dtype: of the model.
+
+    Returns:
+        What was replaced, for people: `["32 x LlamaAttention"]`. None, and nothing changed, where it does not apply.
     """
 
 

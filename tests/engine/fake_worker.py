@@ -16,7 +16,7 @@ from corellm.engine.request import Request
 from corellm.errors import EncoderError, RequestFailedError
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
+from corellm.worker.batch import UNKNOWN, NewSequence, ScheduledBatch, SequenceChunk, StepResult
 
 VOCABULARY = 40
 EOS = 0
@@ -132,6 +132,18 @@ class FakeWorker:
                 self._compute(chunk, result)
         return result
 
+    def execute_ahead(self, batch: ScheduledBatch, before: StepResult) -> StepResult:
+        """Run a step that was scheduled before the results of the last one, `before`, were taken in."""
+        assert batch == ScheduledBatch(chunks=batch.chunks), "more than decodes is scheduled ahead"
+        result = StepResult()
+        for chunk in batch.chunks:
+            assert list(chunk.token_ids) == [UNKNOWN]
+            if chunk.request_id in before.sampled:
+                self._compute(chunk, result, [before.sampled[chunk.request_id]])
+            else:
+                self._kv[self._slot(chunk, chunk.start)] = GARBAGE
+        return result
+
     def _copy_blocks(self, batch: ScheduledBatch) -> None:
         for device, host in batch.swap_out:
             self._host[host] = [self._kv.get(slot) for slot in self._slots(device)]
@@ -168,12 +180,13 @@ class FakeWorker:
         found = (embedding_at(features, position) for position in positions)
         return {embedding[0] for embedding in found if embedding} - self.encoder_outputs.keys()
 
-    def _compute(self, chunk: SequenceChunk, result: StepResult) -> None:
+    def _compute(self, chunk: SequenceChunk, result: StepResult, sampled: Sequence[int] = ()) -> None:
         sequence = self.sequences[chunk.request_id]
-        tokens = [*sequence.prompt_token_ids, *sequence.output_token_ids]
+        tokens = [*sequence.prompt_token_ids, *sequence.output_token_ids, *sampled]
         stop = chunk.start + chunk.num_tokens
         assert chunk.num_tokens > 0
-        assert list(chunk.token_ids) == tokens[chunk.start : stop], "the chunk has other tokens than the sequence"
+        if not sampled:
+            assert list(chunk.token_ids) == tokens[chunk.start : stop], "the chunk has other tokens than the sequence"
         assert chunk.samples == (stop == len(tokens))
         assert 0 not in chunk.block_table, "the null block is in a block table"
         assert not self._missing_items(chunk), f"no encoder output of {self._missing_items(chunk)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
@@ -68,6 +69,8 @@ class Simulation:
         )
         self.worker = FakeWorker(setup.block_size, setup.encoder_capacity)
         self.requests: list[Request] = []
+        self.num_ahead = 0
+        self._ahead: tuple[ScheduledBatch, StepResult] | None = None
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -84,6 +87,27 @@ class Simulation:
         self.check_integrity()
         self.now += 1.0
         return changed
+
+    def step_ahead(self, between: Callable[[], None] = lambda: None, **faults: Any) -> ScheduledBatch:
+        """One whole step, with the next one run before its results are taken in, wherever that is possible.
+
+        `between` is called after that, before the results are taken in.
+        """
+        if self._ahead is None:
+            batch = self.schedule()
+            result = self.worker.execute(batch, **faults)
+        else:
+            batch, result = self._ahead
+        ahead = self.scheduler.schedule_ahead()
+        self._ahead = None if ahead is None else (ahead, self.worker.execute_ahead(ahead, result))
+        self.num_ahead += ahead is not None
+        self.check_integrity()
+        between()
+        self.update(batch, result)
+        if self._ahead is not None and not self.scheduler.has_unfinished_requests():
+            self.update(*self._ahead)
+            self._ahead = None
+        return batch
 
     def step(self, **faults: Any) -> ScheduledBatch:
         """One whole step; `faults` go to `FakeWorker.execute`."""
@@ -177,8 +201,11 @@ def random_request(rng: Random, name: str) -> Request:
     )
 
 
-def run_random(rng: Random, *, num_requests: int, faults: float = 0.0, **fixed: Any) -> Simulation:
-    """Random requests on a random engine to their end, with aborts and failures at the rate `faults` per step."""
+def run_random(rng: Random, *, num_requests: int, faults: float = 0.0, ahead: bool = False, **fixed: Any) -> Simulation:
+    """Random requests on a random engine to their end, with aborts and failures at the rate `faults` per step.
+
+    With `ahead` each step is followed by the next before its results are taken in, wherever that is possible.
+    """
     simulation = Simulation(random_setup(rng, **fixed))
     scheduler = simulation.scheduler
     coming = [random_request(rng, f"r{index}") for index in range(num_requests)]
@@ -187,14 +214,18 @@ def run_random(rng: Random, *, num_requests: int, faults: float = 0.0, **fixed: 
         while coming and rng.random() < 0.5:
             simulation.add(coming.pop(0))
         _abort_some(rng, simulation, faults)
-        runnable = scheduler.has_unfinished_requests()
-        batch = simulation.schedule()
-        assert batch.chunks or not runnable, "a step without progress while work is runnable"
-        _abort_some(rng, simulation, faults)  # between `schedule` and `update`
         broken = [f"image-{number}" for number in range(5) if rng.random() < faults]
-        simulation.update(
-            batch, simulation.worker.execute(batch, fails=lambda _: rng.random() < faults / 4, broken=broken)
-        )
+        if ahead:
+            simulation.step_ahead(
+                lambda: _abort_some(rng, simulation, faults), fails=lambda _: rng.random() < faults / 4, broken=broken
+            )
+        else:
+            runnable = scheduler.has_unfinished_requests()
+            batch = simulation.schedule()
+            assert batch.chunks or not runnable, "a step without progress while work is runnable"
+            _abort_some(rng, simulation, faults)  # between `schedule` and `update`
+            result = simulation.worker.execute(batch, fails=lambda _: rng.random() < faults / 4, broken=broken)
+            simulation.update(batch, result)
         steps += 1
         assert steps < 5_000, "the simulation does not end"
     simulation.check_end()

@@ -27,11 +27,22 @@ def test_random_load_on_tiny_caches(block_of_seeds: int) -> None:
         run_random(rng, num_requests=rng.randint(1, 14), faults=rng.choice([0.0, 0.0, 0.05]))
 
 
+@pytest.mark.parametrize("block_of_seeds", range(2))
+def test_random_load_with_steps_ahead(block_of_seeds: int) -> None:
+    """The same with every step followed by the next before its tokens are known, wherever that is possible."""
+    num_ahead = 0
+    for seed in range(100 * block_of_seeds, 100 * block_of_seeds + 100):
+        rng = Random(seed)
+        faults = rng.choice([0.0, 0.0, 0.05])
+        num_ahead += run_random(rng, num_requests=rng.randint(1, 14), faults=faults, ahead=True).num_ahead
+    assert num_ahead > 500
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(st.randoms(use_true_random=False), st.integers(1, 8), st.sampled_from([0.0, 0.1]))
-def test_any_load_ends(rng: Random, num_requests: int, faults: float) -> None:
+@given(st.randoms(use_true_random=False), st.integers(1, 8), st.sampled_from([0.0, 0.1]), st.booleans())
+def test_any_load_ends(rng: Random, num_requests: int, faults: float, ahead: bool) -> None:
     """The same, drawn by hypothesis, so that a failure is shrunk."""
-    run_random(rng, num_requests=num_requests, faults=faults)
+    run_random(rng, num_requests=num_requests, faults=faults, ahead=ahead)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

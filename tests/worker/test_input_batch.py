@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, SequenceChunk
-from corellm.worker.input_batch import SequenceState, build_flat_batch
+from corellm.worker.input_batch import SequenceState, lay_out
 from corellm.worker.sampling_state import SamplingState
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def test_slots_positions_and_tables(spans: list[tuple[int, int]], block_size: in
         slots += [table[t // block_size] * block_size + t % block_size for t in range(start, start + n)]
         positions += list(range(start, start + n))
         ids += tokens
-    flat = build_flat_batch(chunks, states, block_size, CPU)
+    flat = lay_out(chunks, states, block_size).to(CPU)
     assert flat.input_ids.tolist() == ids
     assert flat.positions.tolist() == [positions]
     assert flat.metadata.slot_mapping.tolist() == slots
@@ -57,7 +57,7 @@ def test_block_table_grows_with_the_engine() -> None:
     for step in range(100):
         table.append(1000 - step)
         chunk = SequenceChunk("r", step, 1, [5], table, samples=True)
-        flat = build_flat_batch([chunk], [state], 1, CPU)
+        flat = lay_out([chunk], [state], 1).to(CPU)
         assert flat.metadata.block_tables.tolist() == [table]
 
 
@@ -70,6 +70,6 @@ def test_mrope_positions_and_decode_offset() -> None:
         SequenceChunk("text", 9, 1, [1], [1, 2, 3], samples=True),
         SequenceChunk("mrope", 2, 4, [1, 2, 3, 4], [4, 5], samples=True),
     ]
-    flat = build_flat_batch(chunks, [make_state(), mrope], 4, CPU)
+    flat = lay_out(chunks, [make_state(), mrope], 4).to(CPU)
     assert flat.positions.shape == (3, 1, 5)
     assert flat.positions[:, 0].tolist() == [[9, 1, 2, 3, 4], [9, 2, 2, 3, 4], [9, 1, 2, 3, 4]]

@@ -8,7 +8,9 @@ import torch
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError
 from corellm.worker.kv_cache import KVCache, LayerLayout, block_bytes, choose_num_blocks
+from corellm.worker.memory import DeviceMemory
 
+MEMORY = DeviceMemory(torch.device("cpu"), 0.9)
 LAYOUT = {0: LayerLayout(2, 8, 8), 3: LayerLayout(1, 4, 6)}
 
 
@@ -19,12 +21,12 @@ def test_block_bytes_counts_every_layer() -> None:
 
 def test_number_of_blocks() -> None:
     """The number given wins; then the memory; never more than could be used; the null block is extra."""
-    assert choose_num_blocks(CacheConfig(num_kv_blocks=7), 100, 10**6) == 8
-    assert choose_num_blocks(CacheConfig(kv_cache_memory=1000), 100, 10**6) == 11
-    assert choose_num_blocks(CacheConfig(kv_cache_memory=10**9), 100, 33) == 4
-    assert choose_num_blocks(CacheConfig(), 100, 64) == 5
+    assert choose_num_blocks(CacheConfig(num_kv_blocks=7), 100, 10**6, MEMORY) == 8
+    assert choose_num_blocks(CacheConfig(kv_cache_memory=1000), 100, 10**6, MEMORY) == 11
+    assert choose_num_blocks(CacheConfig(kv_cache_memory=10**9), 100, 33, MEMORY) == 4
+    assert choose_num_blocks(CacheConfig(), 100, 64, MEMORY) == 5
     with pytest.raises(ConfigError, match="99 bytes does not hold one block of 100 bytes"):
-        choose_num_blocks(CacheConfig(kv_cache_memory=99), 100, 64)
+        choose_num_blocks(CacheConfig(kv_cache_memory=99), 100, 64, MEMORY)
 
 
 def test_swapping_round_trip() -> None:

@@ -28,7 +28,7 @@ class AttentionMetadata:
     query_start_loc: Tensor
     """`[num_seqs + 1]` int32: sequence `i` has the query tokens `query_start_loc[i]:query_start_loc[i + 1]`."""
     seq_lens_tensor: Tensor
-    """`[num_seqs]` int32: `seq_lens` on the device."""
+    """`[num_seqs]` int32 or int64: `seq_lens` on the device."""
     block_tables: Tensor
     """`[num_seqs, max_blocks]` int64: rows padded with the null block 0."""
     slot_mapping: Tensor
@@ -37,10 +37,16 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """The KV cache of one layer: two tensors `[num_blocks, block_size, num_kv_heads, head_size]`."""
+    """The KV cache of one layer: two tensors `[num_blocks, block_size, num_kv_heads, head_size]`.
+
+    If they are quantized (int8, float8_e4m3fn), every token's head has a factor of its own, by which what is stored is
+    to be multiplied: two tensors `[num_blocks, block_size, num_kv_heads]`, float32.
+    """
 
     key: Tensor
     value: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
 
     @property
     def block_size(self) -> int:
@@ -53,6 +59,35 @@ class LayerCache:
         self.value.flatten(0, 1).index_copy_(0, slot_mapping, value)
 
 
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions still to be applied to queries and keys, as transformers' `rotate_half` does (neox style).
+
+    The first `rotary_size` channels of each head are rotated, the rest stays.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    """Both `[num_tokens, rotary_size]`, or `[3, num_tokens, rotary_size]` with `sections`."""
+    sections: tuple[int, int, int] | None = None
+    """For M-RoPE: how many channels of each half go by the position in time, height and width."""
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """`[num_tokens, heads, head_size]`, rotated."""
+        cos, sin = self._of_token(self.cos), self._of_token(self.sin)
+        turned, rest = torch.split(x, [cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
+        first, second = turned.chunk(2, dim=-1)
+        rotated = turned * cos + torch.cat([-second, first], dim=-1) * sin
+        return torch.cat([rotated.to(x.dtype), rest], dim=-1)
+
+    def _of_token(self, angles: Tensor) -> Tensor:
+        """`[num_tokens, 1, rotary_size]`."""
+        if self.sections is None:
+            return angles[:, None]
+        parts = torch.split(angles, [*self.sections, *self.sections], dim=-1)
+        return torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1)[:, None]
+
+
 class AttentionBackend(ABC):
     """Computes causal attention of a flat batch over the paged cache.
 
@@ -62,11 +97,20 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     priority: ClassVar[int] = 0
     """Among the backends that support a device and dtype, the highest is chosen."""
+    recordable: ClassVar[bool] = False
+    """Whether for batches of decodes `forward` depends on tensors alone, so that it can be recorded as a CUDA graph."""
+    rotates: ClassVar[bool] = False
+    """Whether `forward` is to apply rotary positions itself, where it is given them."""
 
     @classmethod
     @abstractmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
         """Say why this backend cannot run there; None if it can."""
+
+    @classmethod
+    def quantized_dtypes(cls, device: torch.device) -> tuple[torch.dtype, ...]:
+        """Types of quantized caches that it reads and writes there."""
+        return ()
 
     @abstractmethod
     def forward(
@@ -79,16 +123,18 @@ class AttentionBackend(ABC):
         *,
         scale: float,
         sliding_window: int | None = None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """Write the step's keys and values into the cache and attend.
 
         Args:
-            query: `[num_tokens, num_heads, head_size]`, positions already encoded.
+            query: `[num_tokens, num_heads, head_size]`, positions already encoded; may be overwritten.
             key, value: `[num_tokens, num_kv_heads, head_size]`; `num_heads` is a multiple of `num_kv_heads`.
             cache: this layer's; written to.
             metadata: of this step.
             scale: factor on the scores.
             sliding_window: each query sees at most this many tokens, itself included; None for all.
+            rotary: to be applied to query and key first. Only backends that say `rotates` are given any.
 
         Returns:
             `[num_tokens, num_heads, head_size]`.

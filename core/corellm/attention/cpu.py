@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
 from corellm.attention.reference import causal_mask
 
 _SCRATCH_BYTES = 8 << 20
@@ -43,6 +43,7 @@ class CpuAttention(AttentionBackend):
         *,
         scale: float,
         sliding_window: int | None = None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         cache.write(key, value, metadata.slot_mapping)

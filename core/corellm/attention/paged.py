@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
 from corellm.errors import ContractError
 
 ATTENTION_NAME = "corellm_paged"
@@ -25,9 +25,19 @@ class PagedStep(Protocol):
     """What travels through a forward pass as `paged`."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        sliding_window: int | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
-        """Attend in one layer: flat tensors `[num_tokens, heads, head_size]` in, one of the query's shape out."""
+        """Attend in one layer: flat tensors `[num_tokens, heads, head_size]` in, one of the query's shape out.
+
+        Layers that leave their rotary positions to the backend hand them over as `rotary`.
+        """
         ...
 
 
@@ -40,12 +50,22 @@ class PagedAttention:
     metadata: AttentionMetadata
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        sliding_window: int | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See `PagedStep`."""
+        if rotary is not None and not self.backend.rotates:
+            query, key, rotary = rotary.rotate(query), rotary.rotate(key), None
         return self.backend.forward(
-            query, key, value, self.caches[layer], self.metadata, scale=scale, sliding_window=sliding_window
-        )
+            query, key, value, self.caches[layer], self.metadata,
+            scale=scale, sliding_window=sliding_window, rotary=rotary,
+        )  # fmt: skip
 
 
 def paged_attention(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
 
 
 def causal_mask(query_len: int, seq_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
@@ -43,6 +43,7 @@ class ReferenceAttention(AttentionBackend):
         *,
         scale: float,
         sliding_window: int | None = None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         cache.write(key, value, metadata.slot_mapping)

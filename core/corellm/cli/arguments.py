@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.media import MediaFile, open_file, sort_words
-from corellm.config import DTYPES, CacheConfig, ModelConfig, SchedulerConfig
+from corellm.config import DTYPES, KV_CACHE_DTYPES, CacheConfig, ModelConfig, SchedulerConfig
 from corellm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -47,7 +47,19 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--mm-processor-kwargs", type=_processor_arguments, default={}, metavar="JSON",
         help="arguments of the model's processor, e.g. '{\"max_pixels\": 200704}'",
     )  # fmt: skip
+    group.add_argument(
+        "--device", metavar="NAME", default=glossary["device"], help="cpu, cuda or cuda:N (default: auto)"
+    )
     group.add_argument("--kv-cache-memory", type=int, metavar="BYTES", help="memory for the KV cache")
+    group.add_argument(
+        "--gpu-memory-utilization", type=float, metavar="SHARE", default=glossary["gpu_memory_utilization"],
+        help="share of a GPU's memory to use (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-cache-dtype", choices=KV_CACHE_DTYPES, default=glossary["kv_cache_dtype"],
+        help="type of the KV cache on GPUs (default: the model's)",
+    )  # fmt: skip
+    group.add_argument("--enforce-eager", action="store_true", help="on GPUs, without CUDA graphs: quicker to start")
     group.add_argument("--trust-remote-code", action="store_true", help="run Python code from the checkpoint")
 
 
@@ -111,6 +123,8 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
     config = EngineConfig.from_kwargs(
         model=args.model, dtype=args.dtype, max_model_len=args.max_model_len, adapter=args.adapter,
         revision=args.revision, kv_cache_memory=args.kv_cache_memory, trust_remote_code=args.trust_remote_code,
+        device=args.device, gpu_memory_utilization=args.gpu_memory_utilization, kv_cache_dtype=args.kv_cache_dtype,
+        enforce_eager=args.enforce_eager,
         mm_processor_kwargs=args.mm_processor_kwargs, max_num_seqs=1,
     )  # fmt: skip
     return LLMEngine(config, check_encoders=check_encoders)

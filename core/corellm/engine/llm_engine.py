@@ -58,6 +58,8 @@ class LLMEngine:
         self.num_generated_tokens = 0
         self._ids = itertools.count()
         self._failed_steps = 0
+        self._ahead: tuple[ScheduledBatch, Any] | None = None
+        """The step after the last one, if it was handed to the device already."""
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
@@ -154,21 +156,32 @@ class LLMEngine:
         Raises:
             EngineDeadError: it was shut down, or forward passes keep failing; the engine serves nobody any more.
         """
-        batch = self.scheduler.schedule()
-        result = self._execute(batch)
+        (batch, running), self._ahead = self._ahead or self._launch(), None
+        ahead = self._launch_ahead(running)
+        result = self._wait(batch, running)
         changed = self.scheduler.update(batch, result)
-        self.num_generated_tokens += len(result.sampled)
+        self._ahead = ahead  # not before the update: if that is interrupted, neither step has happened
+        self.num_generated_tokens += sum(request.request_id in result.sampled for request in changed)
         outputs, stopped = self.output_processor.process(changed, batch, result)
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
         if not self.scheduler.has_unfinished_requests():
-            self.runner.execute(
-                self.scheduler.schedule()
-            )  # nothing to compute: the worker only lets go of the last ones
+            self._settle()
         return outputs
 
-    def _execute(self, batch: ScheduledBatch) -> StepResult:
-        """Run the worker. Requests may fail; only if all do, and the model does not run without them, that counts."""
-        result: StepResult = self.runner.execute(batch)
+    def _launch(self) -> tuple[ScheduledBatch, Any]:
+        batch = self.scheduler.schedule()
+        return batch, self.runner.launch(batch)
+
+    def _launch_ahead(self, running: Any) -> tuple[ScheduledBatch, Any] | None:
+        """Hand the next step to the device before the last one's tokens are here, if that is possible."""
+        if not running.is_recorded:
+            return None
+        batch = self.scheduler.schedule_ahead()
+        return None if batch is None else (batch, self.runner.launch_ahead(batch, running))
+
+    def _wait(self, batch: ScheduledBatch, running: Any) -> StepResult:
+        """What came of a step. Requests may fail; only if all do, and the model does not run without, that counts."""
+        result: StepResult = running.wait()
         if not batch.chunks:
             return result
         if len(result.failed) < len(batch.chunks) or self.runner.is_healthy():
@@ -179,6 +192,14 @@ class LLMEngine:
             last = next(iter(result.failed.values()))
             raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {last}") from last
         return result
+
+    def _settle(self) -> None:
+        """Nobody is left: end the step that was begun for nothing, and have the worker let go of the last ones."""
+        if self._ahead is not None:
+            batch, running = self._ahead
+            self._ahead = None
+            self.scheduler.update(batch, running.wait())
+        self.runner.execute(self.scheduler.schedule())
 
     def shutdown(self) -> None:
         """Free the model and the caches. The engine cannot be used after."""

@@ -6,7 +6,7 @@ The order is that of the cheapest refusal first: a missing plugin is named befor
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.attention.registry import select_backend
 from corellm.config import EngineConfig
@@ -23,22 +24,25 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.scheduler import Scheduler
+from corellm.engine.sizing import Sizes, plan_sizes, token_budget, wanted_len
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugins import ask_class, build_manager, find_adapter, load_extensions
 from corellm.worker import checkpoint as checkpoints
+from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import ModelDefaults, freeze, model_width
-from corellm.worker.kv_cache import KVCache, LayerLayout, block_bytes, choose_num_blocks, probe_decoder
+from corellm.worker.graphs import CudaGraph
+from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype, probe_decoder
+from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_TOKEN_BUDGET = 2048
 
 
 @dataclass
@@ -66,16 +70,6 @@ class _Weights:
     """Width of the logits."""
     embedding_size: int
     """Token ids that can be embedded."""
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """How much of everything: blocks on the device and on the host, tokens per sequence and per step."""
-
-    num_blocks: int
-    num_host_blocks: int
-    max_model_len: int
-    token_budget: int
 
 
 def load(config: EngineConfig, *, check_encoders: bool = True) -> LoadedModel:
@@ -111,21 +105,52 @@ def _at_load(model: str) -> Iterator[None]:
 
 def _load(config: EngineConfig) -> LoadedModel:
     context, hooks, namespace = _open_model(config)
-    weights = _load_weights(hooks, context)
-    sizes = _plan_sizes(config, context, weights)
-    context.max_model_len = sizes.max_model_len
+    backend = select_backend(context.device, context.dtype, config.model.attention_backend)
+    kv_dtype = cache_dtype(config.cache.kv_cache_dtype, context.dtype)
+    if kv_dtype in QUANTIZED and kv_dtype not in backend.quantized_dtypes(context.device):
+        raise ConfigError(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the attention backend {backend.name!r} has no such cache "
+            f"on {context.device}; leave it out"
+        )
+    memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
+    with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
+        weights = _load_weights(config, hooks, context)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
-    mm_processor = MultiModalProcessor(
-        hooks,
-        config.multimodal,
-        # adapters write the same few texts into every prompt
-        tokenize=lru_cache(maxsize=256)(partial(TextEncoder(context.tokenizer), add_special_tokens=False)),
-        token_text=context.tokenizer.convert_ids_to_tokens,
-        namespace=namespace,
-        seq_len=sizes.max_model_len,
-        executor=executor,
-    )
-    runner = _make_runner(config, context, hooks, weights, sizes)
+
+    def make_processor(max_model_len: int) -> MultiModalProcessor:
+        context.max_model_len = max_model_len
+        return MultiModalProcessor(
+            hooks,
+            config.multimodal,
+            # adapters write the same few texts into every prompt
+            tokenize=lru_cache(maxsize=256)(partial(TextEncoder(context.tokenizer), add_special_tokens=False)),
+            token_text=context.tokenizer.convert_ids_to_tokens,
+            namespace=namespace,
+            seq_len=max_model_len,
+            executor=executor,
+        )
+
+    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
+    wanted = wanted_len(config, context.hf_config)
+    mm_processor = make_processor(wanted)
+    with memory.explaining(
+        "the busiest step",
+        "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
+    ):
+        memory.rehearse(
+            lambda: make_runner(num_blocks=1).rehearse(
+                token_budget(config, wanted), config.scheduler.max_num_seqs, wanted, mm_processor.profile.features
+            )
+        )
+    bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
+    sizes = plan_sizes(config, context.hf_config, bytes_per_block, memory)
+    if sizes.max_model_len != wanted:
+        mm_processor = make_processor(sizes.max_model_len)
+    with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
+        runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
+    if backend.recordable and context.device.type == "cuda" and not config.model.enforce_eager:
+        with memory.explaining("CUDA graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
+            _record_graphs(config, context, runner, sizes, mm_processor.profile.features)
     return LoadedModel(
         context=context,
         input_processor=InputProcessor(
@@ -145,8 +170,8 @@ def _load(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _load_weights(hooks: Any, context: ModelContext) -> _Weights:
-    """Load the model and find its decoder, layout and widths."""
+def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _Weights:
+    """Load the model, make it faster, and find its decoder, layout and widths."""
     register_attention()
     model = hooks.load_model(
         load_config=LoadConfig(
@@ -158,8 +183,12 @@ def _load_weights(hooks: Any, context: ModelContext) -> _Weights:
         )
     )
     freeze(model)
+    if config.model.fuse_layers:
+        for replaced in load_extensions().hook.fuse_layers(model=model, device=context.device, dtype=context.dtype):
+            logger.info("fused: %s", "; ".join(replaced) or "nothing")
     language_model = hooks.get_language_model(model=model)
-    width = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).shape[-1]
+    token = torch.zeros(1, dtype=torch.long, device=context.device)
+    width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
     layout, hidden = probe_decoder(language_model, width, context.dtype, context.device)
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     embedding_size = model_width(model)
@@ -168,22 +197,7 @@ def _load_weights(hooks: Any, context: ModelContext) -> _Weights:
     return _Weights(model, language_model, layout, width, vocab_size, embedding_size)
 
 
-def _plan_sizes(config: EngineConfig, context: ModelContext, weights: _Weights) -> _Sizes:
-    """Divide the memory: as many blocks as fit and could be used, and what follows from their number."""
-    block_size = config.cache.block_size
-    bytes_per_block = block_bytes(weights.layout, block_size, context.dtype)
-    wanted_len = config.model.max_model_len or checkpoints.default_max_model_len(context.hf_config)
-    num_blocks = choose_num_blocks(config.cache, bytes_per_block, config.scheduler.max_num_seqs * wanted_len)
-    max_model_len = _max_model_len(config, context.hf_config, (num_blocks - 1) * block_size)
-    budget = _token_budget(config, max_model_len)
-    logger.info(
-        "%s: %d KV blocks of %d tokens (%.2f GiB), sequences of up to %d tokens, %d tokens per step",
-        config.model.model, num_blocks - 1, block_size, num_blocks * bytes_per_block / 2**30, max_model_len, budget,
-    )  # fmt: skip
-    return _Sizes(num_blocks, _swap_blocks(config, bytes_per_block, num_blocks), max_model_len, budget)
-
-
-def _make_scheduler(config: EngineConfig, sizes: _Sizes, largest_item: int) -> Scheduler:
+def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Scheduler:
     """The scheduler with its block manager and encoder cache, which holds at least the largest item."""
     wished = config.scheduler.encoder_cache_size
     return Scheduler(
@@ -201,7 +215,15 @@ def _make_scheduler(config: EngineConfig, sizes: _Sizes, largest_item: int) -> S
 
 
 def _make_runner(
-    config: EngineConfig, context: ModelContext, hooks: Any, weights: _Weights, sizes: _Sizes
+    config: EngineConfig,
+    context: ModelContext,
+    hooks: Any,
+    weights: _Weights,
+    backend: AttentionBackend,
+    kv_dtype: torch.dtype,
+    *,
+    num_blocks: int,
+    num_host_blocks: int = 0,
 ) -> ModelRunner:
     """The worker, with the KV cache allocated."""
     block_size = config.cache.block_size
@@ -209,14 +231,33 @@ def _make_runner(
         hooks,
         weights.model,
         weights.language_model,
-        KVCache(weights.layout, sizes.num_blocks, block_size, context.dtype, context.device, sizes.num_host_blocks),
-        select_backend(context.device, context.dtype, config.model.attention_backend),
+        KVCache(weights.layout, num_blocks, block_size, kv_dtype, context.device, num_host_blocks),
+        backend,
         block_size=block_size,
         vocab_size=weights.vocab_size,
         embedding_width=hooks.get_multimodal_embedding_width(model=weights.model) or weights.hidden_size,
         dtype=context.dtype,
         device=context.device,
         seed=config.model.seed,
+    )
+
+
+def _record_graphs(
+    config: EngineConfig,
+    context: ModelContext,
+    runner: ModelRunner,
+    sizes: Sizes,
+    features: Sequence[MultiModalFeature],
+) -> None:
+    """Record decode steps of all sizes, and encoders of items that all have one."""
+    rotary = getattr(context.hf_config.get_text_config(), "rope_parameters", None) or {}
+    pool = torch.cuda.graph_pool_handle()
+    runner.encoders.record_graphs(features, lambda: CudaGraph(pool))
+    runner.record_graphs(
+        graph_sizes(config.scheduler.max_num_seqs),
+        max_blocks=-(-sizes.max_model_len // config.cache.block_size),
+        position_rows=3 if "mrope_section" in rotary else 1,
+        make_graph=lambda: CudaGraph(pool),
     )
 
 
@@ -237,7 +278,7 @@ def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...
         hf_config=hf_config,
         tokenizer=tokenizer,
         dtype=checkpoints.resolve_dtype(config.model.dtype, hf_config),
-        device=torch.device("cpu"),
+        device=checkpoints.resolve_device(config.model.device),
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=trusted,
     )
@@ -253,43 +294,6 @@ def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...
     context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     return context, manager.hook, namespace
-
-
-def _max_model_len(config: EngineConfig, hf_config: Any, capacity: int) -> int:
-    """The longest sequence: what was asked for, if model and cache can hold it, else what they can."""
-    trained = checkpoints.default_max_model_len(hf_config)
-    wanted = config.model.max_model_len
-    if wanted is None:
-        if trained > capacity:
-            logger.warning("max_model_len lowered from %d to %d, what the KV cache holds", trained, capacity)
-        return min(trained, capacity)
-    if wanted > trained:
-        raise ConfigError(f"max_model_len={wanted} exceeds the {trained} positions the model has; lower it")
-    if wanted > capacity:
-        raise ConfigError(
-            f"max_model_len={wanted} exceeds the {capacity} tokens the KV cache holds; lower it, or raise "
-            f"num_kv_blocks or kv_cache_memory"
-        )
-    return wanted
-
-
-def _token_budget(config: EngineConfig, max_model_len: int) -> int:
-    budget = config.scheduler.max_num_batched_tokens
-    if config.scheduler.enable_chunked_prefill:
-        return budget or DEFAULT_TOKEN_BUDGET
-    if budget is not None and budget < max_model_len:
-        raise ConfigError(
-            f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len}: without chunked prefill a "
-            f"whole prompt must fit one step; raise it, lower max_model_len, or leave enable_chunked_prefill on"
-        )
-    return budget or max(DEFAULT_TOKEN_BUDGET, max_model_len)
-
-
-def _swap_blocks(config: EngineConfig, bytes_per_block: int, num_blocks: int) -> int:
-    """Host blocks for swapping: what the space holds, and no more than could ever be used."""
-    if config.scheduler.preemption_mode != "swap":
-        return 0
-    return min(int(config.cache.swap_space * 2**30) // bytes_per_block, config.scheduler.max_num_seqs * num_blocks)
 
 
 def _eos_token_ids(model: Any, context: ModelContext) -> frozenset[int]:

@@ -108,6 +108,20 @@ class Request:
         """Whether all that is left to compute is the token generated last."""
         return self.num_prompt_tokens <= self.num_computed_tokens == self.num_tokens - 1
 
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether the token after the next can be computed before the next one is known to the host.
+
+        The sequence goes on unless it stops, and nothing but the model looks at the token: no penalty, no bad word, no
+        `min_tokens` to be reached, no log-probabilities.
+        """
+        params, num_outputs = self.sampling_params, len(self.output_token_ids)
+        looked_at = (
+            params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+            or self.bad_words_ids or params.logprobs is not None or params.prompt_logprobs is not None
+        )  # fmt: skip
+        return not looked_at and params.min_tokens <= num_outputs and num_outputs + 1 < self.max_output_tokens
+
     def token_ids(self, start: int, stop: int) -> list[int]:
         """The tokens `[start, stop)` of prompt and output together, as a new list."""
         border = self.num_prompt_tokens

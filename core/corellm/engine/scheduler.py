@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -48,7 +49,8 @@ class SchedulerStats:
 class Scheduler:
     """Picks each step's work within one token budget, and takes in the results.
 
-    One step at a time: `schedule`, run the batch, `update`; `add_request` and `finish_requests` at any moment.
+    Steps in turn: `schedule`, run the batch, `update`; `add_request` and `finish_requests` at any moment. While a batch
+    runs, the one after it may be had from `schedule_ahead`; updates come in the same order.
 
     Args:
         scheduler_config: policy and limits.
@@ -93,7 +95,8 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._gone: list[str] = []
         self._num_preemptions = 0
-        self._step = StepPlan(token_budget=0)
+        self._steps: deque[StepPlan] = deque()
+        """Scheduled and not updated yet: one, or two while a step is scheduled ahead."""
 
     # Requests come and go -----------------------------------------------------------------------------------------
 
@@ -167,7 +170,8 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """Decide what the next step computes. Its chunks are empty if nothing can run (or nothing is left to do)."""
-        step = self._step = StepPlan(self.max_num_batched_tokens)
+        self._steps.clear()  # what was interrupted before its update never happened
+        step = StepPlan(self.max_num_batched_tokens)
         self._encoders.begin_step()
         if self.config.enable_chunked_prefill:
             self._schedule_together(step)
@@ -176,17 +180,47 @@ class Scheduler:
         batch = step.seal()
         batch.gone, self._gone = self._gone, []
         batch.freed_items = self.encoder_cache.take_freed()
+        self._steps.append(step)
         return batch
 
+    def schedule_ahead(self) -> ScheduledBatch | None:
+        """The step after the one that runs, before its tokens are known: the same decodes again, each a token further.
+
+        Those that end now by their length are left out; those that a stop token ends are computed for nothing.
+
+        Returns:
+            None if the next step should be another: somebody waits and there is a place, a prompt is not computed
+            whole, a request looks at its tokens, or there are no blocks.
+        """
+        (step,) = self._steps
+        if self.swapped or (self.waiting and len(self.running) < self.config.max_num_seqs) or not step.requests:
+            return None
+        going_on: list[Request] = []
+        for chunk, request in zip(step.batch.chunks, step.requests, strict=True):
+            if request.status is not RequestStatus.RUNNING or not chunk.samples or chunk.num_tokens != 1:
+                return None
+            if request.can_run_ahead:
+                going_on.append(request)
+            elif self.waiting or len(request.output_token_ids) + 1 < request.max_output_tokens:
+                return None
+        if not going_on or not all(self.blocks.allocate(request, 2) for request in going_on):
+            return None
+        ahead = StepPlan(token_budget=0)
+        for request in going_on:
+            ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
+        self._steps.append(ahead)
+        return ahead.seal()
+
     def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
-        """Take in what came of the last scheduled batch.
+        """Take in what came of the batch that was scheduled first of those not updated yet.
 
         Returns:
             The requests that got a token or finished, in the order of the batch.
         """
-        assert batch is self._step.batch, "update takes the batch that was scheduled last"
+        step = self._steps.popleft()
+        assert batch is step.batch, "updates come in the order in which steps were scheduled"
         changed = []
-        for chunk, request in zip(batch.chunks, self._step.requests, strict=True):
+        for chunk, request in zip(batch.chunks, step.requests, strict=True):
             if request.status is not RequestStatus.RUNNING:
                 continue  # ended while the step ran
             if request.request_id in result.failed:
@@ -196,7 +230,7 @@ class Scheduler:
             elif self._advance(request, chunk, result):
                 changed.append(request)
         if result.failed:
-            self._discard_failed_items(batch, result)
+            self._discard_failed_items(step, result)
         return changed
 
     def _schedule_together(self, step: StepPlan) -> None:
@@ -382,9 +416,9 @@ class Scheduler:
         self.blocks.free(request)
         del self.requests[request.request_id]
 
-    def _discard_failed_items(self, batch: ScheduledBatch, result: StepResult) -> None:
+    def _discard_failed_items(self, step: StepPlan, result: StepResult) -> None:
         """Forget the items that failed requests were to encode: nobody can tell whether the worker has them."""
-        items = {request.request_id: request.features for request in self._step.requests}
-        for request_id, index in batch.encode:
+        items = {request.request_id: request.features for request in step.requests}
+        for request_id, index in step.batch.encode:
             if request_id in result.failed:
                 self.encoder_cache.discard(items[request_id][index].identifier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corellm.engine.request import Request
-from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk
+from corellm.worker.batch import UNKNOWN, NewSequence, ScheduledBatch, SequenceChunk
 
 
 @dataclass(slots=True)
@@ -50,6 +50,11 @@ class StepPlan:
         )
         self.decodes.append((chunk, request))
         self.token_budget -= 1
+
+    def add_decode_ahead(self, request: Request, block_table: list[int]) -> None:
+        """Compute the token that the step before this one samples: the worker has it, the host does not yet."""
+        start = request.num_computed_tokens + 1
+        self.decodes.append((SequenceChunk(request.request_id, start, 1, [UNKNOWN], block_table, True), request))
 
     def add_prefill(self, request: Request, num_tokens: int, block_table: list[int], block_size: int) -> None:
         """Compute the next `num_tokens` known tokens of a request."""

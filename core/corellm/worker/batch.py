@@ -14,6 +14,9 @@ from corellm.errors import CorellmError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 
+UNKNOWN = -1
+"""In place of a token id that the step before samples."""
+
 
 @dataclass(slots=True)
 class NewSequence:
@@ -38,7 +41,7 @@ class SequenceChunk:
     start: int
     num_tokens: int
     token_ids: Sequence[int]
-    """The `num_tokens` token ids of this chunk."""
+    """The `num_tokens` token ids of this chunk; `[UNKNOWN]` in a step that is scheduled ahead."""
     block_table: Sequence[int]
     """By reference: block ids covering at least `start + num_tokens` tokens."""
     samples: bool

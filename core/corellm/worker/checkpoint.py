@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import ModelConfig
-from corellm.errors import CheckpointError
+from corellm.errors import CheckpointError, ConfigError
 from corellm.multimodal.pixel_values import quicken
 from corellm.plugins import shipped_checkpoints
 
@@ -135,6 +135,27 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None) ->
 def _made_by(factory: Callable[..., Any], path: Path) -> Any:
     """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it."""
     return getattr(factory, "from_pretrained", factory)(path)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn `device="auto"` and friends into a torch device; auto is the first NVIDIA GPU, if torch sees one.
+
+    Raises:
+        ConfigError: there is no such GPU.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda", 0) if count else torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        seen = f"{count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}"
+        raise ConfigError(
+            f"device={name!r}: torch {torch.__version__} sees {seen} here; leave it out, or install a CUDA build of "
+            f"torch and its driver"
+        )
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def resolve_dtype(name: str, hf_config: Any) -> torch.dtype:

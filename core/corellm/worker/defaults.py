@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ def transformers_class(hf_config: Any) -> Any:
 def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
     """Load a transformers model with its text decoder on paged attention and everything else on SDPA.
 
+    To a GPU weights go straight from their files, which transformers leaves to accelerate; where that is missing they
+    are in host memory first.
+
     Args:
         cls: a `PreTrainedModel` class.
         load_config: where from, and how.
@@ -91,6 +95,8 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
     Raises:
         CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in the model.
     """
+    straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
+    placement: dict[str, Any] = {"device_map": {"": load_config.device}} if straight else {}
     try:
         with _progress_bar_if_long(load_config.model_path):
             model, report = cls.from_pretrained(
@@ -100,7 +106,10 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
                 use_safetensors=True,
                 trust_remote_code=load_config.trust_remote_code,
                 output_loading_info=True,
+                **placement,
             )
+    except torch.OutOfMemoryError:
+        raise  # told by whoever knows the device
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error

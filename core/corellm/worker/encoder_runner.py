@@ -7,7 +7,7 @@ and checks what comes back. An item that fails, fails alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from corellm.errors import ContractError, CorellmError, EmbeddingCountError, Enc
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.defaults import floating_to
+from corellm.worker.encoder_graphs import EncoderGraphs
+from corellm.worker.graphs import Graph
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class EncoderRunner:
         self._dtype, self._device = dtype, device
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
+        self._graphs: EncoderGraphs | None = None
 
     def __contains__(self, feature: MultiModalFeature) -> bool:
         return feature.identifier in self._outputs
@@ -75,6 +78,13 @@ class EncoderRunner:
             self.output(feature)
         self.drop(feature.identifier for feature in features)
 
+    def record_graphs(self, features: Sequence[MultiModalFeature], make_graph: Callable[[], Graph]) -> None:
+        """Record the encoders of items like these, as far as that can be; see `EncoderGraphs`."""
+        graphs = EncoderGraphs(self._encode, make_graph)
+        for feature in features:
+            graphs.record(feature.modality, self._joined([feature]))
+        self._graphs = graphs
+
     def run(self, features: Sequence[MultiModalFeature]) -> None:
         """Embed items, joined into as few encoder batches as their shapes allow. Failures are kept for `output`."""
         self._failures.clear()
@@ -109,12 +119,10 @@ class EncoderRunner:
     def _embed(self, features: list[MultiModalFeature]) -> Sequence[Tensor]:
         if features[0].precomputed:
             return [next(iter(feature.data.get_data().values())) for feature in features]
-        joined = join_items([feature.data for feature in features])
-        outputs = self._hooks.get_multimodal_embeddings(
-            model=self._model,
-            modality=features[0].modality,
-            mm_kwargs={name: floating_to(data, self._dtype, self._device) for name, data in joined.items()},
-        )
+        modality, joined = features[0].modality, self._joined(features)
+        outputs = self._graphs.run(modality, joined) if self._graphs is not None else None
+        if outputs is None:
+            outputs = self._encode(modality, joined)
         rows = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else None
         if rows is None or not all(isinstance(part, Tensor) for part in rows):
             forgotten = " (a forgotten return?)" if outputs is None else ""
@@ -129,6 +137,13 @@ class EncoderRunner:
                 f"items, and gave {len(rows)}: {shapes}; divide rows by the items' own counts (torch.split)"
             )
         return rows
+
+    def _joined(self, features: Sequence[MultiModalFeature]) -> dict[str, Any]:
+        joined = join_items([feature.data for feature in features])
+        return {name: floating_to(data, self._dtype, self._device) for name, data in joined.items()}
+
+    def _encode(self, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
+        return self._hooks.get_multimodal_embeddings(model=self._model, modality=modality, mm_kwargs=mm_kwargs)
 
     def _store(self, features: Sequence[MultiModalFeature], outputs: Sequence[Tensor]) -> None:
         for feature, output in zip(features, outputs, strict=True):

@@ -1,7 +1,7 @@
 """From a scheduled batch to the tensors of one forward pass: flat token ids, positions, slots, block tables.
 
 Knows block tables and positions; knows neither models nor embeddings. Arithmetic is numpy on the host, one array a
-kind, one copy to the device each.
+kind.
 """
 
 from __future__ import annotations
@@ -65,16 +65,50 @@ class FlatBatch:
     metadata: AttentionMetadata
 
 
-def build_flat_batch(
-    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int, device: torch.device
-) -> FlatBatch:
+@dataclass(frozen=True)
+class StepArrays:
+    """The same on the host."""
+
+    token_ids: NDArray[np.int64]
+    """`[num_tokens]`."""
+    positions: NDArray[np.int64]
+    """`[1, num_tokens]`, or `[3, 1, num_tokens]` for M-RoPE."""
+    slots: NDArray[np.int64]
+    """`[num_tokens]`."""
+    query_lens: list[int]
+    seq_lens: list[int]
+    block_tables: NDArray[np.int64]
+    """`[num_seqs, max_blocks]`, padded with the null block."""
+
+    def to(self, device: torch.device) -> FlatBatch:
+        """Copy everything to the device: one copy for each kind, without waiting for any."""
+
+        def tensor(array: NDArray[Any]) -> Tensor:
+            on_host = torch.from_numpy(array)
+            if device.type == "cuda":  # only from pinned memory does a copy run beside us
+                on_host = on_host.pin_memory()
+            return on_host.to(device, non_blocking=True)
+
+        query_lens = self.query_lens
+        metadata = AttentionMetadata(
+            num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
+            query_lens=query_lens,
+            seq_lens=self.seq_lens,
+            query_start_loc=tensor(np.cumsum([0, *query_lens], dtype=np.int32)),
+            seq_lens_tensor=tensor(np.array(self.seq_lens, dtype=np.int32)),
+            block_tables=tensor(self.block_tables),
+            slot_mapping=tensor(self.slots),
+        )
+        return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata)
+
+
+def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
     """Lay the chunks of a step one after another.
 
     Args:
         chunks: single-token ones first.
         states: of the same sequences, in the same order.
         block_size: slots per block.
-        device: of the model.
     """
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
@@ -83,28 +117,13 @@ def build_flat_batch(
         needed = -(-seq_len // block_size)
         row[:needed] = state.sync_blocks(chunk.block_table, needed)
 
-    query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
-    np.cumsum(query_lens, out=query_start[1:])
+    ends = np.cumsum(query_lens)
     rows = np.repeat(np.arange(len(chunks)), query_lens)
     # token t of the batch is token `index[t]` of its sequence
-    starts = np.fromiter((chunk.start for chunk in chunks), dtype=np.int64, count=len(chunks))
-    index = np.arange(query_start[-1]) - query_start[rows] + starts[rows]
+    index = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
     slots = tables[rows, index // block_size] * block_size + index % block_size
-
-    def tensor(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    metadata = AttentionMetadata(
-        num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-        query_start_loc=tensor(query_start),
-        seq_lens_tensor=tensor(np.array(seq_lens, dtype=np.int32)),
-        block_tables=tensor(tables),
-        slot_mapping=tensor(slots),
-    )
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
-    return FlatBatch(tensor(token_ids), tensor(_positions(chunks, states, index)), metadata)
+    return StepArrays(token_ids, _positions(chunks, states, index), slots, query_lens, seq_lens, tables)
 
 
 def _positions(

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corellm.attention.backend import LayerCache
+from corellm.attention.backend import LayerCache, Rotary
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError, ContractError
+from corellm.worker.memory import DeviceMemory
 
-_FREE_SHARE = 0.4
-"""Share of the free memory that KV blocks may take when the operator does not say."""
+QUANTIZED = (torch.int8, torch.float8_e4m3fn)
+"""Types of the cache that come with a factor for every token and head."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,14 @@ class _LayoutProbe:
         self.layers: dict[int, LayerLayout] = {}
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        sliding_window: int | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         self.layers[layer] = LayerLayout(key.shape[1], key.shape[2], value.shape[2])
         return query.new_zeros(*query.shape[:2], value.shape[2])
@@ -76,47 +84,48 @@ def probe_decoder(
 
 
 def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    per_token = sum(layer.num_kv_heads * (layer.key_size + layer.value_size) for layer in layout.values())
-    return per_token * block_size * dtype.itemsize
+    """Bytes of one block over all layers, the factors of a quantized cache included."""
+    factors = 2 * torch.float32.itemsize if dtype in QUANTIZED else 0
+    per_token = sum(
+        layer.num_kv_heads * ((layer.key_size + layer.value_size) * dtype.itemsize + factors)
+        for layer in layout.values()
+    )
+    return per_token * block_size
 
 
-def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: int) -> int:
+def cache_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
+    """The type of keys and values in the cache, from `kv_cache_dtype`."""
+    return {"auto": model_dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
+
+
+def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: int, memory: DeviceMemory) -> int:
     """How many blocks to make, the null block included.
 
     Args:
         config: the operator's wishes.
         bytes_per_block: over all layers.
         useful_tokens: more tokens than this can never be in the cache at once.
+        memory: of the device.
 
     Raises:
         ConfigError: the memory given does not hold a single block.
     """
     if config.num_kv_blocks is not None:
         wanted = (config.num_kv_blocks + 1) * bytes_per_block
-        if wanted > free_memory():
+        if wanted > memory.free():
             raise ConfigError(
-                f"num_kv_blocks={config.num_kv_blocks} takes {wanted:,} bytes, but {free_memory():,} are free; lower it"
+                f"num_kv_blocks={config.num_kv_blocks} takes {wanted:,} bytes, but {memory.free():,} are free; lower it"
             )
         return config.num_kv_blocks + 1
     useful = -(-useful_tokens // config.block_size)
-    memory = config.kv_cache_memory if config.kv_cache_memory is not None else int(_FREE_SHARE * free_memory())
-    blocks = min(memory // bytes_per_block, useful)
+    given = config.kv_cache_memory if config.kv_cache_memory is not None else memory.left_for_blocks()
+    blocks = min(given // bytes_per_block, useful)
     if blocks < 1:
         raise ConfigError(
-            f"kv_cache_memory of {memory:,} bytes does not hold one block of {bytes_per_block:,} bytes; "
+            f"kv_cache_memory of {given:,} bytes does not hold one block of {bytes_per_block:,} bytes; "
             f"raise it, or lower block_size (now {config.block_size})"
         )
     return int(blocks) + 1
-
-
-def free_memory() -> int:
-    """Bytes of host memory that can be had without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise ConfigError("cannot tell how much memory is free on this system; give kv_cache_memory")
 
 
 class KVCache:
@@ -133,10 +142,7 @@ class KVCache:
     ) -> None:
         def make(blocks: int, where: torch.device) -> dict[int, LayerCache]:
             return {
-                i: LayerCache(
-                    torch.zeros(blocks, block_size, layer.num_kv_heads, layer.key_size, dtype=dtype, device=where),
-                    torch.zeros(blocks, block_size, layer.num_kv_heads, layer.value_size, dtype=dtype, device=where),
-                )
+                i: _make_layer(layer, (blocks, block_size, layer.num_kv_heads), dtype, where)
                 for i, layer in layout.items()
             }
 
@@ -152,12 +158,23 @@ class KVCache:
         _copy_blocks(self._host, self.layers, pairs)
 
 
+def _make_layer(
+    layer: LayerLayout, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    """A layer's tensors, zeros: the null block's are read by padding."""
+    key, value = (torch.zeros(*shape, size, dtype=dtype, device=device) for size in (layer.key_size, layer.value_size))
+    if dtype not in QUANTIZED:
+        return LayerCache(key, value)
+    return LayerCache(key, value, *(torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2)))
+
+
 def _copy_blocks(source: dict[int, Any], target: dict[int, Any], pairs: Sequence[tuple[int, int]]) -> None:
     if not pairs:
         return
     from_blocks, to_blocks = (torch.tensor(side) for side in zip(*pairs, strict=True))
     for layer, cache in source.items():
-        for kind in ("key", "value"):
+        for kind in ("key", "value", "key_scale", "value_scale"):
             tensor, other = getattr(cache, kind), getattr(target[layer], kind)
-            blocks = tensor.index_select(0, from_blocks.to(tensor.device))
-            other.index_copy_(0, to_blocks.to(other.device), blocks.to(other.device))
+            if tensor is not None:
+                blocks = tensor[from_blocks.to(tensor.device)]
+                other[to_blocks.to(other.device)] = blocks.to(other.device)

@@ -7,8 +7,8 @@ like a step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,16 +20,59 @@ from corellm.errors import ContractError, CorellmError, RequestFailedError, rais
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
+from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.encoder_runner import EncoderRunner
-from corellm.worker.input_batch import SequenceState, build_flat_batch
+from corellm.worker.graphs import Graph
+from corellm.worker.input_batch import FlatBatch, SequenceState, lay_out
 from corellm.worker.kv_cache import KVCache
-from corellm.worker.sampler import Sampler, gather_logprobs
+from corellm.worker.sampler import PendingTokens, Sampler, gather_logprobs
 from corellm.worker.sampling_state import SamplingState
 
 logger = logging.getLogger(__name__)
 
+Embeddings: TypeAlias = Mapping[str, list[tuple[MultiModalFeature, Tensor]]]
+"""The item embeddings that chunks touch: `{request id: [(item, all its rows)]}`."""
+
 _LOGIT_ROWS = 128
 """Prompt positions whose logits are held at once."""
+
+
+class PendingStep:
+    """A step that was handed to the device.
+
+    Args:
+        result: what is known of it.
+        states: of the sequences the worker holds: those that failed are dropped from it.
+
+    Attributes:
+        chunks: those that get a token.
+        tokens: theirs, in this order; None once they are in the result.
+        is_recorded: whether it runs as a graph, as the same sequences' next step can until this one is waited for.
+    """
+
+    def __init__(self, result: StepResult, states: dict[str, SequenceState]) -> None:
+        self.result = result
+        self._states = states
+        self.chunks: Sequence[SequenceChunk] = ()
+        self.tokens: PendingTokens | None = None
+        self.is_recorded = False
+
+    def wait(self) -> StepResult:
+        """What came of the step."""
+        result, tokens, self.tokens, self.is_recorded = self.result, self.tokens, None, False
+        if tokens is not None:
+            output = tokens.wait()
+            for row, chunk in enumerate(self.chunks):
+                if row in output.failed:
+                    result.failed[chunk.request_id] = output.failed[row]
+                    continue
+                result.sampled[chunk.request_id] = output.token_ids[row]
+                logprobs = output.logprobs[row]
+                if logprobs is not None:
+                    result.logprobs[chunk.request_id] = logprobs
+        for request_id in result.failed:
+            self._states.pop(request_id, None)
+        return result
 
 
 class ModelRunner:
@@ -69,13 +112,18 @@ class ModelRunner:
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
         self._sampler = Sampler()
         self._states: dict[str, SequenceState] = {}
+        self._graphs: DecodeGraphs | None = None
 
-    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step.
 
         Whatever fails, fails the requests it belongs to: they are in the result's `failed`.
         """
+        return self.launch(batch).wait()
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
+        """Run one step, without waiting for the device where that is not needed; as `execute` otherwise."""
         self._kv_cache.swap_out(batch.swap_out)
         self._kv_cache.swap_in(batch.swap_in)
         for request_id in batch.gone:
@@ -88,40 +136,115 @@ class ModelRunner:
         self.encoders.run(self._features_to_encode(batch))
         embeddings = self._gather_embeddings(batch.chunks, result)
         chunks = [chunk for chunk in batch.chunks if chunk.request_id not in result.failed]
+        pending = PendingStep(result, self._states)
         if chunks:
-            self._compute(chunks, embeddings, result)
-        for request_id in result.failed:
-            self._states.pop(request_id, None)
-        return result
+            self._compute(chunks, embeddings, pending)
+        return pending
 
-    def _compute(
-        self,
-        chunks: Sequence[SequenceChunk],
-        embeddings: Mapping[str, list[tuple[MultiModalFeature, Tensor]]],
-        result: StepResult,
-    ) -> None:
+    @torch.inference_mode()
+    def launch_ahead(self, batch: ScheduledBatch, before: PendingStep) -> PendingStep:
+        """Run a step of single tokens that `before`, a recorded step and the last one launched, is about to sample."""
+        assert self._graphs is not None
+        assert before.tokens is not None
+        states = [self._states[chunk.request_id] for chunk in batch.chunks]
+        token_ids = before.tokens.token_ids
+        if len(batch.chunks) < len(before.chunks):
+            rows = {chunk.request_id: row for row, chunk in enumerate(before.chunks)}
+            kept = torch.tensor([rows[chunk.request_id] for chunk in batch.chunks])
+            token_ids = token_ids[kept.to(self._device, non_blocking=True)]
+        arrays = lay_out(batch.chunks, states, self._block_size)
+        logits = self._graphs.run(arrays, token_ids.clamp(min=0))  # of a row that failed nobody wants the next token
+        pending = PendingStep(StepResult(), self._states)
+        pending.chunks, pending.is_recorded = batch.chunks, True
+        pending.tokens = self._sampler.start(logits, [state.sampling for state in states], ahead=1)
+        return pending
+
+    def _compute(self, chunks: Sequence[SequenceChunk], embeddings: Embeddings, pending: PendingStep) -> None:
         """Forward pass and sampling. If that fails, each chunk runs alone, so that only the guilty ones fail.
 
         Running a chunk again writes the same keys and values to the same slots and draws the same random numbers.
         """
-        states = [self._states[chunk.request_id] for chunk in chunks]
         try:
-            self._sample(chunks, states, self._forward(chunks, states, embeddings), result)
+            self._run(chunks, [self._states[chunk.request_id] for chunk in chunks], embeddings, pending)
         except Exception as error:
             if len(chunks) == 1:
-                result.failed[chunks[0].request_id] = _failure("the forward pass", error)
+                pending.result.failed[chunks[0].request_id] = _failure("the forward pass", error)
                 return
             logger.warning("a step of %d requests failed; running them one by one", len(chunks), exc_info=error)
             for chunk in chunks:
-                self._compute([chunk], embeddings, result)
+                self._compute([chunk], embeddings, pending)
+                pending.wait()
+
+    def _run(
+        self,
+        chunks: Sequence[SequenceChunk],
+        states: Sequence[SequenceState],
+        embeddings: Embeddings,
+        pending: PendingStep,
+    ) -> None:
+        """One forward pass, and a token for every chunk that ends its sequence."""
+        arrays = lay_out(chunks, states, self._block_size)
+        if self._graphs is not None and self._graphs.fits(arrays) and _is_plain_decode(chunks, states, embeddings):
+            logits, ending = self._graphs.run(arrays), list(range(len(chunks)))
+            pending.is_recorded = True
+        else:
+            hidden = self._forward(arrays.to(self._device), chunks, embeddings)
+            ends = np.cumsum(arrays.query_lens) - 1
+            self._prompt_logprobs(chunks, states, hidden, ends, pending.result)
+            ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
+            if not ending:
+                return
+            logits = self._logits(hidden[torch.from_numpy(ends[ending]).to(self._device)])
+        pending.chunks = [chunks[i] for i in ending]
+        pending.tokens = self._sampler.start(logits, [states[i].sampling for i in ending])
+
+    def record_graphs(
+        self, sizes: Sequence[int], *, max_blocks: int, position_rows: int, make_graph: Callable[[], Graph]
+    ) -> None:
+        """Record decode steps, which from then on run as graphs; arguments as of `DecodeGraphs`."""
+        graphs = DecodeGraphs(
+            lambda batch: self._logits(self._decode(batch, self._embed_text(batch.input_ids), {})),
+            sizes,
+            max_blocks=max_blocks,
+            position_rows=position_rows,
+            device=self._device,
+            make_graph=make_graph,
+        )
+        graphs.record()
+        self._graphs = graphs
+
+    @torch.inference_mode()
+    def rehearse(self, num_tokens: int, num_seqs: int, max_len: int, features: Sequence[MultiModalFeature]) -> None:
+        """The busiest step there can be, on nobody's tokens in the null block: for the memory that it takes.
+
+        Args:
+            num_tokens: of the step.
+            num_seqs: sequences that sample in it.
+            max_len: of a sequence.
+            features: the largest item of each modality; as many are encoded as have rows for the step's tokens.
+        """
+        for feature in features:
+            self.encoders.run([feature] * max(1, num_tokens // feature.placeholder.num_embeds))
+        self.encoders.drop(feature.identifier for feature in features)
+        lens = [min(max_len, num_tokens - start) for start in range(0, num_tokens, max_len)]
+        chunks = [
+            SequenceChunk("", 0, length, [0] * length, [0] * -(-length // self._block_size), samples=False)
+            for length in lens
+        ]
+        sequence = NewSequence("", [0], [], SamplingParams(temperature=1.0, top_p=0.9), [])
+        sampling = SamplingState(sequence, self._vocab_size, self._device, self._seed)
+        states = [SequenceState(sequence, sampling) for _ in chunks]
+        hidden = self._forward(lay_out(chunks, states, self._block_size).to(self._device), chunks, {})
+        self._sampler(self._logits(hidden[:num_seqs]), [sampling] * min(num_seqs, len(hidden)))
 
     def is_healthy(self) -> bool:
         """Whether a step still works at all: one token of nobody's, in the null block."""
         sequence = NewSequence("", [0], [], SamplingParams(temperature=0), [])
         state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self._device, self._seed))
         try:
-            hidden = self._forward([SequenceChunk("", 0, 1, [0], [0], samples=True)], [state], {})
-            self._sampler(self._logits(hidden), [state.sampling])
+            pending = PendingStep(StepResult(), {})
+            self._run([SequenceChunk("", 0, 1, [0], [0], samples=True)], [state], {}, pending)
+            pending.wait()
         except Exception:
             logger.exception("the model does not run any more")
             return False
@@ -161,9 +284,7 @@ class ModelRunner:
 
     # --- embeddings -------------------------------------------------------------------------------------------------
 
-    def _gather_embeddings(
-        self, chunks: Sequence[SequenceChunk], result: StepResult
-    ) -> dict[str, list[tuple[MultiModalFeature, Tensor]]]:
+    def _gather_embeddings(self, chunks: Sequence[SequenceChunk], result: StepResult) -> Embeddings:
         """The item embeddings each chunk touches: `{request id: [(item, all its rows)]}`."""
         gathered: dict[str, list[tuple[MultiModalFeature, Tensor]]] = {}
         for chunk in chunks:
@@ -182,11 +303,11 @@ class ModelRunner:
         self,
         input_ids: Tensor,
         chunks: Sequence[SequenceChunk],
-        embeddings: Mapping[str, list[tuple[MultiModalFeature, Tensor]]],
+        embeddings: Embeddings,
     ) -> tuple[Tensor, Mapping[str, Any]]:
         """Text embeddings with the items' written in: `[num_tokens, hidden_size]`, and what the forward pass needs."""
         if not any(chunk.request_id in embeddings for chunk in chunks):
-            return self._hooks.get_input_embeddings(model=self.model, input_ids=input_ids), {}
+            return self._embed_text(input_ids), {}
         mask = np.zeros(len(input_ids), dtype=bool)
         rows: list[Tensor] = []
         row = 0
@@ -202,52 +323,36 @@ class ModelRunner:
         # placeholder ids may lie outside the embedding table: their rows are overwritten anyway
         text_ids = input_ids.masked_fill(is_multimodal, 0)
         merged = self._hooks.merge_multimodal_embeddings(
-            inputs_embeds=self._hooks.get_input_embeddings(model=self.model, input_ids=text_ids),
+            inputs_embeds=self._embed_text(text_ids),
             multimodal_embeddings=torch.cat(rows),
             is_multimodal=is_multimodal,
         )
         return merged if isinstance(merged, tuple) else (merged, {})
 
+    def _embed_text(self, input_ids: Tensor) -> Tensor:
+        embeds: Tensor = self._hooks.get_input_embeddings(model=self.model, input_ids=input_ids)
+        return embeds
+
     # --- the decoder ------------------------------------------------------------------------------------------------
 
-    def _forward(
-        self,
-        chunks: Sequence[SequenceChunk],
-        states: Sequence[SequenceState],
-        embeddings: Mapping[str, list[tuple[MultiModalFeature, Tensor]]],
-    ) -> Tensor:
+    def _forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], embeddings: Embeddings) -> Tensor:
         """Hidden states of the flat batch, `[num_tokens, hidden_size]`."""
-        flat = build_flat_batch(chunks, states, self._block_size, self._device)
-        inputs_embeds, extra = self._embed(flat.input_ids, chunks, embeddings)
+        inputs_embeds, extra = self._embed(batch.input_ids, chunks, embeddings)
+        return self._decode(batch, inputs_embeds, extra)
+
+    def _decode(self, batch: FlatBatch, inputs_embeds: Tensor, extra: Mapping[str, Any]) -> Tensor:
         hidden: Tensor = self._language_model(
             inputs_embeds=inputs_embeds[None],
-            position_ids=flat.positions,
+            position_ids=batch.positions,
             use_cache=False,
-            paged=PagedAttention(self._backend, self._kv_cache.layers, flat.metadata),
+            paged=PagedAttention(self._backend, self._kv_cache.layers, batch.metadata),
             **extra,
         )[0][0]
         return hidden
 
-    def _sample(
-        self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], hidden: Tensor, result: StepResult
-    ) -> None:
-        """Sample every chunk that ends its sequence, from logits of those positions only."""
-        ends = np.cumsum([chunk.num_tokens for chunk in chunks]) - 1
-        self._prompt_logprobs(chunks, states, hidden, ends, result)
-        sampled = [i for i, chunk in enumerate(chunks) if chunk.samples]
-        if not sampled:
-            return
-        logits = self._logits(hidden[torch.from_numpy(ends[sampled]).to(self._device)])
-        output = self._sampler(logits, [states[i].sampling for i in sampled])
-        for row, i in enumerate(sampled):
-            request_id = chunks[i].request_id
-            if row in output.failed:
-                result.failed[request_id] = output.failed[row]
-                continue
-            result.sampled[request_id] = output.token_ids[row]
-            logprobs = output.logprobs[row]
-            if logprobs is not None:
-                result.logprobs[request_id] = logprobs
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._hooks.compute_logits(model=self.model, hidden_states=hidden)
+        return logits
 
     def _prompt_logprobs(
         self,
@@ -275,9 +380,12 @@ class ModelRunner:
                 for position in gather_logprobs(self._logits(some_rows), some_ids, num_top)
             ]
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._hooks.compute_logits(model=self.model, hidden_states=hidden)
-        return logits
+
+def _is_plain_decode(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], embeddings: Embeddings) -> bool:
+    """Whether a step of single tokens is all text, and each of them is followed by one to be sampled."""
+    if embeddings or not all(chunk.samples for chunk in chunks):
+        return False
+    return all(state.sequence.sampling_params.prompt_logprobs is None for state in states)
 
 
 def _checked_positions(positions: Tensor, prompt_len: int) -> np.ndarray[Any, np.dtype[np.int64]]:

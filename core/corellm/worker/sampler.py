@@ -34,6 +34,38 @@ class SamplerOutput:
     """Row to the reason why no token could be chosen for it."""
 
 
+class PendingTokens:
+    """Tokens that were chosen on the device, and are on their way to the host.
+
+    Attributes:
+        token_ids: `[num_seqs]` int64, on the device; `FAILED` where none could be chosen.
+    """
+
+    def __init__(
+        self, logits: torch.Tensor, states: Sequence[SamplingState], peaks: torch.Tensor, token_ids: torch.Tensor
+    ) -> None:
+        self.token_ids = token_ids
+        self._logits, self._states, self._peaks = logits, states, peaks
+        self._host, self._arrived = token_ids, None
+        if token_ids.is_cuda:
+            self._host = torch.empty_like(token_ids, device="cpu", pin_memory=True)
+            self._host.copy_(token_ids, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def wait(self) -> SamplerOutput:
+        """What was chosen; the one wait for the device."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        token_ids: list[int] = self._host.tolist()
+        failed = {
+            row: _failure(self._states[row], self._peaks[row].item())
+            for row, token in enumerate(token_ids)
+            if token == FAILED
+        }
+        return SamplerOutput(token_ids, _logprobs(self._logits, self._states, token_ids), failed)
+
+
 class Sampler:
     """Chooses one token per row; holds nothing between calls.
 
@@ -52,8 +84,17 @@ class Sampler:
             Tokens of probability above zero; a row whose logits are not finite, or whose parameters leave no token,
             is in `failed` instead, with a `RequestFailedError` or an `InvalidParameterError`.
         """
-        if not states:
-            return SamplerOutput([], [])
+        return self.start(logits, states).wait() if states else SamplerOutput([], [])
+
+    def start(self, logits: torch.Tensor, states: Sequence[SamplingState], *, ahead: int = 0) -> PendingTokens:
+        """As a call, without waiting for the device.
+
+        Args:
+            logits: may be overwritten before `wait` only if no row asks for log-probabilities.
+            states: at least one.
+            ahead: how many tokens before the one to be chosen are not in `output_token_ids` yet; of sequences whose
+                next token depends on them by its position alone.
+        """
         peaks, tokens = logits.max(dim=-1)  # both [num_seqs]; a NaN anywhere in a row is its maximum
         usable = peaks.isfinite()
         drawn = [row for row, state in enumerate(states) if not state.greedy]
@@ -61,17 +102,15 @@ class Sampler:
         if drawn or edited:
             rows = torch.tensor(drawn + edited, device=logits.device)
             work = logits[rows].float()  # indexing copies, so this may be overwritten
-            chosen, possible = _choose(work, [states[row] for row in drawn + edited], len(drawn))
+            chosen, possible = _choose(work, [states[row] for row in drawn + edited], len(drawn), ahead)
             tokens[rows] = chosen
             usable[rows] &= possible
-        token_ids: list[int] = tokens.where(usable, FAILED).tolist()  # the one wait for the device
-        failed = {
-            row: _failure(states[row], peaks[row].item()) for row, token in enumerate(token_ids) if token == FAILED
-        }
-        return SamplerOutput(token_ids, _logprobs(logits, states, token_ids), failed)
+        return PendingTokens(logits, states, peaks, tokens.where(usable, FAILED))
 
 
-def _choose(logits: torch.Tensor, states: Sequence[SamplingState], num_drawn: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose(
+    logits: torch.Tensor, states: Sequence[SamplingState], num_drawn: int, ahead: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens `[num_rows]` of rows with parameters, the first `num_drawn` of them drawn, and which are possible."""
     edit_logits(logits, states)
     possible = logits.amax(dim=-1).isfinite()
@@ -79,7 +118,7 @@ def _choose(logits: torch.Tensor, states: Sequence[SamplingState], num_drawn: in
     if not num_drawn:
         return best, possible
     weights = token_weights(logits[:num_drawn], states[:num_drawn])
-    uniforms = [state.uniform() for state in states[:num_drawn]]
+    uniforms = [state.uniform(ahead) for state in states[:num_drawn]]
     drawn = draw(weights, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
     return torch.cat([drawn, best]), possible
 

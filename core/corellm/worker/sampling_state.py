@@ -122,13 +122,13 @@ class SamplingState:
         self._num_tallied = len(self._outputs)
         return self._tally.ids, self._tally.counts
 
-    def uniform(self) -> float:
-        """The next token's random number in [0, 1): a keyed hash of its position.
+    def uniform(self, ahead: int = 0) -> float:
+        """The next token's random number in [0, 1), or that of a token further ahead: a keyed hash of its position.
 
         It depends on the seed (or the engine's seed and the request id) and the position alone: not on the batch, on
         how often it is asked for, or on what happened before.
         """
-        position = len(self._outputs).to_bytes(8, "little")
+        position = (len(self._outputs) + ahead).to_bytes(8, "little")
         digest = blake2b(position, key=self._stream, digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 

@@ -1,0 +1,152 @@
+"""Decode steps as recorded graphs: what the GPU has to do is handed to it once, and then only repeated.
+
+A step of `n` sequences with one token each runs in the smallest recorded size that holds it; the rest is padding, which
+reads nothing and writes to the null block. Knows the step only as a function of static tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from corellm.attention.backend import AttentionMetadata
+from corellm.worker.graphs import Graph
+from corellm.worker.input_batch import FlatBatch, StepArrays
+
+logger = logging.getLogger(__name__)
+
+DecodeStep = Callable[[FlatBatch], Tensor]
+"""From a batch of single tokens to its logits `[num_seqs, vocab]`."""
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """1, 2, 4, 8, then every 8, up to the most sequences that run at once."""
+    sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
+    return [*sizes, max_num_seqs]
+
+
+class DecodeGraphs:
+    """Records a decode step in several sizes, and runs batches in them.
+
+    Args:
+        step: what is recorded.
+        sizes: ascending.
+        max_blocks: columns of block tables.
+        position_rows: 3 for models with M-RoPE, else 1.
+        device: of the step.
+        make_graph: called once per size.
+    """
+
+    def __init__(
+        self,
+        step: DecodeStep,
+        sizes: Sequence[int],
+        *,
+        max_blocks: int,
+        position_rows: int,
+        device: torch.device,
+        make_graph: Callable[[], Graph],
+    ) -> None:
+        self._step, self._sizes = step, list(sizes)
+        self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device)
+        self._make_graph = make_graph
+        self._recorded: dict[int, tuple[Graph, Tensor]] = {}
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record all sizes, the largest first: the others then find room in its memory."""
+        start, before = time.perf_counter(), _memory_used(self._inputs.device)
+        for size in reversed(self._sizes):
+            graph, batch = self._make_graph(), self._inputs.batch(size)
+            self._recorded[size] = graph, graph.record(lambda batch=batch: self._step(batch))  # type: ignore[misc]
+        logger.info(
+            "recorded decode graphs of %s sequences in %.1f s, %.2f GiB",
+            ", ".join(map(str, self._sizes)), time.perf_counter() - start,
+            (_memory_used(self._inputs.device) - before) / 2**30,
+        )  # fmt: skip
+
+    def fits(self, arrays: StepArrays) -> bool:
+        """Whether a batch can run here: single tokens only, not too many, of no more kinds of positions."""
+        single = len(arrays.seq_lens) == len(arrays.token_ids)
+        rows = arrays.positions.size // len(arrays.token_ids)
+        return single and len(arrays.seq_lens) <= self._sizes[-1] and rows <= self._inputs.position_rows
+
+    @torch.inference_mode()
+    def run(self, arrays: StepArrays, token_ids: Tensor | None = None) -> Tensor:
+        """The logits of a batch that fits, `[num_seqs, vocab]`: in memory that the next run writes anew.
+
+        Args:
+            arrays: of the batch.
+            token_ids: `[num_seqs]`, on the device: instead of those in `arrays`.
+        """
+        num_seqs = len(arrays.seq_lens)
+        size = next(size for size in self._sizes if size >= num_seqs)
+        self._inputs.fill(arrays, size, token_ids)
+        graph, logits = self._recorded[size]
+        graph.replay()
+        return logits[:num_seqs]
+
+
+class StaticInputs:
+    """What a decode step reads, at addresses that do not change; filled from the host by two copies.
+
+    Args:
+        max_num_seqs: rows of everything.
+        max_blocks, position_rows, device: as of `DecodeGraphs`.
+    """
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, position_rows: int, device: torch.device) -> None:
+        self.device, self.position_rows = device, position_rows
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(position_rows + 3, max_num_seqs, dtype=torch.int64, pin_memory=pinned)
+        self._host_tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int64, pin_memory=pinned)
+        self._values = torch.zeros_like(self._host, device=device)
+        self._tables = torch.zeros_like(self._host_tables, device=device)
+        self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+
+    def batch(self, size: int) -> FlatBatch:
+        """The first `size` rows, as a batch of decodes."""
+        token_ids, slots, lens = self._values[:3, :size]
+        positions = self._values[3:, :size]
+        return FlatBatch(
+            token_ids,
+            positions if len(positions) == 1 else positions[:, None],
+            AttentionMetadata(
+                num_decodes=size,
+                query_lens=[1] * size,
+                seq_lens=[0] * size,
+                query_start_loc=self._starts[: size + 1],
+                seq_lens_tensor=lens,
+                block_tables=self._tables[:size],
+                slot_mapping=slots,
+            ),
+        )
+
+    def fill(self, arrays: StepArrays, size: int, token_ids: Tensor | None = None) -> None:
+        """Put a batch into the first rows, and padding into the others up to `size`: token 0 of no sequence.
+
+        `token_ids`, if given, are on the device already, and go before those of `arrays`.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()  # what the last step was given may still be on its way
+        num_seqs, width = len(arrays.seq_lens), arrays.block_tables.shape[1]
+        host, tables = self._host.numpy(), self._host_tables.numpy()
+        host[0, :num_seqs], host[1, :num_seqs], host[2, :num_seqs] = arrays.token_ids, arrays.slots, arrays.seq_lens
+        host[3:, :num_seqs] = arrays.positions.reshape(-1, num_seqs)
+        host[:, num_seqs:size] = 0
+        tables[:num_seqs, :width] = arrays.block_tables
+        self._values.copy_(self._host, non_blocking=True)
+        self._tables[:num_seqs].copy_(self._host_tables[:num_seqs], non_blocking=True)
+        if token_ids is not None:
+            self._values[0, :num_seqs].copy_(token_ids)
+        if self._copied is not None:
+            self._copied.record()
+
+
+def _memory_used(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

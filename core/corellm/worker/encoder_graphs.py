@@ -1,0 +1,92 @@
+"""Encoders of items that all have the same shape, as recorded graphs: towers that scale every picture to one size.
+
+One picture keeps a GPU less busy than the host that launches a tower's hundreds of kernels. An encoder is recorded if
+it exchanges no values with the host and gives a row of tensors per item; items of other shapes run as before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corellm.worker.graphs import Graph, HostContact
+
+logger = logging.getLogger(__name__)
+
+SIZES = (1, 2, 4, 8)
+"""Items of a recorded batch; larger batches keep a GPU busy without."""
+
+Embed = Callable[[str, Mapping[str, Any]], Any]
+"""From a modality and joined tensors to a tensor `[items, tokens, width]` or a list of one per item."""
+
+
+class EncoderGraphs:
+    """Records encoders, and runs items in them.
+
+    Args:
+        embed: what is recorded.
+        make_graph: called once per modality and size.
+    """
+
+    def __init__(self, embed: Embed, make_graph: Callable[[], Graph]) -> None:
+        self._embed, self._make_graph = embed, make_graph
+        self._inputs: dict[str, dict[str, Tensor]] = {}
+        """By modality: what the largest batch reads."""
+        self._recorded: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
+
+    @torch.inference_mode()
+    def record(self, modality: str, item: Mapping[str, Any]) -> None:
+        """Record batches of items like one, whose joined tensors these are, each `[1, ...]`; if that can be."""
+        if not all(isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == 1 for tensor in item.values()):
+            return
+        inputs = {name: tensor.repeat(SIZES[-1], *[1] * (tensor.dim() - 1)) for name, tensor in item.items()}
+        try:
+            self._embed(modality, inputs)  # what is only computed once is not part of it
+            with HostContact() as contact:
+                rows = self._embed(modality, inputs)
+        except Exception as error:
+            logger.info("the %s encoder is not recorded: %s items at once fail: %s", modality, SIZES[-1], error)
+            return
+        if contact.found is not None or len({tuple(part.shape) for part in rows}) != 1:
+            logger.info("the %s encoder is not recorded: %s", modality, contact.found or "rows of several shapes")
+            return
+        for size in reversed(SIZES):
+            graph, part = self._make_graph(), {name: tensor[:size] for name, tensor in inputs.items()}
+            output = graph.record(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
+            self._recorded[modality, size] = graph, output
+        self._inputs[modality] = inputs
+        logger.info("recorded the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
+
+    @torch.inference_mode()
+    def run(self, modality: str, items: Mapping[str, Any]) -> Tensor | None:
+        """The rows of a batch of items, `[items, tokens, width]`; None if they are not like those recorded."""
+        inputs = self._inputs.get(modality)
+        if inputs is None or inputs.keys() != items.keys():
+            return None
+        like = all(
+            isinstance(items[name], Tensor)
+            and items[name].shape[1:] == tensor.shape[1:]
+            and items[name].dtype == tensor.dtype
+            for name, tensor in inputs.items()
+        )
+        count = len(next(iter(items.values())))
+        if not like or count > SIZES[-1]:
+            return None
+        for name, tensor in inputs.items():
+            tensor[:count].copy_(items[name], non_blocking=True)
+        graph, output = self._recorded[modality, next(size for size in SIZES if size >= count)]
+        graph.replay()
+        return output[:count].clone()  # the next run writes there anew
+
+
+def _is_like(value: Any, tensor: Tensor) -> bool:
+    """Whether a value is a tensor of as large items."""
+    return isinstance(value, Tensor) and value.dtype == tensor.dtype and value.shape[1:] == tensor.shape[1:]
+
+
+def _stacked(rows: Any) -> Tensor:
+    return rows if isinstance(rows, Tensor) else torch.stack(list(rows))

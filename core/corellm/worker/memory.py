@@ -1,0 +1,88 @@
+"""A device's memory: what is free, what the busiest step takes, what is left for KV blocks, and words for when it ends.
+
+Knows bytes; knows neither models nor blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from corellm.errors import ConfigError
+
+_HOST_SHARE = 0.4
+"""Share of the free host memory that KV blocks may take when the operator does not say."""
+
+
+class DeviceMemory:
+    """The memory of the device that a model is about to be loaded on.
+
+    Args:
+        device: the CPU or a GPU.
+        utilization: share of a GPU's memory to use.
+    """
+
+    def __init__(self, device: torch.device, utilization: float) -> None:
+        self._device, self._utilization = device, utilization
+        self._peak = 0
+        if device.type == "cuda":
+            free, self._total = torch.cuda.mem_get_info(device)
+            self._others = self._total - free
+            """Taken before us: by other processes, and by CUDA itself."""
+
+    def free(self) -> int:
+        """Bytes that can be had now."""
+        if self._device.type == "cuda":
+            unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            return int(torch.cuda.mem_get_info(self._device)[0]) + unused
+        return _free_host_memory()
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Run the busiest step there can be, for `left_for_blocks` to know what it takes."""
+        if self._device.type != "cuda":
+            return
+        torch.cuda.reset_peak_memory_stats(self._device)
+        step()
+        torch.cuda.synchronize(self._device)
+        self._peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.empty_cache()
+
+    def left_for_blocks(self) -> int:
+        """Bytes for KV blocks, beside the weights and the step that was rehearsed."""
+        if self._device.type != "cuda":
+            return int(_HOST_SHARE * self.free())
+        left = int(self._utilization * self._total) - self._others - self._peak
+        if left <= 0:
+            total, others, peak = (n / 2**30 for n in (self._total, self._others, self._peak))
+            raise ConfigError(
+                f"no memory is left for KV blocks: of {total:.1f} GiB, {self._utilization:.0%} may be used "
+                f"(gpu_memory_utilization), others have {others:.1f}, weights and the busiest step take {peak:.1f}; "
+                f"raise gpu_memory_utilization, or lower max_num_batched_tokens, limit_mm_per_prompt or the size of "
+                f"items (mm_processor_kwargs)"
+            )
+        return left
+
+    @contextmanager
+    def explaining(self, what: str, way_out: str) -> Iterator[None]:
+        """What runs out of memory meanwhile is told with what needed it, and what to lower.
+
+        Raises:
+            ConfigError: the device has not enough memory for `what`.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"out of memory on {self._device} ({self.free() / 2**30:.1f} GiB free) for {what}: {way_out}"
+            ) from error
+
+
+def _free_host_memory() -> int:
+    """Bytes of host memory that can be had without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise ConfigError("cannot tell how much memory is free on this system; give kv_cache_memory")

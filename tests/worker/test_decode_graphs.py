@@ -1,0 +1,238 @@
+"""Decode steps run as recorded graphs give what they give one by one: padding, positions and block tables included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from corellm import LLM, SamplingParams
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.reference import ReferenceAttention
+from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
+from corellm.worker.input_batch import StepArrays
+from tests.conftest import random_image
+from tests.worker.recorded_graph import RecordedGraph
+
+CPU = torch.device("cpu")
+
+
+class TensorAttention(AttentionBackend):
+    """Decodes from tensors alone, as a GPU's backend does; chunks of prompts as the reference."""
+
+    name = "tensors"
+    recordable = True
+
+    @classmethod
+    def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        rotary: Rotary | None = None,
+    ) -> Tensor:
+        if metadata.num_decodes < len(metadata.seq_lens):
+            reference = ReferenceAttention()
+            return reference.forward(query, key, value, cache, metadata, scale=scale, sliding_window=sliding_window)
+        cache.write(key, value, metadata.slot_mapping)
+        keys, values = (x[metadata.block_tables].flatten(1, 2) for x in (cache.key, cache.value))
+        seen = torch.arange(keys.shape[1]) < metadata.seq_lens_tensor[:, None]
+        groups = query.shape[1] // key.shape[1]
+        keys, values = (x.repeat_interleave(groups, 2) for x in (keys, values))
+        scores = torch.einsum("shd,sthd->sht", query, keys) * scale
+        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+        return torch.einsum("sht,sthd->shd", weights, values)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A LLaVA, and a Qwen2-VL with its three kinds of positions."""
+    from corellm_llava.tiny import make_tiny_checkpoint as make_llava
+    from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
+
+    return {"llava": make_llava(tmp_path_factory.mktemp("l")), "qwen2-vl": make_qwen(tmp_path_factory.mktemp("q"))}
+
+
+PROMPTS = {
+    "llava": "USER: <image>\nWhat is this? ASSISTANT:",
+    "qwen2-vl": "<|vision_start|><|image_pad|><|vision_end|>What is this?",
+}
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
+    """An engine whose decode steps are recorded, and are counted in its `replays`."""
+    made: list[LLM] = []
+
+    def make(path: Path, position_rows: int) -> LLM:
+        llm = LLM(str(path), dtype="float32", max_model_len=256, num_kv_blocks=128, max_num_seqs=6)
+        made.append(llm)
+        runner = llm.engine.runner
+        runner._backend = TensorAttention()
+        runner.record_graphs([1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=RecordedGraph)
+        return llm
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+@pytest.mark.parametrize(("family", "position_rows"), [("llava", 1), ("qwen2-vl", 3)])
+def test_greedy_tokens_are_those_of_eager_steps(
+    family: str, position_rows: int, checkpoints: dict[str, Path], recorded: Callable[..., LLM], monkeypatch: Any
+) -> None:
+    """Six requests of different lengths, with pictures and without: batches of every size, padded or not."""
+    prompts: list[Any] = [
+        {"prompt": PROMPTS[family], "multi_modal_data": {"image": random_image(40, 30, i)}} for i in range(3)
+    ]
+    prompts += ["Hello", "What is the capital of France, and why? " * 4, "One more"]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 20, 9, 14, 6, 17)]
+    with LLM(str(checkpoints[family]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:
+        wanted = [output.outputs[0].token_ids for output in eager.generate(prompts, params)]
+    llm = recorded(checkpoints[family], position_rows)
+    sizes: list[int] = []
+    fill = StaticInputs.fill
+    monkeypatch.setattr(
+        StaticInputs, "fill", lambda self, arrays, size, *rest: (sizes.append(size), fill(self, arrays, size, *rest))[1]
+    )
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == wanted
+    assert set(sizes) == {1, 2, 4, 6}
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.8, "seed": 1, "max_tokens": 25},
+    {"temperature": 1.2, "top_p": 0.7, "top_k": 30, "seed": 2, "max_tokens": 18},
+    {"temperature": 0, "max_tokens": 30, "stop_token_ids": list(range(0, 400, 9)), "min_tokens": 3},
+    {"temperature": 0, "max_tokens": 30, "ignore_eos": False},
+    {"temperature": 0.9, "seed": 3, "max_tokens": 12, "n": 2},
+    {"temperature": 0, "max_tokens": 10},
+    {"temperature": 0, "max_tokens": 7, "logit_bias": {5: 3.0}},
+]
+LOOKING: list[dict[str, Any]] = [
+    {"temperature": 0, "max_tokens": 9, "repetition_penalty": 1.3},
+    {"temperature": 0, "max_tokens": 9, "logprobs": 2},
+]
+"""Requests whose next step has to know their last token."""
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_steps_run_ahead_with_the_same_results(
+    mixed: bool, checkpoints: dict[str, Path], recorded: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More requests than places, drawn and greedy, ended by tokens and lengths: none sees that steps overlap."""
+    asked = SAMPLING + (LOOKING if mixed else [])
+    params = [SamplingParams(**{"ignore_eos": True, **options}) for options in asked]
+    prompts = [f"Tell me {'more ' * i}about it" for i in range(len(asked))]
+
+    def told(llm: LLM) -> list[Any]:
+        return [
+            [(c.token_ids, c.text, c.finish_reason) for c in output.outputs] for output in llm.generate(prompts, params)
+        ]
+
+    with LLM(str(checkpoints["llava"]), dtype="float32", max_model_len=256, num_kv_blocks=128, max_num_seqs=6) as eager:
+        wanted = told(eager)
+    llm = recorded(checkpoints["llava"], 1)
+    runner, ahead = llm.engine.runner, []
+    launch_ahead = runner.launch_ahead
+    monkeypatch.setattr(runner, "launch_ahead", lambda batch, before: (ahead.append(1), launch_ahead(batch, before))[1])
+    assert told(llm) == wanted
+    assert len(ahead) > 10
+    assert llm.engine.scheduler.blocks.num_free_blocks == llm.engine.scheduler.blocks.capacity
+    assert not runner._states
+
+
+def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], recorded: Callable[..., LLM]) -> None:
+    """Between a step and the one after it, which is on its way already: neither has happened."""
+    llm = recorded(checkpoints["llava"], 1)
+    engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    wanted = llm.generate("Hello there", params)[0].outputs[0].token_ids
+    engine.add_request("again", "Hello there", params)
+    for _ in range(4):
+        engine.step()
+    assert engine._ahead is not None
+    wait, interrupted = engine._wait, []
+
+    def interrupt(*args: Any) -> Any:
+        engine._wait = wait
+        interrupted.append(1)
+        raise KeyboardInterrupt
+
+    engine._wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    assert interrupted
+    assert outputs[0].outputs[0].token_ids == wanted
+
+
+def test_steps_that_differ_run_one_by_one(checkpoints: dict[str, Path], recorded: Callable[..., LLM]) -> None:
+    """Of a model that was recorded with one kind of position, a picture with three is not squeezed into it."""
+    llm = recorded(checkpoints["qwen2-vl"], 1)
+    prompt = {"prompt": PROMPTS["qwen2-vl"], "multi_modal_data": {"image": random_image(40, 30, 0)}}
+    with LLM(str(checkpoints["qwen2-vl"]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        assert (
+            llm.generate(prompt, params)[0].outputs[0].token_ids
+            == eager.generate(prompt, params)[0].outputs[0].token_ids
+        )
+
+
+def test_sizes() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(6) == [1, 2, 4, 6]
+    assert graph_sizes(16) == [1, 2, 4, 8, 16]
+    assert graph_sizes(33) == [1, 2, 4, 8, 16, 24, 32, 33]
+
+
+def arrays_of(num_seqs: int) -> StepArrays:
+    one = np.arange(1, num_seqs + 1)
+    return StepArrays(one, one[None] + 20, one + 40, [1] * num_seqs, (one + 60).tolist(), np.tile(one[:, None] + 80, 2))
+
+
+def test_padding_is_of_no_sequence() -> None:
+    """What a larger batch left behind is overwritten: it would write into blocks that are somebody else's by now."""
+    inputs = StaticInputs(4, 3, 3, CPU)
+    inputs.fill(arrays_of(4), 4)
+    inputs.fill(arrays_of(2), 4)
+    batch = inputs.batch(4)
+    assert batch.input_ids.tolist() == [1, 2, 0, 0]
+    assert batch.positions.tolist() == [[[21, 22, 0, 0]]] * 3
+    assert batch.metadata.slot_mapping.tolist() == [41, 42, 0, 0]
+    assert batch.metadata.seq_lens_tensor.tolist() == [61, 62, 0, 0]
+    assert batch.metadata.block_tables[:2, :2].tolist() == [[81, 81], [82, 82]]
+    assert batch.metadata.query_start_loc.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_largest_size_is_recorded_first_and_the_smallest_that_fits_is_run() -> None:
+    order: list[int] = []
+
+    def step(batch: Any) -> Tensor:
+        order.append(len(batch.input_ids))
+        return batch.input_ids[:, None] * 1.0
+
+    graphs = DecodeGraphs(step, [1, 2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=RecordedGraph)
+    graphs.record()
+    assert order == [4, 2, 1]
+    assert graphs.run(arrays_of(3)).tolist() == [[1.0], [2.0], [3.0]]
+    assert graphs.run(arrays_of(1)).tolist() == [[1.0]]
+    assert order == [4, 2, 1]
+    assert not graphs.fits(arrays_of(5))
+
+
+def test_a_recorded_step_may_not_wait_for_the_device() -> None:
+    with pytest.raises(RuntimeError, match="which a recorded step cannot"):
+        RecordedGraph().record(lambda: torch.tensor([float(torch.ones(1).sum())]))
