@@ -25,7 +25,8 @@ from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.graphs import Graph
 from corellm.worker.input_batch import FlatBatch, SequenceState, lay_out
 from corellm.worker.kv_cache import KVCache
-from corellm.worker.sampler import PendingTokens, Sampler, gather_logprobs
+from corellm.worker.pending_step import PendingStep
+from corellm.worker.sampler import Sampler, gather_logprobs
 from corellm.worker.sampling_state import SamplingState
 
 logger = logging.getLogger(__name__)
@@ -35,44 +36,6 @@ Embeddings: TypeAlias = Mapping[str, list[tuple[MultiModalFeature, Tensor]]]
 
 _LOGIT_ROWS = 128
 """Prompt positions whose logits are held at once."""
-
-
-class PendingStep:
-    """A step that was handed to the device.
-
-    Args:
-        result: what is known of it.
-        states: of the sequences the worker holds: those that failed are dropped from it.
-
-    Attributes:
-        chunks: those that get a token.
-        tokens: theirs, in this order; None once they are in the result.
-        is_recorded: whether it runs as a graph, as the same sequences' next step can until this one is waited for.
-    """
-
-    def __init__(self, result: StepResult, states: dict[str, SequenceState]) -> None:
-        self.result = result
-        self._states = states
-        self.chunks: Sequence[SequenceChunk] = ()
-        self.tokens: PendingTokens | None = None
-        self.is_recorded = False
-
-    def wait(self) -> StepResult:
-        """What came of the step."""
-        result, tokens, self.tokens, self.is_recorded = self.result, self.tokens, None, False
-        if tokens is not None:
-            output = tokens.wait()
-            for row, chunk in enumerate(self.chunks):
-                if row in output.failed:
-                    result.failed[chunk.request_id] = output.failed[row]
-                    continue
-                result.sampled[chunk.request_id] = output.token_ids[row]
-                logprobs = output.logprobs[row]
-                if logprobs is not None:
-                    result.logprobs[chunk.request_id] = logprobs
-        for request_id in result.failed:
-            self._states.pop(request_id, None)
-        return result
 
 
 class ModelRunner:

@@ -1,0 +1,50 @@
+"""A step between the moment it is handed to the device and the moment its tokens are on the host.
+
+Knows chunks, tokens and results; knows nothing of how they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corellm.worker.batch import SequenceChunk, StepResult
+from corellm.worker.input_batch import SequenceState
+from corellm.worker.sampler import PendingTokens
+
+
+class PendingStep:
+    """A step that was handed to the device.
+
+    Args:
+        result: what is known of it.
+        states: of the sequences the worker holds: those that failed are dropped from it.
+
+    Attributes:
+        chunks: those that get a token.
+        tokens: theirs, in this order; None once they are in the result.
+        is_recorded: whether it runs as a graph, as the same sequences' next step can until this one is waited for.
+    """
+
+    def __init__(self, result: StepResult, states: dict[str, SequenceState]) -> None:
+        self.result = result
+        self._states = states
+        self.chunks: Sequence[SequenceChunk] = ()
+        self.tokens: PendingTokens | None = None
+        self.is_recorded = False
+
+    def wait(self) -> StepResult:
+        """What came of the step."""
+        result, tokens, self.tokens, self.is_recorded = self.result, self.tokens, None, False
+        if tokens is not None:
+            output = tokens.wait()
+            for row, chunk in enumerate(self.chunks):
+                if row in output.failed:
+                    result.failed[chunk.request_id] = output.failed[row]
+                    continue
+                result.sampled[chunk.request_id] = output.token_ids[row]
+                logprobs = output.logprobs[row]
+                if logprobs is not None:
+                    result.logprobs[chunk.request_id] = logprobs
+        for request_id in result.failed:
+            self._states.pop(request_id, None)
+        return result
