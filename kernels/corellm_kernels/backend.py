@@ -1,0 +1,90 @@
+"""The attention backend that runs on these kernels: single-token decodes by one, chunks of prompts by another.
+
+The one file here that knows corellm's attention. Triton is imported when a backend is made, not to ask whether it can.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
+
+_LEAST_CAPABILITY = (8, 0)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class TritonAttention(AttentionBackend):
+    """Paged attention by Triton kernels, for NVIDIA GPUs since Ampere."""
+
+    name: ClassVar[str] = "triton"
+    priority: ClassVar[int] = 100
+    recordable: ClassVar[bool] = True
+    rotates: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        from corellm_kernels.paged_decode import paged_decode
+        from corellm_kernels.paged_prefill import paged_prefill
+        from corellm_kernels.rotary import rotate_and_cache, write_cache
+
+        self._decode, self._prefill = paged_decode, paged_prefill
+        self._write, self._rotate_and_write = write_cache, rotate_and_cache
+
+    @classmethod
+    def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        """NVIDIA GPUs of compute capability 8.0 and up, in float16, bfloat16 or float32."""
+        if device.type != "cuda":
+            return f"runs on NVIDIA GPUs, not on {device}"
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _LEAST_CAPABILITY:
+            name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+            return f"needs a GPU of compute capability 8.0 or more; {name} has {has}"
+        if find_spec("triton") is None:
+            return "needs Triton: pip install triton"
+        return None if dtype in _DTYPES else f"does not compute in {dtype}"
+
+    @classmethod
+    def quantized_dtypes(cls, device: torch.device) -> tuple[torch.dtype, ...]:
+        """int8, and 8-bit floats since compute capability 8.9."""
+        has_floats = torch.cuda.get_device_capability(device) >= (8, 9)
+        return (torch.int8, torch.float8_e4m3fn) if has_floats else (torch.int8,)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        rotary: Rotary | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        scales = {"key_scale": cache.key_scale, "value_scale": cache.value_scale}
+        if rotary is None:
+            self._write(key, value, cache.key, cache.value, metadata.slot_mapping, **scales)
+        else:
+            self._rotate_and_write(
+                query, key, value, rotary.cos, rotary.sin, cache.key, cache.value, metadata.slot_mapping,
+                sections=rotary.sections, **scales,
+            )  # fmt: skip
+        out = query.new_empty(*query.shape[:2], value.shape[2])
+        caches = (cache.key, cache.value)
+        tables, lens = metadata.block_tables, metadata.seq_lens_tensor
+        decodes = slice(0, metadata.num_decodes)
+        self._decode(
+            query[decodes], *caches, tables[decodes], lens[decodes], out[decodes],
+            scale=scale, sliding_window=sliding_window, **scales,
+        )  # fmt: skip
+        if metadata.num_decodes < len(lens):
+            chunks = slice(metadata.num_decodes, None)
+            self._prefill(
+                query, *caches, tables[chunks], lens[chunks], metadata.query_start_loc[chunks], out,
+                scale=scale, sliding_window=sliding_window, **scales,
+            )  # fmt: skip
+        return out

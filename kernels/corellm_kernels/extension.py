@@ -1,0 +1,31 @@
+"""The door through which the kernels come into the engine. Imports neither torch nor Triton."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from corellm.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Kernels:
+    """An extension of corellm."""
+
+    @hookimpl
+    def register_attention_backends(self) -> dict[str, str]:
+        """Paged attention in Triton."""
+        return {"triton": "corellm_kernels.backend:TritonAttention"}
+
+    @hookimpl
+    def fuse_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
+        """Norms, feed-forward networks, attention and residuals in fewer kernels, where Triton's attention runs."""
+        from corellm_kernels.backend import TritonAttention
+
+        if TritonAttention.unsupported(device, dtype) is not None:
+            return None
+        from corellm_kernels.fusing import fuse
+
+        return fuse(model)

@@ -1,0 +1,173 @@
+"""Attention layers of decoders with one projection for queries, keys and values, and rotation left to the backend.
+
+Knows the children's names that transformers' decoders share. What a layer makes of its projections is not read from
+its attributes but watched: it is run beside its replacement, on a step that notes what it is asked to attend.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from corellm.attention.backend import Rotary
+from corellm.attention.paged import ATTENTION_NAME, PagedStep, paged_attention
+from corellm_kernels.fused_norms import FusedRMSNorm
+from corellm_kernels.head_norms import norm_heads
+from corellm_kernels.layer_swap import agree, draw, has_tensors, joined, linears, outcome, swapped_for
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_HEAD_NORMS = ("q_norm", "k_norm")
+_NUM_TOKENS = 3
+
+_Seen: TypeAlias = tuple[list[tuple[Any, ...]], Any]
+"""What a step was asked, call by call, and what the layer gave."""
+
+
+@dataclass(frozen=True)
+class _Turning:
+    """A step that is given a layer's rotary positions, too."""
+
+    step: PagedStep
+    rotary: Rotary
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        sliding_window: int | None,
+        rotary: Rotary | None = None,
+    ) -> Tensor:
+        """See `PagedStep`."""
+        return self.step.attend(layer, query, key, value, scale, sliding_window, rotary=self.rotary)
+
+
+class FusedAttention(nn.Module):
+    """Paged attention behind one projection."""
+
+    qkv_proj: nn.Linear
+    q_norm: FusedRMSNorm
+    k_norm: FusedRMSNorm
+    o_proj: nn.Linear
+    norms_heads: bool
+    """Whether there are the two norms."""
+    heads: list[tuple[int, int]]
+    """Heads and their size, of queries, keys and values."""
+    widths: list[int]
+    """Channels of the projection for each of them."""
+    scale: float
+    window: int | None
+    positional: tuple[str, ...]
+    """Names of the arguments behind the first, in the original's order."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        """`[1, num_tokens, width]` and the original's arguments; gives the same shape, and no weights."""
+        kwargs.update(zip(self.positional, args, strict=False))
+        cos, sin = kwargs.pop("position_embeddings")
+        step: PagedStep | None = kwargs.pop("paged", None)
+        parts = self.qkv_proj(hidden_states).split(self.widths, dim=-1)
+        query, key, value = (part.unflatten(-1, heads) for part, heads in zip(parts, self.heads, strict=True))
+        if self.norms_heads:
+            norm_heads(
+                query[0], key[0], self.q_norm.weight, self.k_norm.weight, self.q_norm.norm_eps, self.k_norm.norm_eps
+            )
+        attended, _ = paged_attention(
+            self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+            kwargs.pop("attention_mask", None), scaling=self.scale, sliding_window=self.window,
+            paged=None if step is None else _Turning(step, Rotary(cos[0], sin[0])), **kwargs,
+        )  # fmt: skip
+        return self.o_proj(attended.flatten(2)), None
+
+
+@dataclass(frozen=True)
+class _WatchedStep:
+    """Notes what a layer attends to, and gives every token its own value: softmax would magnify mere rounding."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        sliding_window: int | None,
+        rotary: Rotary | None = None,
+    ) -> Tensor:
+        """See `PagedStep`."""
+        _, heads, _ = query.shape
+        if rotary is not None:
+            query, key = rotary.rotate(query), rotary.rotate(key)
+        self.calls.append((layer, scale, sliding_window, query, key, value))
+        return value.repeat_interleave(heads // value.shape[1], dim=1)
+
+
+def is_paged(module: Any) -> bool:
+    """Whether a module is attention of a decoder that runs on the paged cache."""
+    return getattr(getattr(module, "config", None), "_attn_implementation", None) == ATTENTION_NAME
+
+
+def fused_attention(module: nn.Module) -> nn.Module | None:
+    """The same layer; None if it is none of these, or does more."""
+    children = dict(module.named_children())
+    projections, output = linears(module, _PROJECTIONS), linears(module, ("o_proj",))
+    if not is_paged(module) or not projections or not output or has_tensors(module):
+        return None
+    if children.keys() - {*_PROJECTIONS, *_HEAD_NORMS, "o_proj"}:
+        return None
+    like, norms = projections[0].weight, [children[name] for name in _HEAD_NORMS if name in children]
+    if len(norms) == 1 or any(not isinstance(x, FusedRMSNorm) or x.weight.dtype != like.dtype for x in norms):
+        return None
+
+    watched = partial(_watched, like=like, width=projections[0].in_features)
+    size = getattr(module, "head_dim", 0)
+    # layers that go by the shape of the angles may turn a part of each head, or take angles of several positions
+    shapes = [(1, _NUM_TOKENS, size), (1, _NUM_TOKENS, size // 2), (3, 1, _NUM_TOKENS, size)]
+    seen = {shape: theirs for shape in shapes if (theirs := watched(module, angles=shape)) is not None}
+    made = _made_after(module, projections, seen[shapes[0]]) if shapes[0] in seen else None
+    if made is None or not all(agree(watched(made, angles=shape), theirs) for shape, theirs in seen.items()):
+        return None
+    return made
+
+
+def _made_after(module: nn.Module, projections: list[nn.Linear], seen: _Seen) -> FusedAttention | None:
+    """A layer that attends as was seen; None if what it attended to is not what its projections gave."""
+    ((_, scale, window, *attended), *others), _ = seen
+    widths, whole = [layer.out_features for layer in projections], joined(projections)
+    if others or whole is None or widths != [x.shape[1:].numel() for x in attended]:
+        return None
+    made = swapped_for(module, FusedAttention)
+    for name in _PROJECTIONS:
+        delattr(made, name)
+    made.qkv_proj, made.widths, made.heads = whole, widths, [(x.shape[1], x.shape[2]) for x in attended]
+    made.scale, made.window, made.norms_heads = scale, window, hasattr(module, _HEAD_NORMS[0])
+    made.positional = tuple(inspect.signature(module.forward).parameters)[1:]
+    return made
+
+
+def _watched(layer: nn.Module, *, like: Tensor, width: int, angles: tuple[int, ...]) -> _Seen | None:
+    """What a layer asks a step to attend, and what it gives, of random tokens and angles; None if it cannot run so.
+
+    The angles belong to no rotation, and the positions are far apart: layers that use them otherwise show it.
+    """
+    step = _WatchedStep()
+    given = outcome(
+        lambda: layer(
+            hidden_states=draw(like, 1, _NUM_TOKENS, width),
+            position_embeddings=(draw(like, *angles, seed=1), draw(like, *angles, seed=2)),
+            attention_mask=None,
+            position_ids=torch.arange(_NUM_TOKENS, device=like.device)[None] * 1_000_000,
+            past_key_values=None,
+            use_cache=False,
+            paged=step,
+        )
+    )
+    return (step.calls, given) if step.calls and given is not None else None

@@ -1,0 +1,97 @@
+"""Decoder layers that add a residual in the kernel of the norm behind it, or in the product before it.
+
+Knows the form that most decoders share: norm, attention, sum, norm, feed-forward network, sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from corellm_kernels.fused_attention import is_paged
+from corellm_kernels.fused_mlp import FusedGatedMLP
+from corellm_kernels.fused_norms import FusedNorm
+from corellm_kernels.layer_swap import agree, copied, draw, outcome, swapped_for
+
+
+class FusedDecoderLayer(nn.Module):
+    """Two sums and a norm in fewer kernels."""
+
+    input_layernorm: nn.Module
+    self_attn: nn.Module
+    post_attention_layernorm: FusedNorm
+    mlp: nn.Module
+    gives_tuple: bool
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """`[1, num_tokens, width]` and what the attention takes, by name; else the original does it."""
+        if args:
+            return super().forward(hidden_states, *args, **kwargs)
+        # the layer's input is the caller's, the attention's output nobody's: sums go there
+        total, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        inner = self.post_attention_layernorm.of_sum(hidden_states, total)
+        total = self.mlp.add_to(total, inner) if isinstance(self.mlp, FusedGatedMLP) else total + self.mlp(inner)
+        return (total,) if self.gives_tuple else total
+
+
+class _Child(nn.Module):
+    """Stands in for attention or network: notes what it is given, and gives numbers of ordinary size."""
+
+    def __init__(self, gives: Tensor, *, with_weights: bool) -> None:
+        super().__init__()
+        self.given: list[tuple[Tensor, dict[str, Any]]] = []
+        self._gives, self._with_weights = gives, with_weights
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+        """The same each time."""
+        self.given.append((hidden_states.clone(), kwargs))
+        output = self._gives.clone()
+        return (output, None) if self._with_weights else output
+
+
+@dataclass(frozen=True)
+class _Trial:
+    output: Any
+    inputs: list[Tensor]
+    """Of attention and network, one after another."""
+    arguments: dict[str, Any]
+    """What the attention got besides."""
+
+
+def fused_decoder_layer(module: nn.Module) -> nn.Module | None:
+    """The same layer; None if it is none of these."""
+    names = ("input_layernorm", "post_attention_layernorm", "self_attn", "mlp")
+    before, between, attention, mlp = (getattr(module, name, None) for name in names)
+    if not isinstance(before, FusedNorm) or not isinstance(between, FusedNorm) or isinstance(module, FusedDecoderLayer):
+        return None
+    if not is_paged(attention) or not isinstance(mlp, nn.Module):
+        return None
+    arguments = {
+        "position_embeddings": object(),
+        "attention_mask": None,
+        "position_ids": None,
+        "past_key_values": None,
+        "use_cache": False,
+        "paged": object(),
+    }
+    theirs = outcome(lambda: _tried(module, between.weight, arguments))
+    if theirs is None:
+        return None
+    made = swapped_for(module, FusedDecoderLayer)
+    made.gives_tuple = isinstance(theirs.output, tuple)
+    ours = outcome(lambda: _tried(made, between.weight, arguments))
+    if ours is None or not theirs.arguments.items() <= ours.arguments.items():
+        return None
+    return made if agree((ours.output, ours.inputs), (theirs.output, theirs.inputs)) else None
+
+
+def _tried(layer: nn.Module, like: Tensor, arguments: dict[str, Any]) -> _Trial:
+    """What a layer does between children whose outputs are as large as its input: none drowns another."""
+    x, attended, inner = (draw(like, 1, 3, len(like), seed=seed) for seed in range(3))
+    trial = copied(layer, type(layer))
+    trial.self_attn, trial.mlp = _Child(attended, with_weights=True).eval(), _Child(inner, with_weights=False).eval()
+    output = trial(x, **arguments)
+    ((to_attention, passed),), ((to_mlp, _),) = trial.self_attn.given, trial.mlp.given
+    return _Trial(output, [to_attention, to_mlp], passed)

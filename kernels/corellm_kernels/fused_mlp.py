@@ -1,0 +1,75 @@
+"""Gated feed-forward networks with one projection instead of two, and one kernel between it and the last.
+
+Knows the children's names that transformers' decoders share; what stands between them is tried out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corellm_kernels.activations import gelu_and_mul, silu_and_mul
+from corellm_kernels.layer_swap import agree, draw, joined, linears, outcome, swapped_for
+
+_PRODUCTS: list[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = [
+    (functional.silu, silu_and_mul),
+    (functional.gelu, gelu_and_mul),
+    (partial(functional.gelu, approximate="tanh"), partial(gelu_and_mul, approximate="tanh")),
+]
+"""A function of the gate, and the kernel that computes it and multiplies."""
+
+
+class FusedGatedMLP(nn.Module):
+    """`down(function(gate(x)) * up(x))`, with `gate` and `up` in one projection."""
+
+    gate_up_proj: nn.Linear
+    down_proj: nn.Linear
+    product: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]`."""
+        inner: Tensor = self.down_proj(self.product(self.gate_up_proj(x)))
+        return inner
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Add `forward(x)` to `residual`, which must be contiguous, in place: the last product starts from there."""
+        if self.down_proj.bias is not None:
+            return residual.add_(self(x))
+        inner = self.product(self.gate_up_proj(x))
+        rows = residual.view(-1, residual.shape[-1])
+        rows.addmm_(inner.view(-1, inner.shape[-1]), self.down_proj.weight.t())
+        return residual
+
+
+def fused_mlp(module: nn.Module) -> nn.Module | None:
+    """The same network; None if it is none of these."""
+    if {name for name, _ in module.named_children()} - {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return None
+    halves, down = linears(module, ("gate_proj", "up_proj")), linears(module, ("down_proj",))
+    if not halves or not down or len(inspect.signature(module.forward).parameters) != 1:
+        return None
+    product, whole = _product(getattr(module, "act_fn", None), halves[0].weight), joined(halves)
+    if product is None or whole is None:
+        return None
+    made = swapped_for(module, FusedGatedMLP)
+    del made.gate_proj, made.up_proj
+    made.gate_up_proj, made.product = whole, product
+    x = draw(halves[0].weight, 1, 3, halves[0].in_features)
+    theirs = outcome(lambda: module(x))
+    if theirs is None or not agree(outcome(lambda: made(x)), theirs):
+        return None
+    residual = draw(theirs, *theirs.shape, seed=1) * theirs.std()
+    return made if agree(outcome(lambda: made.add_to(residual.clone(), x)), residual + theirs) else None
+
+
+def _product(function: Any, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """The kernel for a function of the gate, told by its values."""
+    points = torch.linspace(-6, 6, 64, device=like.device)[None]
+    given = outcome(lambda: function(points))
+    return next((kernel for known, kernel in _PRODUCTS if agree(given, known(points))), None)

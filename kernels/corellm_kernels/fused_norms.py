@@ -1,0 +1,73 @@
+"""Norms that run as one kernel, and that add what came before them on the way.
+
+Knows RMSNorm in the form that transformers' decoders have, and torch's LayerNorm.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+
+from corellm_kernels.layer_swap import TOLERANCES, agree, draw, outcome, swapped_for
+from corellm_kernels.norms import layer_norm, rms_norm
+
+
+class FusedNorm(nn.Module):
+    """A norm over the last dimension."""
+
+    weight: nn.Parameter
+    norm_eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]`, normalized."""
+        raise NotImplementedError
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The norm of `residual + x`, which `residual` holds afterwards; it must be contiguous."""
+        raise NotImplementedError
+
+
+class FusedRMSNorm(FusedNorm):
+    """RMSNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `FusedNorm.forward`."""
+        return rms_norm(x.contiguous(), self.weight, self.norm_eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See `FusedNorm.of_sum`."""
+        return rms_norm(x.contiguous(), self.weight, self.norm_eps, residual=residual)
+
+
+class FusedLayerNorm(FusedNorm):
+    """LayerNorm."""
+
+    bias: nn.Parameter | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `FusedNorm.forward`."""
+        return layer_norm(x.contiguous(), self.weight, self.bias, self.norm_eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See `FusedNorm.of_sum`."""
+        return layer_norm(x.contiguous(), self.weight, self.bias, self.norm_eps, residual=residual)
+
+
+def fused_norm(module: nn.Module) -> nn.Module | None:
+    """The same norm in one kernel; None if it is none, or not quite one."""
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if isinstance(module, FusedNorm) or not isinstance(eps, float) or not isinstance(weight, Tensor):
+        return None
+    if weight.ndim != 1 or weight.dtype not in TOLERANCES or len(inspect.signature(module.forward).parameters) != 1:
+        return None
+    held = {name for name, _ in (*module.named_parameters(), *module.named_buffers(), *module.named_children())}
+    if held != {"weight"} and type(module) is not nn.LayerNorm:
+        return None
+    made = swapped_for(module, FusedLayerNorm if type(module) is nn.LayerNorm else FusedRMSNorm)
+    made.norm_eps = eps
+    # a row of ordinary size, a large one, and one so small that it shows what becomes of eps
+    x = draw(weight, 1, 3, len(weight)) * torch.tensor([[1.0], [64.0], [eps**0.5]]).to(weight)
+    theirs = outcome(lambda: module(x))
+    return made if theirs is not None and agree(outcome(lambda: made(x)), theirs) else None

@@ -1,0 +1,54 @@
+"""Puts faster layers in the place of a loaded model's own, where they compute the same.
+
+Knows no model family: layers are found by their children and attributes, and each is run beside its replacement on
+random numbers. Where the two differ, or the layer fails, is hooked into, trained, quantized or shares its weights, it
+stays. Of a decoder's layer remain: norm, projection, (norms of heads,) rotation and cache, attention, projection, sum
+with norm, projection, activation, projection with sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from corellm_kernels.fused_attention import fused_attention
+from corellm_kernels.fused_decoder import fused_decoder_layer
+from corellm_kernels.fused_mlp import fused_mlp
+from corellm_kernels.fused_norms import fused_norm
+from corellm_kernels.layer_swap import is_plain, owners, shared_parameters
+
+_KINDS: list[tuple[Callable[[nn.Module], nn.Module | None], str]] = [
+    (fused_norm, "one kernel"),
+    (fused_mlp, "one projection for gate and up, one kernel for their product"),
+    (fused_attention, "one projection for query, key and value, rotated where they are cached"),
+    (fused_decoder_layer, "sums in the norm and the projection beside them"),
+]
+"""What is tried, in this order: later ones build on earlier ones; and what it is called."""
+
+
+@torch.no_grad()
+def fuse(model: nn.Module) -> list[str]:
+    """Replace a model's layers, in place.
+
+    Merged weights are made layer by layer, so that at most one layer's are in memory twice.
+
+    Args:
+        model: on its device, in its type, in `eval` mode, its parameters without gradients.
+
+    Returns:
+        What was replaced: `["32 x LlamaAttention: one projection for query, key and value, ..."]`.
+    """
+    shared = shared_parameters(model)
+    done: Counter[tuple[str, str]] = Counter()
+    for fused, what in _KINDS:
+        for parent, name in owners(model):
+            module = getattr(parent, name)
+            made = fused(module) if is_plain(module, shared) else None
+            if made is not None:
+                done[type(module).__name__, what] += 1
+                setattr(parent, name, made)
+    torch.cuda.empty_cache()  # the halves of merged weights, before anybody measures what is free
+    return [f"{count} x {name}: {what}" for (name, what), count in done.items()]

@@ -1,0 +1,149 @@
+"""What is compiled ahead of time: launches in the shapes that models have, on tensors of the CPU that hold nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from corellm_kernels.activations import gelu, gelu_and_mul, silu_and_mul
+from corellm_kernels.logits import add, penalize, restrict
+from corellm_kernels.merging import embed_and_merge
+from corellm_kernels.norms import layer_norm, rms_norm
+from corellm_kernels.paged_decode import paged_decode
+from corellm_kernels.paged_prefill import paged_prefill
+from corellm_kernels.rotary import rotate_and_cache, write_cache
+from corellm_kernels.sampling import argmax, sample
+
+
+def half(*shape: int) -> Tensor:
+    """A bfloat16 tensor."""
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def decode(
+    sequences: int, heads: int, kv_heads: int, size: int, *, cache: torch.dtype = torch.bfloat16, block_size: int = 16
+) -> Callable[[], None]:
+    """One decode step at a context of up to 4096 tokens."""
+
+    def launch() -> None:
+        blocks = torch.empty(9, block_size, kv_heads, size, dtype=cache)
+        scales = None if cache.itemsize > 1 else torch.empty(9, block_size, kv_heads)
+        tables = torch.zeros(sequences, 4096 // block_size, dtype=torch.int64)
+        paged_decode(
+            half(sequences, heads, size), blocks, blocks, tables, torch.zeros(sequences, dtype=torch.int32),
+            half(sequences, heads, size), scale=0.1, key_scale=scales, value_scale=scales,
+        )  # fmt: skip
+
+    return launch
+
+
+def prefill(heads: int, kv_heads: int, size: int, *, cache: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+    """Two chunks of prompts in blocks of 16."""
+
+    def launch() -> None:
+        blocks = torch.empty(9, 16, kv_heads, size, dtype=cache)
+        scales = None if cache.itemsize > 1 else torch.empty(9, 16, kv_heads)
+        lens, starts = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+        paged_prefill(
+            half(512, heads, size), blocks, blocks, torch.zeros(2, 256, dtype=torch.int64), lens, starts,
+            half(512, heads, size), scale=0.1, key_scale=scales, value_scale=scales,
+        )  # fmt: skip
+
+    return launch
+
+
+def sampling(rows: int, vocab: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], Tensor]:
+    """Rows with every parameter."""
+
+    def launch() -> Tensor:
+        floats, doubles = torch.ones(rows), torch.ones(rows, dtype=torch.float64)
+        top_k = torch.zeros(rows, dtype=torch.int32)
+        return sample(torch.empty(rows, vocab, dtype=dtype), floats, top_k, floats, floats, doubles)
+
+    return launch
+
+
+def editing(rows: int, vocab: int) -> Callable[[], None]:
+    """Rows with penalties, additions and a mask, in that order."""
+
+    def launch() -> None:
+        logits, floats, ids = torch.empty(rows, vocab), torch.ones(rows), torch.zeros(9, dtype=torch.int64)
+        offsets = torch.zeros(rows + 1, dtype=torch.int32)
+        penalize(logits, ids, torch.ones(9), offsets, floats, floats, floats)
+        add(logits, ids, torch.ones(9), offsets)
+        restrict(logits, torch.zeros(rows, vocab // 32, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
+
+    return launch
+
+
+def rotation(
+    heads: int, kv_heads: int, size: int, rotary: int | None = None, *,
+    cache: torch.dtype = torch.bfloat16, sections: tuple[int, int, int] | None = None,
+) -> Callable[[], None]:  # fmt: skip
+    """The rotation and the write of 8 tokens of one projection; the write alone where `rotary` is 0."""
+
+    def launch() -> None:
+        whole = half(8, heads + 2 * kv_heads, size)
+        query, key, value = whole.split([heads, kv_heads, kv_heads], dim=1)
+        blocks = torch.empty(9, 16, kv_heads, size, dtype=cache)
+        scales = None if cache.itemsize > 1 else torch.empty(9, 16, kv_heads)
+        slots = torch.zeros(8, dtype=torch.int64)
+        if rotary == 0:
+            write_cache(key, value, blocks, blocks, slots, key_scale=scales, value_scale=scales)
+            return
+        angles = half(*([3] if sections else []), 8, rotary or size)
+        rotate_and_cache(
+            query, key, value, angles, angles, blocks, blocks, slots,
+            key_scale=scales, value_scale=scales, sections=sections,
+        )  # fmt: skip
+
+    return launch
+
+
+LAUNCHES: dict[str, Callable[[], object]] = {
+    "prefill, 32 heads of 128": prefill(32, 32, 128),
+    "prefill, 32/8 heads of 128": prefill(32, 8, 128),
+    "prefill, 32/8 heads of 128, int8": prefill(32, 8, 128, cache=torch.int8),
+    "prefill, 32 heads of 64": prefill(32, 32, 64),
+    "prefill, 32 heads of 80": prefill(32, 32, 80),
+    "prefill, 16/2 heads of 256": prefill(16, 2, 256),
+    "decode, 1 x 32 heads of 128": decode(1, 32, 32, 128),
+    "decode, 64 x 32/8 heads of 128": decode(64, 32, 8, 128),
+    "decode, 8 x 32/8 heads of 128, int8": decode(8, 32, 8, 128, cache=torch.int8),
+    "decode, 8 x 32/8 heads of 128, fp8": decode(8, 32, 8, 128, cache=torch.float8_e4m3fn),
+    "decode, 64 x 32 heads of 80": decode(64, 32, 32, 80),
+    "decode, 8 x 16/2 heads of 256": decode(8, 16, 2, 256),
+    "decode, 8 x 32/8 heads of 64, blocks of 256": decode(8, 32, 8, 64, block_size=256),
+    "RMSNorm of 4096": lambda: rms_norm(half(8, 4096), half(4096), 1e-5),
+    "RMSNorm of 4096 with residual": lambda: rms_norm(half(8, 4096), half(4096), 1e-5, residual=half(8, 4096)),
+    "RMSNorm of heads of 128": lambda: rms_norm(half(8, 32, 128), half(128), 1e-6),
+    "LayerNorm of 2560 with residual": lambda: layer_norm(
+        half(8, 2560), half(2560), half(2560), 1e-5, residual=half(8, 2560)
+    ),
+    "rotation, 32/8 heads of 128": rotation(32, 8, 128),
+    "rotation, 32 heads of 128": rotation(32, 32, 128),
+    "rotation, 32/8 heads of 128, int8": rotation(32, 8, 128, cache=torch.int8),
+    "rotation, 32/8 heads of 128, fp8": rotation(32, 8, 128, cache=torch.float8_e4m3fn),
+    "rotation, 28/4 heads of 128, sections": rotation(28, 4, 128, sections=(16, 24, 24)),
+    "rotation, 64 heads of 64, half of them": rotation(64, 64, 64, 32),
+    "rotation, 32 heads of 80": rotation(32, 32, 80),
+    "rotation, 16/2 heads of 256": rotation(16, 2, 256),
+    "cache write, 32 heads of 80": rotation(32, 32, 80, 0),
+    "cache write, 32 heads of 128, fp8": rotation(32, 32, 128, 0, cache=torch.float8_e4m3fn),
+    "gated SiLU of 14336": lambda: silu_and_mul(half(8, 2 * 14336)),
+    "gated GELU of 8192": lambda: gelu_and_mul(half(8, 2 * 8192), "tanh"),
+    "GELU of 4304": lambda: gelu(half(8, 4304), "tanh"),
+    "GELU of 10240": lambda: gelu(half(8, 10240)),
+    "embeddings of 4096": lambda: embed_and_merge(
+        torch.zeros(8, dtype=torch.int64), half(9, 4096), half(9, 4096), torch.zeros(8, dtype=torch.int32)
+    ),
+    "best of 151936": lambda: argmax(half(8, 151936)),
+    "sampling of 151936": sampling(8, 151936),
+    "sampling of 32003, float32": sampling(64, 32003, torch.float32),
+    "edited logits of 128256": editing(8, 128256),
+}
+
+NEEDS_90 = frozenset({"decode, 8 x 32/8 heads of 128, fp8"})
+"""Launches with 8-bit floats, which GPUs have since compute capability 8.9."""

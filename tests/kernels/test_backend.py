@@ -1,0 +1,99 @@
+"""The Triton backend over several steps: prompts in chunks, decodes beside chunks of others, a paged cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from corellm.attention.backend import AttentionMetadata, LayerCache, Rotary
+from corellm_kernels.backend import TritonAttention
+from tests.attention.test_backends import plain_attention
+from tests.kernels.comparing import DEVICE
+
+KV_HEADS, GROUPS, SIZE, BLOCK_SIZE = 2, 2, 32, 16
+LENGTHS = (50, 7, 33)
+STEPS = (((0, 40), (0, 6), (0, 0)), ((0, 0), (6, 7), (0, 33)), ((40, 41), (0, 0), (0, 0)), ((41, 50), (0, 0), (0, 0)))
+"""Of each step the tokens `[start, end)` of each sequence: mixtures of decodes, whole prompts and chunks."""
+
+
+def angles(sections: tuple[int, int, int] | None) -> Rotary:
+    """Of positions 0 to 63; with sections three different ones each."""
+    positions = torch.arange(64.0)[:, None] * torch.tensor([[1.0], [0.5], [0.25]])[:, None]  # [3, 64, 1]
+    frequencies = 100.0 ** -(torch.arange(SIZE // 2) / (SIZE // 2))
+    turned = torch.cat([positions * frequencies] * 2, dim=-1).to(DEVICE)
+    return Rotary(turned.cos(), turned.sin(), sections) if sections else Rotary(turned[0].cos(), turned[0].sin())
+
+
+def make_cache(dtype: torch.dtype, blocks: int) -> LayerCache:
+    shape = (blocks, BLOCK_SIZE, KV_HEADS)
+    key, value = (torch.zeros(*shape, SIZE, device=DEVICE).to(dtype) for _ in range(2))
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return LayerCache(key, value)
+    return LayerCache(key, value, *(torch.zeros(shape, device=DEVICE) for _ in range(2)))
+
+
+def outputs(cache: LayerCache, rotary: Rotary | None, window: int | None) -> tuple[Tensor, Tensor]:
+    """What the backend gives for all tokens of all sequences, and the oracle."""
+    generator = torch.Generator().manual_seed(0)
+    backend = TritonAttention()
+    queries, keys, values = (
+        [torch.randn(n, heads, SIZE, generator=generator).to(DEVICE) for n in LENGTHS]
+        for heads in (KV_HEADS * GROUPS, KV_HEADS, KV_HEADS)
+    )
+    tables = torch.randperm(12, generator=generator).add(1).view(3, 4).to(DEVICE)
+    found = [torch.full_like(query, torch.nan) for query in queries]
+    for step in STEPS:
+        parts = sorted(((i, a, b) for i, (a, b) in enumerate(step) if a < b), key=lambda part: part[2] - part[1] != 1)
+        index = [torch.arange(a, b, device=DEVICE) for _, a, b in parts]
+        rows = [i for i, _, _ in parts]
+        query_lens, seq_lens = [b - a for _, a, b in parts], [b for _, _, b in parts]
+        metadata = AttentionMetadata(
+            num_decodes=query_lens.count(1),
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            query_start_loc=torch.tensor([0, *query_lens], device=DEVICE).cumsum(0).int(),
+            seq_lens_tensor=torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE),
+            block_tables=tables[rows],
+            slot_mapping=torch.cat(
+                [tables[i][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for i, at in zip(rows, index, strict=True)]
+            ),
+        )
+        query, key, value = (
+            torch.cat([of[i][at] for i, at in zip(rows, index, strict=True)]) for of in (queries, keys, values)
+        )
+        at = torch.cat(index)
+        turn = None
+        if rotary is not None:
+            turn = Rotary(rotary.cos[..., at, :], rotary.sin[..., at, :], rotary.sections)
+        out = backend.forward(query, key, value, cache, metadata, scale=0.2, sliding_window=window, rotary=turn)
+        for i, own, part in zip(rows, index, out.split(query_lens), strict=True):
+            found[i][own] = part
+    wanted = []
+    for query, key, value in zip(queries, keys, values, strict=True):
+        if rotary is not None:
+            turn = Rotary(rotary.cos[..., : len(query), :], rotary.sin[..., : len(query), :], rotary.sections)
+            query, key = turn.rotate(query), turn.rotate(key)
+        wanted.append(plain_attention(query.cpu(), key.cpu(), value.cpu(), 0.2, window).to(DEVICE))
+    return torch.cat(found), torch.cat(wanted)
+
+
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("sections", [None, (), (4, 6, 6)])
+def test_steps(window: int | None, sections: tuple[int, int, int] | None) -> None:
+    """Without rotary positions, with one position per token, with three."""
+    rotary = None if sections is None else angles(sections or None)
+    found, wanted = outputs(make_cache(torch.float32, 13), rotary, window)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.int8, 0.02), (torch.float8_e4m3fn, 0.08)])
+def test_quantized_caches(dtype: torch.dtype, off: float) -> None:
+    """Of 8 bits, with a factor for every token and head: as near as 8 bits go."""
+    found, wanted = outputs(make_cache(dtype, 13), angles(None), None)
+    error = (found - wanted).norm() / wanted.norm()
+    assert 0 < error < off
+
+
+def test_it_says_where_it_does_not_run() -> None:
+    assert TritonAttention.unsupported(torch.device("cpu"), torch.float32) == "runs on NVIDIA GPUs, not on cpu"

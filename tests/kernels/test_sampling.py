@@ -1,0 +1,262 @@
+"""Sampling on the device chooses the tokens that the worker's own functions choose, with kernels and twins alike.
+
+Sums in another order may move a border between two tokens by a rounding: a token is right that random numbers and a
+top-p from a few millionths less to a few millionths more would give with the weights of the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from corellm.sampling_params import SamplingParams
+from corellm.worker.batch import NewSequence
+from corellm.worker.logits import edit_logits, token_weights
+from corellm.worker.sampler import draw
+from corellm.worker.sampling_state import SamplingState
+from corellm_kernels.logits import (
+    add,
+    add_reference,
+    allowed_bits,
+    penalize,
+    penalize_reference,
+    restrict,
+    restrict_reference,
+)
+from corellm_kernels.sampling import FAILED, argmax, argmax_reference, sample, sample_reference
+from tests.kernels.comparing import DEVICE, DTYPES
+
+LAST = 1 - 2.0**-53
+"""The last random number."""
+BESIDE = 5e-6
+SAMPLERS = [sample, sample_reference]
+
+
+def state(params: SamplingParams, vocab: int, prompt: Sequence[int] = (), outputs: Sequence[int] = ()) -> SamplingState:
+    sequence = NewSequence("r", list(prompt), list(outputs), params, (), frozenset({2}), [[5], [3, 4]])
+    return SamplingState(sequence, vocab, torch.device("cpu"), 0)
+
+
+def run(sampler: Callable[..., Tensor], logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
+    """With each row's parameters as tensors on the device."""
+    temperature = torch.tensor([p.temperature for p in params], device=DEVICE)
+    top_k = torch.tensor([p.top_k for p in params], dtype=torch.int32, device=DEVICE)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=DEVICE)
+    min_p = torch.tensor([p.min_p for p in params], device=DEVICE)
+    return sampler(logits.to(DEVICE), temperature, top_k, top_p, min_p, uniforms.to(DEVICE)).cpu()
+
+
+def assert_chosen(tokens: Tensor, logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> None:
+    """Every token is kept, and the running sum passes the random number at it."""
+    assert (tokens.dtype, tokens.shape) == (torch.int64, logits.shape[:1])
+    vocab = logits.shape[1]
+    greedy = torch.tensor([state(p, vocab).greedy for p in params])
+    right = greedy & (tokens == logits.argmax(dim=-1))
+    for share in (1.0, 1 - BESIDE, 1 + BESIDE):
+        moved = [replace(p, temperature=p.temperature or 1.0, top_p=min(p.top_p * share, 1.0)) for p in params]
+        weights = token_weights(logits.float(), [state(p, vocab) for p in moved]).double()
+        ends, target = weights.cumsum(dim=-1), uniforms * weights.sum(dim=-1)
+        end, own = ends.gather(1, tokens[:, None])[:, 0], weights.gather(1, tokens[:, None])[:, 0]
+        right |= ~greedy & (own > 0) & (end - own <= target * (1 + BESIDE)) & (target * (1 - BESIDE) <= end)
+    assert right.all(), (tokens, right, params)
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1.1e-5, 0.3, 1.0, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 0, 1, 2, 40, 700, 10**6]),
+    top_p=st.sampled_from([1.0, 1.0, 1e-6, 0.1, 0.5, 0.9, 0.999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05, 1.0]),
+)
+ROWS = st.lists(
+    st.tuples(PARAMS, st.sampled_from([0.0, LAST]) | st.floats(0, 1, exclude_max=True)), min_size=1, max_size=4
+)
+SHAPING: dict[str, Callable[[Tensor], Tensor]] = {
+    "as drawn": lambda logits: logits,
+    "descending": lambda logits: logits.sort(dim=-1, descending=True).values,  # the last token kept is the bound
+    "with ties": lambda logits: logits.round(),
+    "with holes": lambda logits: logits.masked_fill(logits < -logits[:, :1].abs(), -torch.inf),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=ROWS,
+    vocab=st.sampled_from([1, 7, 300, 4096, 4097, 9001]),
+    scale=st.sampled_from([0.01, 1.0, 6.0]),
+    shape=st.sampled_from(list(SHAPING)),
+    seed=st.integers(0, 99),
+)
+def test_tokens_are_those_of_the_worker(
+    dtype: torch.dtype, rows: list[tuple[SamplingParams, float]], vocab: int, scale: float, shape: str, seed: int
+) -> None:
+    params, uniforms = [p for p, _ in rows], torch.tensor([u for _, u in rows], dtype=torch.float64)
+    drawn = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed)) * scale
+    logits = SHAPING[shape](drawn).to(dtype)
+    for sampler in SAMPLERS:
+        assert_chosen(run(sampler, logits, params, uniforms), logits, params, uniforms)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_tokens_equal_those_drawn_by_the_worker(sampler: Callable[..., Tensor]) -> None:
+    """Where no border is near."""
+    generator = torch.Generator().manual_seed(7)
+    logits, uniforms = torch.randn(16, 9001, generator=generator) * 4, torch.rand(16, generator=generator).double()
+    params = [SamplingParams(temperature=0.8, top_k=k, top_p=p) for k in (0, 3, 50, 2000) for p in (0.2, 0.8, 0.99, 1)]
+    expected = draw(token_weights(logits.clone(), [state(p, 9001) for p in params]), uniforms)
+    assert torch.equal(run(sampler, logits, params, uniforms), expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.03])
+def test_more_tokens_near_the_bound_than_the_list_holds(scale: float) -> None:
+    """With 20000 tokens of nearly, or quite, one weight, the row itself is searched."""
+    logits = (torch.randn(4, 20000, generator=torch.Generator().manual_seed(1)) * scale).sort(descending=True).values
+    params = [
+        SamplingParams(top_p=0.4),
+        SamplingParams(top_k=12345),
+        SamplingParams(top_k=12345, top_p=0.3),
+        SamplingParams(top_p=0.4, min_p=0.9999),
+    ]
+    for uniform in (0.37, LAST):
+        uniforms = torch.full((4,), uniform, dtype=torch.float64)
+        for sampler in SAMPLERS:
+            assert_chosen(run(sampler, logits, params, uniforms), logits, params, uniforms)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_row_alone_gets_the_token_it_gets_in_a_batch(sampler: Callable[..., Tensor]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits, uniforms = torch.randn(3, 5000, generator=generator), torch.rand(3, dtype=torch.float64)
+    params = [SamplingParams(top_k=50, top_p=0.9), SamplingParams(temperature=0.0), SamplingParams(top_p=0.7)]
+    together = run(sampler, logits, params, uniforms)
+    alone = [run(sampler, logits[i : i + 1], params[i : i + 1], uniforms[i : i + 1]) for i in range(3)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_parameters_that_no_row_uses_may_be_left_out(sampler: Callable[..., Tensor]) -> None:
+    """Nothing left out, top-k and top-p, or everything: the same tokens, from a view of wider rows."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(4, 6000, generator=generator).to(DEVICE)[:, :5001]
+    temperature = torch.tensor([1.0, 0.5, 0.0, 2.0], device=DEVICE)
+    uniforms = torch.rand(4, dtype=torch.float64, generator=generator).to(DEVICE)
+    zeros, ones = torch.zeros_like(temperature), torch.ones_like(temperature)
+    top_k, bound = zeros.long(), zeros + 0.1
+    plain = sampler(logits, temperature, None, None, None, uniforms)
+    assert torch.equal(plain, sampler(logits, temperature, top_k, ones, zeros, uniforms))
+    bounded = sampler(logits, temperature, None, None, bound, uniforms)
+    assert torch.equal(bounded, sampler(logits, temperature, top_k, ones, bound, uniforms))
+    assert torch.equal(
+        sampler(logits, temperature, top_k + 9, None, None, uniforms),
+        sampler(logits, temperature, top_k + 9, ones, zeros, uniforms),
+    )
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_cannot_be_sampled_is_reported(sampler: Callable[..., Tensor], temperature: float) -> None:
+    logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(4))
+    params = [SamplingParams(temperature=temperature, top_k=5, top_p=0.9)] * 5
+    uniforms = torch.full((5,), 0.5, dtype=torch.float64)
+    good = run(sampler, logits, params, uniforms)
+    logits[0, 4999], logits[1, 17], logits[2] = torch.nan, torch.inf, -torch.inf
+    assert run(sampler, logits, params, uniforms).tolist() == [FAILED] * 3 + good[3:].tolist()
+
+
+@pytest.mark.parametrize("best", [argmax, argmax_reference])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_best_token_is_the_first_of_equals(best: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    logits = torch.randn(5, 9001, generator=torch.Generator().manual_seed(5)).to(dtype)
+    logits[0, [4095, 4096, 9000]] = logits[1, 9000] = logits[2, [8191, 8192]] = 99.0
+    assert best(logits.to(DEVICE)).tolist()[:3] == [4095, 9000, 8191]
+    logits[3, 8999], logits[4] = torch.nan, -torch.inf
+    assert best(logits.to(DEVICE)).tolist()[3:] == [FAILED, FAILED]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_rows(sampler: Callable[..., Tensor]) -> None:
+    none = torch.empty(0, device=DEVICE)
+    assert sampler(none.view(0, 300), none, none.int(), none, none, none.double()).shape == (0,)
+    assert argmax(none.view(0, 300)).shape == (0,)
+
+
+class Edits:
+    """What states ask of the logits, as the flat lists that kernels take."""
+
+    def __init__(self, states: Sequence[SamplingState], vocab: int) -> None:
+        seen = [s.seen_tokens() if s.penalised else (np.empty(0, np.int64), np.empty(0, np.float32)) for s in states]
+        added = [[(np.empty(0, np.int64), np.empty(0, np.float32)), *s.additions()] for s in states]
+        joined = [tuple(np.concatenate(part) for part in zip(*row, strict=True)) for row in added]
+        self.seen, self.added = self._flat(seen), self._flat(joined)
+        params = [s.params for s in states]
+        names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+        self.penalties = [torch.tensor([getattr(p, name) for p in params], device=DEVICE) for name in names]
+        masks = [torch.zeros(-(-vocab // 32), dtype=torch.int32)]
+        masks += [allowed_bits(s.allowed, vocab) for s in states if s.allowed is not None]
+        self.allowed = torch.stack(masks).to(DEVICE)
+        self.rows = torch.tensor([-1] + [row for row, s in enumerate(states) if s.allowed is not None], device=DEVICE)
+
+    @staticmethod
+    def _flat(rows: Sequence[tuple[np.ndarray, ...]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, values and offsets, with one entry more than the offsets name."""
+        ids, values = (torch.from_numpy(np.concatenate([*part, [0]])) for part in zip(*rows, strict=True))
+        offsets = torch.tensor([0] + [len(row) for row, _ in rows], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return ids.to(DEVICE), values.float().to(DEVICE), offsets.to(DEVICE)
+
+    def apply(self, logits: Tensor, *, twins: bool) -> Tensor:
+        """In the worker's order."""
+        result = logits.to(DEVICE, copy=True)
+        (restrict_reference if twins else restrict)(result, self.allowed, self.rows)
+        (add_reference if twins else add)(result, *self.added)
+        (penalize_reference if twins else penalize)(result, *self.seen, *self.penalties)
+        return result.cpu()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in divide:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("twins", [False, True])
+@pytest.mark.parametrize("vocab", [100, 3001])
+def test_edits_are_those_of_the_worker(twins: bool, vocab: int) -> None:
+    """Allowed tokens, additions and penalties, on rows with all of them, with some, and with none."""
+    generator = torch.Generator().manual_seed(6)
+    long = torch.randint(0, vocab, (3000,), generator=generator).tolist()
+    bias = {3: 5.0, 5: 1.0, 9: -2.5}
+    states = [
+        state(SamplingParams(), vocab),
+        state(SamplingParams(repetition_penalty=1.7, logit_bias=bias), vocab, prompt=long, outputs=[3, 3, 8]),
+        state(SamplingParams(frequency_penalty=0.5, presence_penalty=-0.3, min_tokens=9), vocab, outputs=[3, 3, 9]),
+        state(SamplingParams(allowed_token_ids=[0, 31, 32, 5, vocab - 1]), vocab),
+        state(SamplingParams(repetition_penalty=1e-30, allowed_token_ids=range(2, 90)), vocab, outputs=long[:40]),
+    ]
+    logits = torch.randn(len(states), vocab, generator=generator) * 1e9
+    logits[1] /= 1e8
+    logits[2, 9] = -torch.inf
+    expected = logits.clone()
+    edit_logits(expected, states)
+    torch.testing.assert_close(Edits(states, vocab).apply(logits, twins=twins), expected)
+    assert expected.isneginf().any()
+    assert (expected == torch.finfo(torch.float32).max).any()
+
+
+@pytest.mark.parametrize("twins", [False, True])
+def test_edits_hide_no_broken_logit(twins: bool) -> None:
+    """NaN and plus infinity stay, be they forbidden, penalised or clamped; ids outside the vocabulary are ignored."""
+    params = SamplingParams(repetition_penalty=2.0, allowed_token_ids=[1])
+    edits = Edits([state(params, 40, prompt=range(3))] * 2, 40)
+    _, counts, offsets = edits.seen
+    ids = torch.tensor([0, 1, 2, -1, 40] * 2, device=DEVICE)
+    edits.seen = ids, counts.new_ones(10), offsets.new_tensor([0, 5, 10])
+    logits = torch.zeros(2, 40)
+    logits[0, [0, 7]] = torch.nan
+    logits[1, [2, 30]] = torch.inf
+    after = edits.apply(logits, twins=twins)
+    assert after[0].isnan().nonzero().flatten().tolist() == [0, 7]
+    assert (after[1] == torch.inf).nonzero().flatten().tolist() == [2, 30]
+    assert after.isneginf().sum(dim=1).tolist() == [37, 37]
