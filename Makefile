@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test mutants docs docs-serve lint bench wheels-test check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test mutants docs docs-serve lint bench gpu-bench wheels-test check clean
 
 help:            ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -60,6 +60,9 @@ docs-serve: setup ## the documentation at http://127.0.0.1:8000, built again whe
 
 bench: setup     ## benchmarks, as ratios within one run
 	$(BIN)/python bench/run.py
+
+gpu-bench: setup ## kernels and engine on this machine's GPU, one table
+	$(BIN)/python bench/gpu/run.py
 
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
 	$(BIN)/python -m tests.wheels.check_wheels
