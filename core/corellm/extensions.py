@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from corellm.hookspecs import ModelContext
+    from corellm.worker.sampler import Sample
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
@@ -33,6 +34,14 @@ def register_attention_backends() -> dict[str, str] | None:
     """Offer attention backends: `{name: "module:Class"}`, the class a `corellm.attention.AttentionBackend`.
 
     Named by string, so that a backend's module (and what it imports) is loaded only when it is chosen.
+    """
+
+
+@_hookspec
+def register_sampling(device: torch.device) -> Sample | None:
+    """Offer a function that chooses tokens on a device: see `corellm.worker.sampler.Sample`. The first offer is taken.
+
+    None where it does not run.
     """
 
 

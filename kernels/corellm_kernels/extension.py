@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from corellm.hookspecs import hookimpl
@@ -18,6 +19,19 @@ class Kernels:
     def register_attention_backends(self) -> dict[str, str]:
         """Paged attention in Triton."""
         return {"triton": "corellm_kernels.backend:TritonAttention"}
+
+    @hookimpl
+    def register_sampling(self, device: torch.device) -> Callable[..., torch.Tensor] | None:
+        """Without sorting the vocabulary, where Triton's attention runs."""
+        import torch
+
+        from corellm_kernels.backend import TritonAttention
+
+        if TritonAttention.unsupported(device, torch.float32) is not None:
+            return None
+        from corellm_kernels.sampling import sample
+
+        return sample
 
     @hookimpl
     def fuse_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:

@@ -239,6 +239,7 @@ def _make_runner(
         dtype=context.dtype,
         device=context.device,
         seed=config.model.seed,
+        sample=next(iter(load_extensions().hook.register_sampling(device=context.device)), None),
     )
 
 

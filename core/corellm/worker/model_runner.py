@@ -26,7 +26,7 @@ from corellm.worker.graphs import Graph
 from corellm.worker.input_batch import FlatBatch, SequenceState, lay_out
 from corellm.worker.kv_cache import KVCache
 from corellm.worker.pending_step import PendingStep
-from corellm.worker.sampler import Sampler, gather_logprobs
+from corellm.worker.sampler import Sample, Sampler, gather_logprobs
 from corellm.worker.sampling_state import SamplingState
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class ModelRunner:
         embedding_width: columns of a row that `get_multimodal_embeddings` gives.
         dtype, device: of the model.
         seed: of requests that bring none.
+        sample: an extension's way to choose tokens, or None.
     """
 
     def __init__(
@@ -68,12 +69,13 @@ class ModelRunner:
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
+        sample: Sample | None = None,
     ) -> None:
         self._hooks, self.model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
         self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
-        self._sampler = Sampler()
+        self._sampler = Sampler(sample)
         self._states: dict[str, SequenceState] = {}
         self._graphs: DecodeGraphs | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -66,12 +67,38 @@ class PendingTokens:
         return SamplerOutput(token_ids, _logprobs(self._logits, self._states, token_ids), failed)
 
 
+class Sample(Protocol):
+    """How an extension chooses tokens on a device, in its own way: with what `token_weights` and `draw` give."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor | None,
+        top_p: torch.Tensor | None,
+        min_p: torch.Tensor | None,
+        uniforms: torch.Tensor,
+    ) -> torch.Tensor:
+        """A token for every row of `logits [num_rows, vocab]`, of any float type; the others are `[num_rows]`.
+
+        At temperature 0 the best token; `FAILED` for a row that is not finite or has none. `top_k` (integers, 0 for
+        all), `top_p` (float64) and `min_p` are None where no row asks; `uniforms` are float64 in [0, 1).
+        """
+        ...
+
+
 class Sampler:
     """Chooses one token per row; holds nothing between calls.
 
     Rows that only want their best token share one maximum over the batch; the others are copied to float32 and pay
     for what they ask. A row's token does not depend on the rows beside it.
+
+    Args:
+        sample: an extension's way for rows that want more than their best token; None for plain torch.
     """
+
+    def __init__(self, sample: Sample | None = None) -> None:
+        self._sample = sample
 
     def __call__(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
         """Choose the next token of every row.
@@ -97,6 +124,8 @@ class Sampler:
         """
         peaks, tokens = logits.max(dim=-1)  # both [num_seqs]; a NaN anywhere in a row is its maximum
         usable = peaks.isfinite()
+        if self._sample is not None and any(not state.greedy or state.edits_logits for state in states):
+            return PendingTokens(logits, states, peaks, _sampled(self._sample, logits, states, ahead))
         drawn = [row for row, state in enumerate(states) if not state.greedy]
         edited = [row for row, state in enumerate(states) if state.greedy and state.edits_logits]
         if drawn or edited:
@@ -106,6 +135,33 @@ class Sampler:
             tokens[rows] = chosen
             usable[rows] &= possible
         return PendingTokens(logits, states, peaks, tokens.where(usable, FAILED))
+
+
+def _sampled(sample: Sample, logits: torch.Tensor, states: Sequence[SamplingState], ahead: int) -> torch.Tensor:
+    """The tokens of all rows, by an extension: parameters go to the device in one copy, and nothing waits for it."""
+    if any(state.edits_logits for state in states):
+        logits = logits.float().clone()
+        edit_logits(logits, states)
+    params = [state.params for state in states]
+    columns = torch.tensor(
+        [
+            [0.0 if state.greedy else state.params.temperature for state in states],
+            [p.top_k for p in params],
+            [p.top_p for p in params],
+            [p.min_p for p in params],
+            [0.0 if state.greedy else state.uniform(ahead) for state in states],
+        ],
+        dtype=torch.float64,
+        pin_memory=logits.is_cuda,
+    ).to(logits.device, non_blocking=True)
+    return sample(
+        logits,
+        columns[0],
+        columns[1].int() if any(p.top_k > 0 for p in params) else None,
+        columns[2] if any(p.top_p < 1 for p in params) else None,
+        columns[3] if any(p.min_p > 0 for p in params) else None,
+        columns[4],
+    )
 
 
 def _choose(
