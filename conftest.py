@@ -1,11 +1,16 @@
-"""For every test of the core and of the plugins: idle threads sleep, nothing is downloaded, transformers is quiet."""
+"""For every test of the core, the kernels and the plugins: idle threads sleep, nothing is downloaded, transformers is
+quiet, and without a GPU Triton's kernels are interpreted.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# read when Triton is first imported, by whoever that is
+os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the processors
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -100,7 +100,7 @@ def add(logits: Tensor, token_ids: Tensor, values: Tensor, offsets: Tensor) -> N
     Args:
         logits: `[num_rows, vocab]`, float32, rows contiguous.
         token_ids: `[num_entries]`, integers; ids outside the vocabulary are ignored.
-        values: `[num_entries]`, float32. With two finite ones for a token, so with three, rounding follows chance.
+        values: `[num_entries]`, float32. Three finite numbers for one place are summed in any order.
         offsets: `[num_rows + 1]`, integers.
     """
     if len(logits):

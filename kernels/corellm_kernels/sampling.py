@@ -5,8 +5,8 @@ kept; `_masses` sums what is kept per chunk, and `_draw` goes down to the token 
 number: the cumulative distribution is inverted in the order of the vocabulary.
 
 Bytes: the logits are read once for rows that take the best token, twice for rows that are drawn, five times with
-top-k or top-p; only the first time and for the first tally all of them. 15 instructions a token find the best, 25 sum
-the masses: both are about as fast as memory.
+top-k or top-p; only the first time and for the first tally all of them. 15 instructions a token find the best, which
+is as fast as memory for bfloat16; 25 sum the masses.
 
 One program per row would suffice for many rows. For few it would not: a multiprocessor takes 110 to 200 GB/s from L2,
 3 microseconds for 152k bfloat16 logits if loads never waited, and nearer to 20 as they do. With a program per chunk

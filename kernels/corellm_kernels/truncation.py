@@ -197,10 +197,10 @@ def _collect_kernel(
     if not (drawn & ((k < vocab) | (share < 1))):
         return
     low, high, _, _, place, _ = _bracket(counts, masses, row, k, share, vocab, num_splits, 2, PIVOTS, SPLITS)
-    limit = tl.where((k < vocab) & (share < 1), _ONE + 1, high)
+    both = (k < vocab) & (share < 1)
+    limit = tl.where(both, _ONE + 1, high)
     sizes = _at_pivot(counts, row, place, num_splits, PIVOTS, SPLITS)
-    if limit == high:
-        sizes -= _at_pivot(counts, row, place + 1, num_splits, PIVOTS, SPLITS)
+    sizes -= tl.where(both, 0, _at_pivot(counts, row, place + 1, num_splits, PIVOTS, SPLITS))
     splits = tl.arange(0, SPLITS)
     if (tl.sum(sizes, axis=0) > CAPACITY) | (tl.sum(tl.where(splits == split, sizes, 0), axis=0) == 0):
         return
