@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from corellm_kernels.activations import gelu, gelu_and_mul, silu_and_mul
+from corellm_kernels.head_norms import norm_heads
 from corellm_kernels.logits import add, penalize, restrict
 from corellm_kernels.merging import embed_and_merge
 from corellm_kernels.norms import layer_norm, rms_norm
@@ -50,6 +51,16 @@ def prefill(heads: int, kv_heads: int, size: int, *, cache: torch.dtype = torch.
             half(512, heads, size), blocks, blocks, torch.zeros(2, 256, dtype=torch.int64), lens, starts,
             half(512, heads, size), scale=0.1, key_scale=scales, value_scale=scales,
         )  # fmt: skip
+
+    return launch
+
+
+def head_norms(heads: int, kv_heads: int, size: int) -> Callable[[], None]:
+    """Of eight tokens' projections."""
+
+    def launch() -> None:
+        projected = half(8, heads + 2 * kv_heads, size)
+        norm_heads(projected[:, :heads], projected[:, heads : heads + kv_heads], half(size), half(size), 1e-6, 1e-6)
 
     return launch
 
@@ -119,6 +130,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "RMSNorm of 4096": lambda: rms_norm(half(8, 4096), half(4096), 1e-5),
     "RMSNorm of 4096 with residual": lambda: rms_norm(half(8, 4096), half(4096), 1e-5, residual=half(8, 4096)),
     "RMSNorm of heads of 128": lambda: rms_norm(half(8, 32, 128), half(128), 1e-6),
+    "RMSNorm of 32/8 heads of 128 in place": head_norms(32, 8, 128),
     "LayerNorm of 2560 with residual": lambda: layer_norm(
         half(8, 2560), half(2560), half(2560), 1e-5, residual=half(8, 2560)
     ),
