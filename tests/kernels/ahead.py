@@ -70,7 +70,9 @@ def compile_launches() -> dict[str, dict[str, dict[str, int]]]:
             launch()
             for kernel_name, kernel in compiled:
                 entry = found.setdefault(f"{name}: {kernel_name}", {})
-                entry[f"sm_{capability}"] = {**_resources(kernel.asm["cubin"]), "shared": kernel.metadata.shared}
+                used = {**_resources(kernel.asm["cubin"]), "shared": kernel.metadata.shared}
+                before = entry.get(f"sm_{capability}", used)  # a kernel may be launched twice, in two variants
+                entry[f"sm_{capability}"] = {resource: max(used[resource], before[resource]) for resource in used}
     return found
 
 

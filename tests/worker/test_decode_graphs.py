@@ -154,6 +154,23 @@ def test_steps_run_ahead_with_the_same_results(
     assert not runner._states
 
 
+def test_a_step_that_cannot_be_launched_ahead_runs_after_the_one_before(
+    checkpoints: dict[str, Path], recorded: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody's request fails for it."""
+    llm, params = recorded(checkpoints["llava"], 1), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    wanted = llm.generate("Hello there", params)[0].outputs[0].token_ids
+    failures: list[int] = []
+
+    def fail(*args: Any) -> Any:
+        failures.append(1)
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(llm.engine.runner, "launch_ahead", fail)
+    assert llm.generate("Hello there", params)[0].outputs[0].token_ids == wanted
+    assert len(failures) > 5
+
+
 def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], recorded: Callable[..., LLM]) -> None:
     """Between a step and the one after it, which is on its way already: neither has happened."""
     llm = recorded(checkpoints["llava"], 1)

@@ -177,7 +177,13 @@ class LLMEngine:
         if not running.is_recorded:
             return None
         batch = self.scheduler.schedule_ahead()
-        return None if batch is None else (batch, self.runner.launch_ahead(batch, running))
+        if batch is None:
+            return None
+        try:
+            return batch, self.runner.launch_ahead(batch, running)
+        except Exception:
+            logger.warning("a step could not be launched ahead; it is run after the one before", exc_info=True)
+            return None
 
     def _wait(self, batch: ScheduledBatch, running: Any) -> StepResult:
         """What came of a step. Requests may fail; only if all do, and the model does not run without, that counts."""

@@ -31,8 +31,15 @@ class Sizes:
 
 
 def wanted_len(config: EngineConfig, hf_config: Any) -> int:
-    """The longest sequence if memory does not limit it: what was asked for, else what the model was trained for."""
-    return config.model.max_model_len or checkpoints.default_max_model_len(hf_config)
+    """The longest sequence if memory does not limit it: what was asked for, else what the model was trained for.
+
+    Raises:
+        ConfigError: the model has not so many positions.
+    """
+    trained, wanted = checkpoints.default_max_model_len(hf_config), config.model.max_model_len
+    if wanted is not None and wanted > trained:
+        raise ConfigError(f"max_model_len={wanted} exceeds the {trained} positions the model has; lower it")
+    return wanted or trained
 
 
 def plan_sizes(config: EngineConfig, hf_config: Any, bytes_per_block: int, memory: DeviceMemory) -> Sizes:
@@ -56,21 +63,17 @@ def plan_sizes(config: EngineConfig, hf_config: Any, bytes_per_block: int, memor
 
 
 def _max_model_len(config: EngineConfig, hf_config: Any, capacity: int) -> int:
-    """The longest sequence: what was asked for, if model and cache can hold it, else what they can."""
-    trained = checkpoints.default_max_model_len(hf_config)
-    wanted = config.model.max_model_len
-    if wanted is None:
-        if trained > capacity:
-            logger.warning("max_model_len lowered from %d to %d, what the KV cache holds", trained, capacity)
-        return min(trained, capacity)
-    if wanted > trained:
-        raise ConfigError(f"max_model_len={wanted} exceeds the {trained} positions the model has; lower it")
-    if wanted > capacity:
+    """The longest sequence: what was asked for, if the cache can hold it, else what it can."""
+    wanted = wanted_len(config, hf_config)
+    if wanted <= capacity:
+        return wanted
+    if config.model.max_model_len is not None:
         raise ConfigError(
             f"max_model_len={wanted} exceeds the {capacity} tokens the KV cache holds; lower it, or raise "
             f"num_kv_blocks or kv_cache_memory"
         )
-    return wanted
+    logger.warning("max_model_len lowered from %d to %d, what the KV cache holds", wanted, capacity)
+    return capacity
 
 
 def token_budget(config: EngineConfig, max_model_len: int) -> int:

@@ -67,14 +67,8 @@ class EncoderGraphs:
         inputs = self._inputs.get(modality)
         if inputs is None or inputs.keys() != items.keys():
             return None
-        like = all(
-            isinstance(items[name], Tensor)
-            and items[name].shape[1:] == tensor.shape[1:]
-            and items[name].dtype == tensor.dtype
-            for name, tensor in inputs.items()
-        )
         count = len(next(iter(items.values())))
-        if not like or count > SIZES[-1]:
+        if count > SIZES[-1] or not all(_is_like(items[name], tensor) for name, tensor in inputs.items()):
             return None
         for name, tensor in inputs.items():
             tensor[:count].copy_(items[name], non_blocking=True)
