@@ -60,7 +60,11 @@ def groups(parts: Sequence[str], models: Sequence[str], *, quick: bool) -> list[
         Job("kernels", 45, (("prefill_kernel", "measure"),)),
     ]
     others = [
-        Job("kernels", 50, (("row_kernels", "measure"), ("sampling_kernel", "measure"))),
+        Job(
+            "kernels",
+            60,
+            (("row_kernels", "measure"), ("sampling_kernel", "measure"), ("mixed_kernel", "measure")),
+        ),
         Job("kernels", 60, (("decode_kernel", "measure", *DECODED[1:]),)),
     ]
     on_models = []

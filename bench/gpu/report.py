@@ -130,6 +130,10 @@ def _kernel_lines(figures: Figures) -> Iterator[str]:
             cudnn = f", {values['cudnn_ratio']:.2f} of cuDNN's" if "cudnn_ratio" in values else ""
             yield f"  {case}: {values['tflop_per_s']:.0f} TFLOP/s, {values['ratio']:.2f} of flash{cudnn}"
     for case, values in figures.items():
+        if case.startswith("mixed"):
+            beside = f", side by side {values['side_by_side']:.2f}x" if "side_by_side" in values else ""
+            yield f"  {case}: {values['ms']:.3f} ms in two launches; in one {values['one_launch']:.2f}x as fast{beside}"
+    for case, values in figures.items():
         torch_ms = values.get("twin_ms", values.get("torch_ms"))
         if torch_ms is not None:
             yield (

@@ -73,7 +73,7 @@ def cases(*, quick: bool, itemsize: int) -> Iterator[Case]:
         f"GELU {rows} x {inner}", "activations", "gelu", 2 * rows * inner * itemsize,
         lambda make: ((make(rows, inner),), {}), _result,
     )  # fmt: skip
-    yield _merge(*((5, 16, 40) if quick else (8192, 4096, 32064)), itemsize)
+    yield _merge(*((5, 16) if quick else (8192, 4096)), itemsize)
 
 
 def _norm(rows: int, width: int, itemsize: int) -> Case:
@@ -107,20 +107,18 @@ def _rotation(rows: int, heads: int, kv_heads: int, size: int, itemsize: int) ->
     return Case(name, "rotary", "rotate_and_cache", moved, arguments, _query_and_caches)
 
 
-def _merge(rows: int, width: int, vocab: int, itemsize: int) -> Case:
-    """Two thirds of the tokens have an item's row."""
+def _merge(rows: int, width: int, itemsize: int) -> Case:
+    """Two thirds of the tokens take an item's row."""
 
     def arguments(make: Make) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        table = make(vocab, width)
-        ids = torch.randint(0, vocab, (rows,), device=table.device)
-        index = torch.arange(rows, device=table.device)
-        index[::3] = -1
-        return (ids, table, make(rows, width), index), {}
+        takes = torch.ones(rows, dtype=torch.bool)
+        takes[::3] = False
+        embeds = make(rows, width)
+        counts = takes.cumsum(0, dtype=torch.int32).to(embeds.device)
+        return (embeds, make(int(takes.sum()), width), counts), {}
 
-    return Case(
-        f"embedding and merge {rows} x {width}", "merging", "embed_and_merge", 2 * rows * width * itemsize,
-        arguments, _result,
-    )  # fmt: skip
+    moved = 2 * (rows - -(-rows // 3)) * width * itemsize
+    return Case(f"merge {rows} x {width}", "merging", "merge_rows", moved, arguments, lambda args, *_: (args[0],))
 
 
 def measure(settings: Settings) -> None:

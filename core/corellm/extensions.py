@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from corellm.hookspecs import ModelContext
+    from corellm.worker.defaults import MergeRows
     from corellm.worker.sampler import Sample
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -42,6 +43,14 @@ def register_sampling(device: torch.device) -> Sample | None:
     """Offer a function that chooses tokens on a device: see `corellm.worker.sampler.Sample`. The first offer is taken.
 
     None where it does not run.
+    """
+
+
+@_hookspec
+def register_merging(device: torch.device) -> MergeRows | None:
+    """Offer a function that writes items' embeddings into those of text, for adapters that do not do so themselves.
+
+    See `corellm.worker.defaults.MergeRows`. The first offer is taken. None where it does not run.
     """
 
 

@@ -21,17 +21,22 @@ class Kernels:
         return {"triton": "corellm_kernels.backend:TritonAttention"}
 
     @hookimpl
-    def register_sampling(self, device: torch.device) -> Callable[..., torch.Tensor] | None:
+    def register_sampling(self, device: torch.device) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
         """Without sorting the vocabulary, where Triton's attention runs."""
-        import torch
-
-        from corellm_kernels.backend import TritonAttention
-
-        if TritonAttention.unsupported(device, torch.float32) is not None:
+        if not _run_on(device):
             return None
         from corellm_kernels.sampling import sample
 
         return sample
+
+    @hookimpl
+    def register_merging(self, device: torch.device) -> Callable[..., None] | None:
+        """In one launch, where Triton's attention runs."""
+        if not _run_on(device):
+            return None
+        from corellm_kernels.merging import merge_rows
+
+        return merge_rows
 
     @hookimpl
     def fuse_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
@@ -43,3 +48,11 @@ class Kernels:
         from corellm_kernels.fusing import fuse
 
         return fuse(model)
+
+
+def _run_on(device: torch.device) -> bool:
+    import torch
+
+    from corellm_kernels.backend import TritonAttention
+
+    return TritonAttention.unsupported(device, torch.float32) is None

@@ -1,8 +1,7 @@
-"""The embedding lookup of a step's tokens and the merge of its items' embeddings, in one pass.
+"""The write of items' embeddings into a step's text embeddings, at the tokens that a mask names.
 
-Each token's row is read once, from the table or from the items' rows, and written once: `2 * width` elements a token,
-no FLOPs, bound by memory. A lookup with a masked write behind it moves up to twice as much, and cannot look up a
-placeholder's id that the table lacks.
+Each row of the items is read and written once: `2 * width` elements, no FLOPs, bound by memory; tokens without one cost
+a program that ends at once. torch's masked write makes a list of the mask's places first and waits for its length.
 """
 
 from __future__ import annotations
@@ -11,54 +10,40 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
 
 from corellm_kernels.launch import next_power_of_2
 
 
 @triton.jit
-def _embed_and_merge_kernel(
-    input_ids, table, rows, row_index, out, table_stride, rows_stride, out_stride, width,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def _merge_rows_kernel(inputs_embeds, rows, counts, embeds_stride, rows_stride, width, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    row = tl.load(row_index + token).to(tl.int64)
-    place = out + token * out_stride + columns
-    if row >= 0:
-        tl.store(place, tl.load(rows + row * rows_stride + columns, mask=inside), mask=inside)
-    else:
-        identifier = tl.load(input_ids + token).to(tl.int64)
-        tl.store(place, tl.load(table + identifier * table_stride + columns, mask=inside), mask=inside)
+    count = tl.load(counts + token).to(tl.int64)
+    before = tl.load(counts + token - 1, mask=token > 0, other=0).to(tl.int64)
+    if count > before:
+        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = columns < width
+        row = tl.load(rows + before * rows_stride + columns, mask=inside)
+        tl.store(inputs_embeds + token * embeds_stride + columns, row, mask=inside)
 
 
-def embed_and_merge(input_ids: Tensor, table: Tensor, rows: Tensor, row_index: Tensor) -> Tensor:
-    """Each token's row: that of the items where it has one, else that of its id.
+def merge_rows(inputs_embeds: Tensor, rows: Tensor, counts: Tensor) -> None:
+    """Write one row to each token that takes one, in place.
 
     Args:
-        input_ids: `[n]`, integers; those of tokens that have a row of the items are not looked up and may be any.
-        table: `[vocab, width]`, rows contiguous.
-        rows: `[m, width]`, rows contiguous; `m` may be 0.
-        row_index: `[n]`, integers: which of `rows`, negative for none.
-
-    Returns:
-        `[n, width]`, of the table's type.
+        inputs_embeds: `[num_tokens, width]`, rows contiguous.
+        rows: `[num_rows, width]`, rows contiguous, in the order of their tokens; of any float type.
+        counts: `[num_tokens]`, integers: how many tokens up to each, itself included, take a row; at last `num_rows`.
     """
-    width = table.shape[1]
-    out = torch.empty(len(input_ids), width, dtype=table.dtype, device=table.device)
-    if out.numel():
+    num_tokens, width = inputs_embeds.shape
+    if len(rows) and width:
         block = min(2048, next_power_of_2(width))
-        _embed_and_merge_kernel[(len(input_ids), triton.cdiv(width, block))](
-            input_ids, table, rows, row_index, out, table.stride(0), rows.stride(0), width, width,
+        _merge_rows_kernel[(num_tokens, triton.cdiv(width, block))](
+            inputs_embeds, rows, counts, inputs_embeds.stride(0), rows.stride(0), width,
             BLOCK=block, num_warps=max(1, block // 512),
         )  # fmt: skip
-    return out
 
 
-def embed_and_merge_reference(input_ids: Tensor, table: Tensor, rows: Tensor, row_index: Tensor) -> Tensor:
-    """As `embed_and_merge`."""
-    merged = row_index >= 0
-    out = functional.embedding(input_ids.masked_fill(merged, 0), table)
-    out[merged] = rows[row_index[merged].long()].to(out.dtype)
-    return out
+def merge_rows_reference(inputs_embeds: Tensor, rows: Tensor, counts: Tensor) -> None:
+    """As `merge_rows`."""
+    takes = counts.diff(prepend=torch.zeros_like(counts[:1])) > 0
+    inputs_embeds[takes] = rows.to(inputs_embeds.dtype)

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from corellm_kernels.launch import next_power_of_2
+from corellm_kernels.logits import Edits, edited, edited_reference
 from corellm_kernels.truncation import CHUNK, floors_of, settings_of, weights_of
 
 FAILED = -1
@@ -125,52 +126,64 @@ def _draw_kernel(
     tl.store(tokens + row, first + token)
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """The best token of every row, the first of several; two launches, the logits are read once.
+def sample(
+    logits: Tensor,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    edits: Edits | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose a token per row: the best, or one drawn by inverting the cumulative distribution in vocabulary order.
+
+    Tokens that tie with a bound of top-k, top-p or min-p are kept. Besides edits, three launches for the best tokens,
+    four to draw, eight with top-k or top-p.
 
     Args:
-        logits: `[num_rows, vocab]`, rows contiguous, any float type.
+        logits: `[num_rows, vocab]`, rows contiguous, any float type; minus infinity excludes a token.
+        temperature: `[num_rows]`, float; 0 takes the best token, the first of several. None for all rows' best.
+        top_k: `[num_rows]`, integers; 0 or at least `vocab` for all, 1 as temperature 0. None for all rows' all.
+        top_p: `[num_rows]`, float32 or float64, in (0, 1]; the share of what top-k left. None for 1.
+        min_p: `[num_rows]`, float, in [0, 1]; relative to the best token. None for 0.
+        uniforms: `[num_rows]`, float64 in [0, 1); with a temperature.
+        edits: applied to a copy first; see `logits.edited`.
 
     Returns:
-        `[num_rows]`, int64; `FAILED` where a row holds NaN or plus infinity, or nothing above minus infinity.
+        Tokens `[num_rows]`, int64, `FAILED` where a row holds NaN or plus infinity, or nothing above minus infinity;
+        and each row's largest logit before edits `[num_rows]`, float32, plus infinity where one is NaN.
     """
-    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    if len(logits):
+    peaks, places = _peaks(logits)
+    largest = peaks.amax(dim=-1)
+    if edits is not None:
+        logits = edited(logits, edits)
         peaks, places = _peaks(logits)
-        splits = peaks.shape[1]
-        _best_kernel[(len(logits),)](peaks, places, tokens, splits, SPLITS=next_power_of_2(splits), num_warps=1)
+    if temperature is None:
+        return _best_tokens(peaks, places), largest
+    return _drawn(logits, peaks, places, temperature, top_k, top_p, min_p, uniforms), largest
+
+
+def _best_tokens(peaks: Tensor, places: Tensor) -> Tensor:
+    num_rows, num_splits = peaks.shape
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=peaks.device)
+    _best_kernel[(num_rows,)](peaks, places, tokens, num_splits, SPLITS=next_power_of_2(num_splits), num_warps=1)
     return tokens
 
 
-def sample(
+def _drawn(
     logits: Tensor,
+    peaks: Tensor,
+    places: Tensor,
     temperature: Tensor,
     top_k: Tensor | None,
     top_p: Tensor | None,
     min_p: Tensor | None,
-    uniforms: Tensor,
+    uniforms: Tensor | None,
 ) -> Tensor:
-    """Choose a token per row: the best, or one drawn by inverting the cumulative distribution in vocabulary order.
-
-    Tokens that tie with a bound of top-k, top-p or min-p are kept. Seven launches; three without top-k and top-p.
-
-    Args:
-        logits: `[num_rows, vocab]`, rows contiguous, any float type; minus infinity excludes a token.
-        temperature: `[num_rows]`, float; 0 takes the best token, the first of several.
-        top_k: `[num_rows]`, integers; 0 or at least `vocab` for all, 1 as temperature 0. None for all rows' all.
-        top_p: `[num_rows]`, float32 or float64, in (0, 1]; the share of what top-k left. None for 1.
-        min_p: `[num_rows]`, float, in [0, 1]; relative to the best token. None for 0.
-        uniforms: `[num_rows]`, float64 in [0, 1).
-
-    Returns:
-        `[num_rows]`, int64; `FAILED` where a row holds NaN or plus infinity, or nothing above minus infinity.
-    """
+    """Drawn tokens, and the best of rows of temperature 0."""
     num_rows, vocab = logits.shape
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    if not num_rows:
-        return tokens
-    peaks, places = _peaks(logits)
     num_splits = peaks.shape[1]
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     sizes, grid = {"SPLITS": next_power_of_2(num_splits), "num_warps": 8}, (num_splits, num_rows)
     floors = None
     if top_k is not None or top_p is not None:
@@ -199,22 +212,36 @@ def _peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
     return peaks, places
 
 
-def argmax_reference(logits: Tensor) -> Tensor:
-    """As `argmax`."""
-    return logits.argmax(dim=-1).where(logits.amax(dim=-1).isfinite(), FAILED)
-
-
 def sample_reference(
     logits: Tensor,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    edits: Edits | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `sample`, with sorts."""
+    largest = logits.float().nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(dim=-1)
+    if edits is not None:
+        logits = edited_reference(logits, edits)
+    best = logits.argmax(dim=-1).where(logits.amax(dim=-1).isfinite(), FAILED)
+    if temperature is None:
+        return best, largest
+    return _drawn_reference(logits, best, temperature, top_k, top_p, min_p, uniforms), largest
+
+
+def _drawn_reference(
+    logits: Tensor,
+    best: Tensor,
     temperature: Tensor,
     top_k: Tensor | None,
     top_p: Tensor | None,
     min_p: Tensor | None,
-    uniforms: Tensor,
+    uniforms: Tensor | None,
 ) -> Tensor:
-    """As `sample`, with sorts."""
     vocab = logits.shape[1]
-    best, values = argmax_reference(logits), logits.float()
+    values = logits.float()
     drawn = (temperature > 0) & (best != FAILED)
     heat = temperature.float().where(drawn, 1.0)[:, None]
     weights = ((values - values.amax(dim=-1, keepdim=True)) / heat).exp().masked_fill(~drawn[:, None], 1.0)

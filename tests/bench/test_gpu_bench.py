@@ -25,7 +25,18 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.gpu import asked, checkpoints, decode_kernel, jobs, plots, prefill_kernel, report, source_tree, timing
+from bench.gpu import (
+    asked,
+    checkpoints,
+    decode_kernel,
+    jobs,
+    mixed_kernel,
+    plots,
+    prefill_kernel,
+    report,
+    source_tree,
+    timing,
+)
 from bench.gpu.occupancy import summarize
 from bench.gpu.records import Record, Records
 from bench.gpu.settings import Settings
@@ -69,7 +80,7 @@ class TestQuickRun:
 
     @pytest.mark.parametrize(
         ("part", "least"),
-        [("ceilings", 3), ("tests", 1), ("checkpoints", 1), ("kernels", 12), ("engine", 11), ("workloads", 9)],
+        [("ceilings", 3), ("tests", 1), ("checkpoints", 1), ("kernels", 13), ("engine", 11), ("workloads", 9)],
     )
     def test_every_part_has_figures(self, quick: Any, part: str, least: int) -> None:
         _, results = quick
@@ -286,6 +297,9 @@ def full_run() -> list[Record]:
     found |= {
         case.name: {"ms": 1.0, "ratio": 0.8, "tflop_per_s": 400.0, "flash_tflop_per_s": 500.0, "cudnn_ratio": 0.6}
         for case in prefill_kernel.cases(quick=False)
+    }
+    found |= {
+        case.name: {"ms": 1.0, "one_launch": 0.7, "side_by_side": 1.1} for case in mixed_kernel.cases(quick=False)
     }
     for model, batch in itertools.product(("7b", "1b"), (1, 8, 64, 256)):
         found[f"{model} graphs decode batch {batch}"] = {"ms": 4.0, "floor_ms": 3.4, "share": 0.85}

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from corellm_kernels.activations import gelu, gelu_and_mul, silu_and_mul
 from corellm_kernels.head_norms import norm_heads
-from corellm_kernels.logits import add, penalize, restrict
-from corellm_kernels.merging import embed_and_merge
+from corellm_kernels.logits import edited
+from corellm_kernels.merging import merge_rows
 from corellm_kernels.norms import layer_norm, rms_norm
 from corellm_kernels.paged_decode import paged_decode
 from corellm_kernels.paged_prefill import paged_prefill
 from corellm_kernels.rotary import rotate_and_cache, write_cache
-from corellm_kernels.sampling import argmax, sample
+from corellm_kernels.sampling import sample
 
 
 def half(*shape: int) -> Tensor:
@@ -69,22 +70,27 @@ def sampling(rows: int, vocab: int, dtype: torch.dtype = torch.bfloat16) -> Call
     """Rows with every parameter."""
 
     def launch() -> Tensor:
-        floats, doubles = torch.ones(rows), torch.ones(rows, dtype=torch.float64)
+        doubles = torch.ones(rows, dtype=torch.float64)
         top_k = torch.zeros(rows, dtype=torch.int32)
-        return sample(torch.empty(rows, vocab, dtype=dtype), floats, top_k, floats, floats, doubles)
+        return sample(torch.empty(rows, vocab, dtype=dtype), doubles, top_k, doubles, doubles, doubles)[0]
 
     return launch
 
 
-def editing(rows: int, vocab: int) -> Callable[[], None]:
-    """Rows with penalties, additions and a mask, in that order."""
+def editing(rows: int, vocab: int) -> Callable[[], Tensor]:
+    """Rows with a mask, additions and penalties."""
 
-    def launch() -> None:
-        logits, floats, ids = torch.empty(rows, vocab), torch.ones(rows), torch.zeros(9, dtype=torch.int64)
-        offsets = torch.zeros(rows + 1, dtype=torch.int32)
-        penalize(logits, ids, torch.ones(9), offsets, floats, floats, floats)
-        add(logits, ids, torch.ones(9), offsets)
-        restrict(logits, torch.zeros(rows, vocab // 32, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
+    def launch() -> Tensor:
+        entries = SimpleNamespace(
+            token_ids=torch.zeros(9, dtype=torch.int64),
+            values=torch.ones(9),
+            offsets=torch.zeros(rows + 1, dtype=torch.int64),
+        )
+        edits = SimpleNamespace(
+            allowed=torch.ones(rows, vocab, dtype=torch.bool), allowed_rows=torch.zeros(rows, dtype=torch.int64),
+            added=entries, seen=entries, penalties=torch.ones(3, rows),
+        )  # fmt: skip
+        return edited(half(rows, vocab), edits)
 
     return launch
 
@@ -148,10 +154,8 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "gated GELU of 8192": lambda: gelu_and_mul(half(8, 2 * 8192), "tanh"),
     "GELU of 4304": lambda: gelu(half(8, 4304), "tanh"),
     "GELU of 10240": lambda: gelu(half(8, 10240)),
-    "embeddings of 4096": lambda: embed_and_merge(
-        torch.zeros(8, dtype=torch.int64), half(9, 4096), half(9, 4096), torch.zeros(8, dtype=torch.int32)
-    ),
-    "best of 151936": lambda: argmax(half(8, 151936)),
+    "rows of 4096 merged": lambda: merge_rows(half(8, 4096), half(9, 4096), torch.zeros(8, dtype=torch.int32)),
+    "best of 151936": lambda: sample(half(8, 151936)),
     "sampling of 151936": sampling(8, 151936),
     "sampling of 32003, float32": sampling(64, 32003, torch.float32),
     "edited logits of 128256": editing(8, 128256),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,19 +17,12 @@ from torch import Tensor
 
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence
-from corellm.worker.logits import edit_logits, token_weights
+from corellm.worker.logit_edits import Entries, collect_edits, edit_logits
 from corellm.worker.sampler import draw
 from corellm.worker.sampling_state import SamplingState
-from corellm_kernels.logits import (
-    add,
-    add_reference,
-    allowed_bits,
-    penalize,
-    penalize_reference,
-    restrict,
-    restrict_reference,
-)
-from corellm_kernels.sampling import FAILED, argmax, argmax_reference, sample, sample_reference
+from corellm.worker.token_weights import token_weights
+from corellm_kernels.logits import edited, edited_reference
+from corellm_kernels.sampling import FAILED, sample, sample_reference
 from tests.kernels.comparing import DEVICE, DTYPES
 
 LAST = 1 - 2.0**-53
@@ -50,7 +42,9 @@ def run(sampler: Callable[..., Tensor], logits: Tensor, params: Sequence[Samplin
     top_k = torch.tensor([p.top_k for p in params], dtype=torch.int32, device=DEVICE)
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=DEVICE)
     min_p = torch.tensor([p.min_p for p in params], device=DEVICE)
-    return sampler(logits.to(DEVICE), temperature, top_k, top_p, min_p, uniforms.to(DEVICE)).cpu()
+    tokens, largest = sampler(logits.to(DEVICE), temperature, top_k, top_p, min_p, uniforms.to(DEVICE))
+    assert torch.equal(largest.cpu(), logits.float().nan_to_num(torch.inf, torch.inf, -torch.inf).amax(dim=-1))
+    return tokens.cpu()
 
 
 def assert_chosen(tokens: Tensor, logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> None:
@@ -161,14 +155,13 @@ def test_parameters_that_no_row_uses_may_be_left_out(sampler: Callable[..., Tens
     uniforms = torch.rand(4, dtype=torch.float64, generator=generator).to(DEVICE)
     zeros, ones = torch.zeros_like(temperature), torch.ones_like(temperature)
     top_k, bound = zeros.long(), zeros + 0.1
-    plain = sampler(logits, temperature, None, None, None, uniforms)
-    assert torch.equal(plain, sampler(logits, temperature, top_k, ones, zeros, uniforms))
-    bounded = sampler(logits, temperature, None, None, bound, uniforms)
-    assert torch.equal(bounded, sampler(logits, temperature, top_k, ones, bound, uniforms))
-    assert torch.equal(
-        sampler(logits, temperature, top_k + 9, None, None, uniforms),
-        sampler(logits, temperature, top_k + 9, ones, zeros, uniforms),
-    )
+
+    def chosen(*options: Tensor | None) -> list[int]:
+        return sampler(logits, temperature, *options, uniforms)[0].tolist()  # type: ignore[no-any-return]
+
+    assert chosen(None, None, None) == chosen(top_k, ones, zeros)
+    assert chosen(None, None, bound) == chosen(top_k, ones, bound)
+    assert chosen(top_k + 9, None, None) == chosen(top_k + 9, ones, zeros)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -182,13 +175,23 @@ def test_a_row_that_cannot_be_sampled_is_reported(sampler: Callable[..., Tensor]
     assert run(sampler, logits, params, uniforms).tolist() == [FAILED] * 3 + good[3:].tolist()
 
 
-def best_sample(logits: Tensor) -> Tensor:
+def only_best(logits: Tensor) -> Tensor:
     """By top-k, and the last random number."""
     ones = torch.ones(len(logits), device=DEVICE)
-    return sample(logits, ones, ones.int(), None, None, ones.double() * LAST)
+    return sample(logits, ones, ones.int(), None, None, ones.double() * LAST)[0]
 
 
-@pytest.mark.parametrize("best", [argmax, argmax_reference, best_sample])
+def best_sample(logits: Tensor) -> Tensor:
+    """Without a temperature."""
+    return sample(logits)[0]
+
+
+def best_reference(logits: Tensor) -> Tensor:
+    """The same of the twin."""
+    return sample_reference(logits)[0]
+
+
+@pytest.mark.parametrize("best", [only_best, best_sample, best_reference])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_best_token_is_the_first_of_equals(best: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     logits = torch.randn(5, 9001, generator=torch.Generator().manual_seed(5)).to(dtype)
@@ -198,49 +201,13 @@ def test_the_best_token_is_the_first_of_equals(best: Callable[[Tensor], Tensor],
     assert best(logits.to(DEVICE)).tolist()[3:] == [FAILED, FAILED]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_no_rows(sampler: Callable[..., Tensor]) -> None:
-    none = torch.empty(0, device=DEVICE)
-    assert sampler(none.view(0, 300), none, none.int(), none, none, none.double()).shape == (0,)
-    assert argmax(none.view(0, 300)).shape == (0,)
-
-
-class Edits:
-    """What states ask of the logits, as the flat lists that kernels take."""
-
-    def __init__(self, states: Sequence[SamplingState], vocab: int) -> None:
-        seen = [s.seen_tokens() if s.penalised else (np.empty(0, np.int64), np.empty(0, np.float32)) for s in states]
-        added = [[(np.empty(0, np.int64), np.empty(0, np.float32)), *s.additions()] for s in states]
-        joined = [tuple(np.concatenate(part) for part in zip(*row, strict=True)) for row in added]
-        self.seen, self.added = self._flat(seen), self._flat(joined)
-        params = [s.params for s in states]
-        names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-        self.penalties = [torch.tensor([getattr(p, name) for p in params], device=DEVICE) for name in names]
-        masks = [torch.zeros(-(-vocab // 32), dtype=torch.int32)]
-        masks += [allowed_bits(s.allowed, vocab) for s in states if s.allowed is not None]
-        self.allowed = torch.stack(masks).to(DEVICE)
-        self.rows = torch.tensor([-1] + [row for row, s in enumerate(states) if s.allowed is not None], device=DEVICE)
-
-    @staticmethod
-    def _flat(rows: Sequence[tuple[np.ndarray, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, values and offsets, with one entry more than the offsets name."""
-        ids, values = (torch.from_numpy(np.concatenate([*part, [0]])) for part in zip(*rows, strict=True))
-        offsets = torch.tensor([0] + [len(row) for row, _ in rows], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return ids.to(DEVICE), values.float().to(DEVICE), offsets.to(DEVICE)
-
-    def apply(self, logits: Tensor, *, twins: bool) -> Tensor:
-        """In the worker's order."""
-        result = logits.to(DEVICE, copy=True)
-        (restrict_reference if twins else restrict)(result, self.allowed, self.rows)
-        (add_reference if twins else add)(result, *self.added)
-        (penalize_reference if twins else penalize)(result, *self.seen, *self.penalties)
-        return result.cpu()
+EDITORS = [edited, edited_reference]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in divide:RuntimeWarning")  # NumPy's, in the interpreter
-@pytest.mark.parametrize("twins", [False, True])
+@pytest.mark.parametrize("editor", EDITORS)
 @pytest.mark.parametrize("vocab", [100, 3001])
-def test_edits_are_those_of_the_worker(twins: bool, vocab: int) -> None:
+def test_edits_are_those_of_the_worker(editor: Callable[..., Tensor], vocab: int) -> None:
     """Allowed tokens, additions and penalties, on rows with all of them, with some, and with none."""
     generator = torch.Generator().manual_seed(6)
     long = torch.randint(0, vocab, (3000,), generator=generator).tolist()
@@ -262,23 +229,24 @@ def test_edits_are_those_of_the_worker(twins: bool, vocab: int) -> None:
     logits[2, 9] = -torch.inf
     expected = logits.clone()
     edit_logits(expected, states)
-    torch.testing.assert_close(Edits(states, vocab).apply(logits, twins=twins), expected)
+    before = logits.clone()
+    torch.testing.assert_close(editor(logits.to(DEVICE), collect_edits(states, DEVICE)).cpu(), expected)
+    assert torch.equal(logits, before)
     assert expected.isneginf().any()
     assert (expected == torch.finfo(torch.float32).max).any()
 
 
-@pytest.mark.parametrize("twins", [False, True])
-def test_edits_hide_no_broken_logit(twins: bool) -> None:
+@pytest.mark.parametrize("editor", EDITORS)
+def test_edits_hide_no_broken_logit(editor: Callable[..., Tensor]) -> None:
     """NaN and plus infinity stay, be they forbidden, penalised or clamped; ids outside the vocabulary are ignored."""
     params = SamplingParams(repetition_penalty=2.0, allowed_token_ids=[1, 39])
-    edits = Edits([state(params, 40, prompt=range(3))] * 2, 40)
-    _, counts, offsets = edits.seen
-    ids = torch.tensor([0, 1, 2, -1, 40] * 2, device=DEVICE)
-    edits.seen = ids, counts.new_ones(10), offsets.new_tensor([0, 5, 10])
+    edits = collect_edits([state(params, 40, prompt=range(3))] * 2, DEVICE)
+    entries = torch.tensor([0, 1, 2, -1, 40] * 2, device=DEVICE), torch.ones(10, device=DEVICE)
+    edits = replace(edits, seen=Entries(*entries, torch.tensor([0, 5, 10], device=DEVICE)))
     logits = torch.full((2, 40), 4.0)
     logits[0, [0, 7]] = torch.nan
     logits[1, [2, 30]] = torch.inf
-    after = edits.apply(logits, twins=twins)
+    after = editor(logits.to(DEVICE), edits).cpu()
     assert after[0].isnan().nonzero().flatten().tolist() == [0, 7]
     assert (after[1] == torch.inf).nonzero().flatten().tolist() == [2, 30]
     assert after.isneginf().sum(dim=1).tolist() == [36, 36]

@@ -29,9 +29,10 @@ from transformers.generation.logits_process import (
 from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence
-from corellm.worker.logits import edit_logits, token_weights
+from corellm.worker.logit_edits import edit_logits
 from corellm.worker.sampler import FAILED, Sampler, draw, gather_logprobs
 from corellm.worker.sampling_state import SamplingState
+from corellm.worker.token_weights import token_weights
 
 CPU = torch.device("cpu")
 VOCAB = 300

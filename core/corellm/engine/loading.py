@@ -284,12 +284,14 @@ def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...
         trust_remote_code=trusted,
     )
     processing = ProcessingDefaults(context, config.multimodal)
+    extensions = load_extensions()
+    merge_rows = next(iter(extensions.hook.register_merging(device=context.device)), None)
     manager = build_manager(
         adapter,
         context,
         distribution=entry.distribution,
-        defaults=[processing, ModelDefaults(context)],
-        extensions=load_extensions(),
+        defaults=[processing, ModelDefaults(context, merge_rows)],
+        extensions=extensions,
     )
     processing.hooks = manager.hook
     context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())

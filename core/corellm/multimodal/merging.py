@@ -24,11 +24,19 @@ def write_rows(inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> Te
     Raises:
         EmbeddingCountError: another number of rows, or of another width.
     """
-    wanted = int(is_multimodal.sum())
+    check_rows(inputs_embeds, rows, int(is_multimodal.sum()))
+    inputs_embeds[is_multimodal] = rows.to(inputs_embeds.dtype)
+    return inputs_embeds
+
+
+def check_rows(inputs_embeds: Tensor, rows: Tensor, wanted: int) -> None:
+    """Refuse rows that are not exactly what placeholders wait for.
+
+    Raises:
+        EmbeddingCountError: there are not `wanted`, or they are not as wide as `inputs_embeds`.
+    """
     if rows.shape != (wanted, inputs_embeds.shape[-1]):
         raise EmbeddingCountError(
             f"{wanted} placeholder tokens of width {inputs_embeds.shape[-1]} wait for embeddings, "
             f"got {tuple(rows.shape)}"
         )
-    inputs_embeds[is_multimodal] = rows.to(inputs_embeds.dtype)
-    return inputs_embeds

@@ -9,21 +9,40 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError
 from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
-from corellm.multimodal.merging import write_rows
+from corellm.multimodal.merging import check_rows, write_rows
+
+
+class MergeRows(Protocol):
+    """How an extension writes rows into text embeddings, one for each token that takes one."""
+
+    def __call__(self, inputs_embeds: Tensor, rows: Tensor, counts: Tensor) -> None:
+        """Write in place.
+
+        Args:
+            inputs_embeds: `[num_tokens, width]`.
+            rows: `[num_rows, width]`, of any float type.
+            counts: `[num_tokens]` int32, how many tokens up to each, itself included, take a row; at last `num_rows`.
+        """
+        ...
 
 
 class ModelDefaults:
-    """Defaults of the hooks that run in the worker."""
+    """Defaults of the hooks that run in the worker.
 
-    def __init__(self, context: ModelContext) -> None:
-        self.context = context
+    Args:
+        context: of the model.
+        merge_rows: an extension's way; None for plain torch.
+    """
+
+    def __init__(self, context: ModelContext, merge_rows: MergeRows | None = None) -> None:
+        self.context, self._merge_rows = context, merge_rows
 
     @hookimpl(trylast=True)
     def load_model(self, load_config: LoadConfig) -> nn.Module:
@@ -52,7 +71,12 @@ class ModelDefaults:
         self, inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
     ) -> Tensor:
         """A masked write that neither broadcasts one row nor clips surplus ones."""
-        return write_rows(inputs_embeds, multimodal_embeddings, is_multimodal)
+        if self._merge_rows is None:
+            return write_rows(inputs_embeds, multimodal_embeddings, is_multimodal)
+        counts = is_multimodal.cumsum(dim=0, dtype=torch.int32)
+        check_rows(inputs_embeds, multimodal_embeddings, int(counts[-1]))
+        self._merge_rows(inputs_embeds, multimodal_embeddings, counts)
+        return inputs_embeds
 
     @hookimpl(trylast=True)
     def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:

@@ -154,8 +154,9 @@ class EncoderRunner:
                     f"{self._width}, get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
                 )
         converted = [output.to(device=self._device, dtype=self._dtype) for output in outputs]
-        for feature, output in zip(features, converted, strict=True):
-            if not bool(output.isfinite().all()):
+        finite = torch.stack([output.isfinite().all() for output in converted]).tolist()  # one wait for all of them
+        for feature, is_finite in zip(features, finite, strict=True):
+            if not is_finite:
                 raise EncoderError(
                     f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {self._dtype}"
                 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from corellm.attention.backend import AttentionMetadata
 from corellm.worker.batch import NewSequence, SequenceChunk
 from corellm.worker.sampling_state import SamplingState
+from corellm.worker.upload import upload
 
 
 @dataclass
@@ -82,13 +83,7 @@ class StepArrays:
 
     def to(self, device: torch.device) -> FlatBatch:
         """Copy everything to the device: one copy for each kind, without waiting for any."""
-
-        def tensor(array: NDArray[Any]) -> Tensor:
-            on_host = torch.from_numpy(array)
-            if device.type == "cuda":  # only from pinned memory does a copy run beside us
-                on_host = on_host.pin_memory()
-            return on_host.to(device, non_blocking=True)
-
+        tensor = partial(upload, device=device)
         query_lens = self.query_lens
         metadata = AttentionMetadata(
             num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),

@@ -1,7 +1,8 @@
 """Chooses the next token of every sequence of a batch, and reports log-probabilities.
 
 Knows how to choose: the best token, or one drawn from its weights. How parameters change the logits is in
-`logits.py`, what a sequence brings along in `sampling_state.py`. A row that cannot be sampled fails alone.
+`logit_edits.py` and `token_weights.py`, what a sequence brings along in `sampling_state.py`. A row that cannot be
+sampled fails alone.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
 from corellm.worker.batch import TokenLogprobs
-from corellm.worker.logits import edit_logits, token_weights
+from corellm.worker.logit_edits import LogitEdits, collect_edits, edit_logits
 from corellm.worker.sampling_state import SamplingState
+from corellm.worker.token_weights import token_weights
+from corellm.worker.upload import upload
 
 FAILED = -1
 """In place of the token of a row that failed."""
@@ -68,21 +72,31 @@ class PendingTokens:
 
 
 class Sample(Protocol):
-    """How an extension chooses tokens on a device, in its own way: with what `token_weights` and `draw` give."""
+    """How an extension chooses tokens on a device: in its own way, what `token_weights` and `draw` give."""
 
     def __call__(
         self,
         logits: torch.Tensor,
-        temperature: torch.Tensor,
+        temperature: torch.Tensor | None,
         top_k: torch.Tensor | None,
         top_p: torch.Tensor | None,
         min_p: torch.Tensor | None,
-        uniforms: torch.Tensor,
-    ) -> torch.Tensor:
-        """A token for every row of `logits [num_rows, vocab]`, of any float type; the others are `[num_rows]`.
+        uniforms: torch.Tensor | None,
+        edits: LogitEdits | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token for every row of `logits [num_rows, vocab]`, of any float type; not changed.
 
-        At temperature 0 the best token; `FAILED` for a row that is not finite or has none. `top_k` (integers, 0 for
-        all), `top_p` (float64) and `min_p` are None where no row asks; `uniforms` are float64 in [0, 1).
+        Args:
+            logits: as the model gave them.
+            temperature: `[num_rows]` float64, 0 for the best token; None where all rows want theirs.
+            top_k: `[num_rows]` int32, 0 for all. This and what follows is None where no row asks.
+            top_p, min_p: `[num_rows]` float64.
+            uniforms: `[num_rows]` float64 in [0, 1).
+            edits: to be applied first.
+
+        Returns:
+            Tokens `[num_rows]` int64, `FAILED` for a row that is not finite or has none; and the largest of each row's
+            logits as they were given, `[num_rows]`, infinity where one is NaN.
         """
         ...
 
@@ -94,7 +108,7 @@ class Sampler:
     for what they ask. A row's token does not depend on the rows beside it.
 
     Args:
-        sample: an extension's way for rows that want more than their best token; None for plain torch.
+        sample: an extension's way; None for plain torch.
     """
 
     def __init__(self, sample: Sample | None = None) -> None:
@@ -122,10 +136,11 @@ class Sampler:
             ahead: how many tokens before the one to be chosen are not in `output_token_ids` yet; of sequences whose
                 next token depends on them by its position alone.
         """
+        if self._sample is not None:
+            tokens, peaks = _sampled(self._sample, logits, states, ahead)
+            return PendingTokens(logits, states, peaks, tokens)
         peaks, tokens = logits.max(dim=-1)  # both [num_seqs]; a NaN anywhere in a row is its maximum
         usable = peaks.isfinite()
-        if self._sample is not None and any(not state.greedy or state.edits_logits for state in states):
-            return PendingTokens(logits, states, peaks, _sampled(self._sample, logits, states, ahead))
         drawn = [row for row, state in enumerate(states) if not state.greedy]
         edited = [row for row, state in enumerate(states) if state.greedy and state.edits_logits]
         if drawn or edited:
@@ -137,30 +152,27 @@ class Sampler:
         return PendingTokens(logits, states, peaks, tokens.where(usable, FAILED))
 
 
-def _sampled(sample: Sample, logits: torch.Tensor, states: Sequence[SamplingState], ahead: int) -> torch.Tensor:
+def _sampled(
+    sample: Sample, logits: torch.Tensor, states: Sequence[SamplingState], ahead: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens of all rows, by an extension: parameters go to the device in one copy, and nothing waits for it."""
-    if any(state.edits_logits for state in states):
-        logits = logits.float().clone()
-        edit_logits(logits, states)
-    params = [state.params for state in states]
-    columns = torch.tensor(
-        [
-            [0.0 if state.greedy else state.params.temperature for state in states],
-            [p.top_k for p in params],
-            [p.top_p for p in params],
-            [p.min_p for p in params],
-            [0.0 if state.greedy else state.uniform(ahead) for state in states],
-        ],
-        dtype=torch.float64,
-        pin_memory=logits.is_cuda,
-    ).to(logits.device, non_blocking=True)
+    edits = collect_edits(states, logits.device) if any(state.edits_logits for state in states) else None
+    if all(state.greedy for state in states):
+        return sample(logits, None, None, None, None, None, edits)
+    rows = [
+        (0.0, 0, 1.0, 0.0, 0.0) if state.greedy else (p.temperature, p.top_k, p.top_p, p.min_p, state.uniform(ahead))
+        for state, p in ((state, state.params) for state in states)
+    ]
+    wanted = np.array(rows, dtype=np.float64).T
+    temperature, top_k, top_p, min_p, uniforms = upload(np.ascontiguousarray(wanted), logits.device)
     return sample(
         logits,
-        columns[0],
-        columns[1].int() if any(p.top_k > 0 for p in params) else None,
-        columns[2] if any(p.top_p < 1 for p in params) else None,
-        columns[3] if any(p.min_p > 0 for p in params) else None,
-        columns[4],
+        temperature,
+        top_k.int() if wanted[1].any() else None,
+        top_p if (wanted[2] < 1).any() else None,
+        min_p if wanted[3].any() else None,
+        uniforms,
+        edits,
     )
 
 
@@ -224,8 +236,8 @@ def _failure(state: SamplingState, peak: float) -> CorellmError:
         return RequestFailedError(f"{where}: the model gave every token probability zero")
     if peak != peak or peak == float("inf"):
         return RequestFailedError(
-            f"{where}: the model's logits hold {peak}; another dtype (bfloat16 or float32) may help, "
-            "or the checkpoint is broken"
+            f"{where}: the model's logits hold NaN or infinity; another dtype (bfloat16 or float32) may help, or the "
+            "checkpoint is broken"
         )
     candidates = ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias")
     asked = [name for name in candidates if getattr(state.params, name)]

@@ -44,9 +44,11 @@ class SamplingState:
         self._vocab_size = vocab_size
 
         self.allowed: torch.Tensor | None = None
-        """Token ids `[num_allowed]`, on the logits' device; None for all."""
+        """Which tokens may be generated: `[vocab]` bool, on the logits' device; None for all."""
         if params.allowed_token_ids is not None:
-            self.allowed = torch.from_numpy(self._reachable(params.allowed_token_ids)).to(device)
+            self.allowed = torch.zeros(vocab_size, dtype=torch.bool)
+            self.allowed[self._reachable(params.allowed_token_ids)] = True
+            self.allowed = self.allowed.to(device)
         self._constant, self._bad_endings = self._constant_additions(sequence)
         self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))
 

@@ -1,33 +1,19 @@
-"""From raw logits to the weights tokens are drawn with: masks, biases and penalties, then temperature and truncation.
+"""From logits to the weights tokens are drawn with: temperature and truncation.
 
-Knows how each sampling parameter changes a distribution; does not know how a token is drawn, nor what happens to it.
-Work is done on whole batches; a sequence's own tokens enter as flat `(row, token)` index lists, so that a row costs
-what it asks for. All functions want float32 logits that they may overwrite.
+Knows how these parameters change a distribution; does not know how a token is drawn, nor what happens to it. Work is
+done on whole batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from corellm.worker.sampling_state import Ids, SamplingState, Values
+from corellm.worker.sampling_state import SamplingState
 
 _NUCLEUS_WIDTHS = (128, 2048)
 """How many of the best tokens top-p looks at before it sorts the vocabulary (on CPU a sort takes 20 times longer)."""
-
-
-def edit_logits(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
-    """Apply allowed tokens, bad words, `min_tokens`, `logit_bias` and the penalties, in place.
-
-    Args:
-        logits: `[num_seqs, vocab]`, float32; overwritten.
-        states: one per row; rows whose `edits_logits` is false are left as they are.
-    """
-    _keep_allowed(logits, states)
-    _add(logits, states)
-    _penalise(logits, states)
 
 
 def token_weights(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
@@ -57,41 +43,6 @@ def token_weights(logits: torch.Tensor, states: Sequence[SamplingState]) -> torc
     if rows:
         _cut(weights, rows, _column([states[row].params.min_p for row in rows], weights))
     return weights
-
-
-def _keep_allowed(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
-    found = [(row, s.allowed) for row, s in enumerate(states) if s.allowed is not None]
-    if not found:
-        return
-    rows = torch.tensor([row for row, _ in found], device=logits.device)
-    index = (torch.cat([torch.full_like(ids, row) for row, ids in found]), torch.cat([ids for _, ids in found]))
-    kept = logits[index]
-    logits.index_fill_(0, rows, -torch.inf)
-    logits[index] = kept
-
-
-def _add(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
-    found = [(row, *addition) for row, s in enumerate(states) for addition in s.additions()]
-    if found:
-        rows, ids, values = _flat(found, logits.device)
-        logits.index_put_((rows, ids), values, accumulate=True)
-
-
-def _penalise(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
-    """Repetition penalty (Keskar et al. 2019, arXiv:1909.05858), then frequency and presence as OpenAI defines them."""
-    found = [(row, *s.seen_tokens()) for row, s in enumerate(states) if s.penalised]
-    if not found:
-        return
-    rows, ids, counts = _flat(found, logits.device)
-    params = [s.params for s in states]
-    repetition = _column([p.repetition_penalty for p in params], logits)[rows, 0]
-    frequency = _column([p.frequency_penalty for p in params], logits)[rows, 0]
-    presence = _column([p.presence_penalty for p in params], logits)[rows, 0]
-    seen = logits[rows, ids]
-    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-    seen -= frequency * counts + presence * (counts > 0)
-    # A tiny repetition penalty must not overflow to infinity, which no distribution survives.
-    logits[rows, ids] = seen.clamp_(max=torch.finfo(seen.dtype).max)
 
 
 def _kth_largest(weights: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
@@ -148,17 +99,3 @@ def _take(weights: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-
-
-def _flat(
-    found: Sequence[tuple[int, Ids, Values]], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`(row, ids, values)` per row to flat rows, ids and values, on the logits' device."""
-    rows = np.repeat([row for row, _, _ in found], [len(ids) for _, ids, _ in found])
-    ids = np.concatenate([ids for _, ids, _ in found])
-    values = np.concatenate([values for _, _, values in found])
-    return (
-        torch.from_numpy(rows).to(device),
-        torch.from_numpy(ids).to(device),
-        torch.from_numpy(values).to(device),
-    )
