@@ -4,10 +4,6 @@ Every query is read and written in place, every key and value read once and writ
 2 * kv_heads)` elements a token, and cosines and sines once for each program of up to 2048 elements. Three FLOPs an
 element: bound by memory. Arithmetic is in float32 with one rounding, to the query's or to the cache's type.
 
-A quantized cache holds `round(x / scale)`, to nearest even, with one scale for each token and head: the largest
-magnitude over 127 (int8) or over 448 (float8 e4m3), 1 where all is zero. Float8 is made from float32 with integers:
-compute capability 8.0 has no instruction for it, and Triton's interpreter rounds it wrongly.
-
 RoFormer: Su et al. 2021, arXiv 2104.09864; halves as GPT-NeoX pairs them. Sections of three positions: Qwen2-VL, Wang
 et al. 2024, arXiv 2409.12191.
 """
@@ -19,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from corellm_kernels.cache_store import as_stored, largest_of, scale_of, store, store_reference
 from corellm_kernels.launch import next_power_of_2
 
 _TILE = 2048
@@ -62,47 +59,6 @@ def _rotate_in_place(
     tl.store(place + ROTARY // 2 + columns, second, mask=inside)
 
 
-@triton.jit
-def _largest(x):
-    return tl.max(tl.abs(x), axis=1)
-
-
-@triton.jit
-def _scale(largest, cache):
-    """By what a head with that largest magnitude is divided before it is written."""
-    limit = 127.0 if cache.dtype.element_ty == tl.int8 else 448.0
-    scale = tl.div_rn(largest, tl.full(largest.shape, limit, tl.float32))
-    return tl.where(scale > 0.0, scale, 1.0)
-
-
-@triton.jit
-def _e4m3(x):
-    """Bits of the nearest float8 e4m3, ties to even, at most 448."""
-    size = tl.minimum(tl.abs(x), 448.0)
-    bits = size.to(tl.int32, bitcast=True)
-    # 20 of 23 bits of the mantissa go; the bias of the exponent goes from 127 to 7
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # below 2**-6 they lie 2**-9 apart, as float32 does from 2**14 on
-    tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
-    return (tl.where(size < 0.015625, tiny, normal) | sign).to(tl.uint8)
-
-
-@triton.jit
-def _write(place, x, scale, inside):
-    """Store `x`, `[heads, columns]` in float32, divided by the heads' scales if the cache is quantized."""
-    kind = place.dtype.element_ty
-    if kind == tl.int8:
-        whole = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-        whole = tl.minimum(tl.maximum(whole, -127.0), 127.0)
-        # 1.5 * 2**23: the sum's last bits are the nearest integer, in two's complement
-        tl.store(place, (whole + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8), mask=inside)
-    elif kind == tl.uint8:
-        tl.store(place, _e4m3(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))), mask=inside)
-    else:
-        tl.store(place, x.to(kind), mask=inside)
-
-
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rotate_and_cache_kernel(
     query, key, value, cos, sin, key_cache, value_cache, key_scale, value_scale, slot_mapping,
@@ -138,30 +94,30 @@ def _rotate_and_cache_kernel(
         key_largest = tl.zeros([KV_BLOCK], tl.float32)
         if ROTARY < SIZE:
             rest = tl.load(source + rest_columns, mask=in_heads & in_rest, other=0.0).to(tl.float32)
-            key_largest = _largest(rest)
+            key_largest = largest_of(rest)
         if ROTARY > 0:
             first, second = _rotate(
                 source, in_heads, cos, sin, token, num_tokens, ROTARY, HALF_BLOCK, TEMPORAL, SPATIAL
             )
-            key_largest = tl.maximum(key_largest, tl.maximum(_largest(first), _largest(second)))
+            key_largest = tl.maximum(key_largest, tl.maximum(largest_of(first), largest_of(second)))
 
         # a branch here would keep every load back until the slot has come
         written = in_heads & (slot >= 0)
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-        by_key = _scale(key_largest, key_cache)
-        by_value = _scale(_largest(values), value_cache)
+        by_key = scale_of(key_largest, key_cache)
+        by_value = scale_of(largest_of(values), value_cache)
         if QUANTIZED:
             place = block * scale_block_stride + offset * scale_slot_stride + heads
             tl.store(key_scale + place, by_key[:, None], mask=written)
             tl.store(value_scale + place, by_value[:, None], mask=written)
         place = key_cache + block * key_block_stride + offset * key_slot_stride + heads * key_head_stride
         if ROTARY > 0:
-            _write(place + columns, first, by_key, written & inside)
-            _write(place + ROTARY // 2 + columns, second, by_key, written & inside)
+            store(place + columns, first, by_key, written & inside)
+            store(place + ROTARY // 2 + columns, second, by_key, written & inside)
         if ROTARY < SIZE:
-            _write(place + rest_columns, rest, by_key, written & in_rest)
+            store(place + rest_columns, rest, by_key, written & in_rest)
         place = value_cache + block * value_block_stride + offset * value_slot_stride + heads * value_head_stride
-        _write(place + value_columns, values, by_value, written & in_value)
+        store(place + value_columns, values, by_value, written & in_value)
 
 
 def rotate_and_cache(
@@ -211,7 +167,7 @@ def rotate_and_cache(
     temporal, height, _ = sections or (-1, 0, 0)
     _rotate_and_cache_kernel[(num_tokens * groups,)](
         query, key, value, query if cos is None else cos, query if sin is None else sin,
-        _as_stored(key_cache), _as_stored(value_cache),
+        as_stored(key_cache), as_stored(value_cache),
         slot_mapping if key_scale is None else key_scale, slot_mapping if value_scale is None else value_scale,
         slot_mapping, num_tokens, *(x.view(num_tokens, -1).stride(0) for x in (query, key, value)),
         *key_cache.stride()[:3], *value_cache.stride()[:3], *((0, 0) if key_scale is None else key_scale.stride()[:2]),
@@ -282,16 +238,8 @@ def write_cache_reference(
     written = slot_mapping >= 0
     slots = slot_mapping[written]
     place = slots // key_cache.shape[1], slots % key_cache.shape[1]
-    for x, cache, scales in ((key[written], key_cache, key_scale), (value[written], value_cache, value_scale)):
-        if scales is None:
-            cache[place] = x.to(cache.dtype)
-            continue
-        limit = 127 if cache.dtype == torch.int8 else 448
-        scale = x.float().abs().amax(-1) / limit
-        scales[place] = scale = torch.where(scale > 0, scale, 1.0)
-        whole = (x.float() / scale[..., None]).clamp(-limit, limit)
-        stored = (whole.round() if cache.dtype == torch.int8 else whole).to(cache.dtype)
-        cache.view(torch.uint8)[place] = stored.view(torch.uint8)
+    store_reference(key[written], key_cache, key_scale, place)
+    store_reference(value[written], value_cache, value_scale, place)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -301,11 +249,6 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turned = torch.cat((-second, first), dim=-1)
     rotated = wide[..., : cos.shape[-1]] * cos.float()[:, None] + turned * sin.float()[:, None]
     return torch.cat((rotated, wide[..., cos.shape[-1] :]), dim=-1)
-
-
-def _as_stored(cache: Tensor) -> Tensor:
-    """Float8 as the bytes that the kernel makes."""
-    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 def _heads_of_a_program(heads: int, block: int) -> int:

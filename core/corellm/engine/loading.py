@@ -1,6 +1,6 @@
-"""Puts one model together: checkpoint, adapter, tokenizer, processing, model, caches, scheduler.
+"""Puts one model together: an opened checkpoint, its weights, processing, caches, scheduler, and graphs.
 
-The order is that of the cheapest refusal first: a missing plugin is named before anything heavy is imported.
+Memory is asked for in the order in which it is known: weights, the busiest step, then blocks with what is left.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from corellm.config import EngineConfig
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
+from corellm.engine.opening import OpenedModel, open_model
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, token_budget, wanted_len
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.plugins import ask_class, build_manager, find_adapter, load_extensions
-from corellm.worker import checkpoint as checkpoints
+from corellm.plugins import load_extensions
 from corellm.worker.decode_graphs import graph_sizes
-from corellm.worker.defaults import ModelDefaults, freeze, model_width
+from corellm.worker.defaults import freeze, model_width
 from corellm.worker.graphs import CudaGraph
 from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype, probe_decoder
 from corellm.worker.memory import DeviceMemory
@@ -104,35 +103,17 @@ def _at_load(model: str) -> Iterator[None]:
 
 
 def _load(config: EngineConfig) -> LoadedModel:
-    context, hooks, namespace = _open_model(config)
-    backend = select_backend(context.device, context.dtype, config.model.attention_backend)
-    kv_dtype = cache_dtype(config.cache.kv_cache_dtype, context.dtype)
-    if kv_dtype in QUANTIZED and kv_dtype not in backend.quantized_dtypes(context.device):
-        raise ConfigError(
-            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the attention backend {backend.name!r} has no such cache "
-            f"on {context.device}; leave it out"
-        )
+    opened = open_model(config)
+    context, hooks = opened.context, opened.hooks
+    backend, kv_dtype = _choose_attention(config, context)
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
         weights = _load_weights(config, hooks, context)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
-
-    def make_processor(max_model_len: int) -> MultiModalProcessor:
-        context.max_model_len = max_model_len
-        return MultiModalProcessor(
-            hooks,
-            config.multimodal,
-            # adapters write the same few texts into every prompt
-            tokenize=lru_cache(maxsize=256)(partial(TextEncoder(context.tokenizer), add_special_tokens=False)),
-            token_text=context.tokenizer.convert_ids_to_tokens,
-            namespace=namespace,
-            seq_len=max_model_len,
-            executor=executor,
-        )
-
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
+
     wanted = wanted_len(config, context.hf_config)
-    mm_processor = make_processor(wanted)
+    mm_processor = _make_processor(config, opened, executor, wanted)
     with memory.explaining(
         "the busiest step",
         "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
@@ -145,7 +126,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
     sizes = plan_sizes(config, context.hf_config, bytes_per_block, memory)
     if sizes.max_model_len != wanted:
-        mm_processor = make_processor(sizes.max_model_len)
+        mm_processor = _make_processor(config, opened, executor, sizes.max_model_len)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
     if backend.recordable and context.device.type == "cuda" and not config.model.enforce_eager:
@@ -167,6 +148,36 @@ def _load(config: EngineConfig) -> LoadedModel:
         executor=executor,
         eos_token_ids=_eos_token_ids(weights.model, context),
         max_model_len=sizes.max_model_len,
+    )
+
+
+def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[AttentionBackend, torch.dtype]:
+    """The attention backend, and the type of its cache."""
+    backend = select_backend(context.device, context.dtype, config.model.attention_backend)
+    kv_dtype = cache_dtype(config.cache.kv_cache_dtype, context.dtype)
+    if kv_dtype in QUANTIZED and kv_dtype not in backend.quantized_dtypes(context.device):
+        raise ConfigError(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the attention backend {backend.name!r} has no such cache "
+            f"on {context.device}; leave it out"
+        )
+    return backend, kv_dtype
+
+
+def _make_processor(
+    config: EngineConfig, opened: OpenedModel, executor: ThreadPoolExecutor, max_model_len: int
+) -> MultiModalProcessor:
+    """The processing of items, for sequences of up to `max_model_len` tokens."""
+    context = opened.context
+    context.max_model_len = max_model_len
+    return MultiModalProcessor(
+        opened.hooks,
+        config.multimodal,
+        # adapters write the same few texts into every prompt
+        tokenize=lru_cache(maxsize=256)(partial(TextEncoder(context.tokenizer), add_special_tokens=False)),
+        token_text=context.tokenizer.convert_ids_to_tokens,
+        namespace=opened.namespace,
+        seq_len=max_model_len,
+        executor=executor,
     )
 
 
@@ -260,43 +271,6 @@ def _record_graphs(
         position_rows=3 if "mrope_section" in rotary else 1,
         make_graph=lambda: CudaGraph(pool),
     )
-
-
-def _open_model(config: EngineConfig) -> tuple[ModelContext, Any, tuple[str, ...]]:
-    """Find checkpoint and adapter; gives the context, the hook callers, and the namespace of item hashes."""
-    path = checkpoints.resolve_checkpoint(config.model)
-    entry = find_adapter(checkpoints.read_architectures(path), adapter=config.model.adapter)
-    adapter = entry.load()
-    trusted = config.model.trust_remote_code
-    hf_config = checkpoints.load_hf_config(
-        path, ask_class(adapter, "register_config", entry.distribution), trust_remote_code=trusted
-    )
-    tokenizer = checkpoints.load_tokenizer(
-        path, ask_class(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
-    )
-    context = ModelContext(
-        model_path=path,
-        hf_config=hf_config,
-        tokenizer=tokenizer,
-        dtype=checkpoints.resolve_dtype(config.model.dtype, hf_config),
-        device=checkpoints.resolve_device(config.model.device),
-        mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
-        trust_remote_code=trusted,
-    )
-    processing = ProcessingDefaults(context, config.multimodal)
-    extensions = load_extensions()
-    merge_rows = next(iter(extensions.hook.register_merging(device=context.device)), None)
-    manager = build_manager(
-        adapter,
-        context,
-        distribution=entry.distribution,
-        defaults=[processing, ModelDefaults(context, merge_rows)],
-        extensions=extensions,
-    )
-    processing.hooks = manager.hook
-    context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
-    namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
-    return context, manager.hook, namespace
 
 
 def _eos_token_ids(model: Any, context: ModelContext) -> frozenset[int]:

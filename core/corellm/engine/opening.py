@@ -1,0 +1,68 @@
+"""From a name to a checkpoint with its adapter: configuration, tokenizer and hooks, without weights.
+
+The cheapest refusals come first: a missing plugin is named before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from corellm.config import EngineConfig
+from corellm.hookspecs import ModelContext
+from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.plugins import ask_class, build_manager, find_adapter, load_extensions
+from corellm.worker import checkpoint as checkpoints
+from corellm.worker.defaults import ModelDefaults
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A checkpoint with its adapter, before any weight is read."""
+
+    context: ModelContext
+    hooks: Any
+    """The hook callers: adapter, defaults and extensions."""
+    namespace: tuple[str, ...]
+    """What item hashes depend on beside the item."""
+
+
+def open_model(config: EngineConfig) -> OpenedModel:
+    """Find checkpoint and adapter, and put adapter, defaults and extensions behind one set of hooks.
+
+    Raises:
+        CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
+    """
+    path = checkpoints.resolve_checkpoint(config.model)
+    entry = find_adapter(checkpoints.read_architectures(path), adapter=config.model.adapter)
+    adapter = entry.load()
+    trusted = config.model.trust_remote_code
+    hf_config = checkpoints.load_hf_config(
+        path, ask_class(adapter, "register_config", entry.distribution), trust_remote_code=trusted
+    )
+    tokenizer = checkpoints.load_tokenizer(
+        path, ask_class(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
+    )
+    context = ModelContext(
+        model_path=path,
+        hf_config=hf_config,
+        tokenizer=tokenizer,
+        dtype=checkpoints.resolve_dtype(config.model.dtype, hf_config),
+        device=checkpoints.resolve_device(config.model.device),
+        mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
+        trust_remote_code=trusted,
+    )
+    processing = ProcessingDefaults(context, config.multimodal)
+    extensions = load_extensions()
+    merge_rows = next(iter(extensions.hook.register_merging(device=context.device)), None)
+    manager = build_manager(
+        adapter,
+        context,
+        distribution=entry.distribution,
+        defaults=[processing, ModelDefaults(context, merge_rows)],
+        extensions=extensions,
+    )
+    processing.hooks = manager.hook
+    context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
+    namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
+    return OpenedModel(context, manager.hook, namespace)
