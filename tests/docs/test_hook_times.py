@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from corellm import LLM, SamplingParams
-from corellm.engine import loading
+from corellm.engine import opening
 from corellm.hookspecs import STATIC_HOOKS
 from corellm.plugins import HOOK_NAMES
 from corellm_llava.tiny import make_tiny_checkpoint as make_llava
@@ -56,7 +56,7 @@ class Watch:
 def watching() -> Iterator[Watch]:
     """Every model loaded meanwhile is watched."""
     watch = Watch()
-    build, ask = loading.build_manager, loading.ask_class
+    build, ask = opening.build_manager, opening.ask_class
 
     def watched_build(*arguments: Any, **options: Any) -> Any:
         manager = build(*arguments, **options)
@@ -68,8 +68,8 @@ def watching() -> Iterator[Watch]:
         return ask(adapter, hook, distribution)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loading, "build_manager", watched_build)
-        monkeypatch.setattr(loading, "ask_class", watched_ask)
+        monkeypatch.setattr(opening, "build_manager", watched_build)
+        monkeypatch.setattr(opening, "ask_class", watched_ask)
         yield watch
 
 
