@@ -26,10 +26,11 @@ BLOCK = 16
 def make_scheduler(policy: str) -> Scheduler:
     """Room for everything that runs; nothing is ever preempted."""
     return Scheduler(
-        SchedulerConfig(max_num_seqs=RUNNING, scheduling_policy=policy),  # type: ignore[arg-type]
+        SchedulerConfig(scheduling_policy=policy),  # type: ignore[arg-type]
         BlockManager(RUNNING * 64 + 1, BLOCK, enable_prefix_caching=True),
         EncoderCache(4096),
         max_model_len=1024,
+        max_num_seqs=RUNNING,
         max_num_batched_tokens=2048,
     )
 

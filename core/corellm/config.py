@@ -124,10 +124,11 @@ class CacheConfig:
 class SchedulerConfig:
     """What runs together in a step."""
 
-    max_num_seqs: int = 64
-    """Most sequences running at once."""
+    max_num_seqs: int | None = None
+    """Most sequences running at once; None for 256 on a GPU and 64 on a CPU."""
     max_num_batched_tokens: int | None = None
-    """Token budget of a step; None for 2048 (without chunked prefill at least `max_model_len`)."""
+    """Token budget of a step; None for 8192 on a GPU and 2048 on a CPU (without chunked prefill at least
+    `max_model_len`)."""
     enable_chunked_prefill: bool = True
     """Split long prompts over steps, decodes first; without it, whole prompts first as long as some wait."""
     scheduler_delay_factor: float = 0.0
@@ -141,7 +142,8 @@ class SchedulerConfig:
     less than the largest item."""
 
     def __post_init__(self) -> None:
-        _positive("max_num_seqs", self.max_num_seqs)
+        if self.max_num_seqs is not None:
+            _positive("max_num_seqs", self.max_num_seqs)
         if self.max_num_batched_tokens is not None:
             _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         if self.encoder_cache_size is not None:

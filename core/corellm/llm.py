@@ -184,7 +184,7 @@ class LLM:
         self, ids: Sequence[str], prepare: Sequence[Callable[[], ProcessedPrompt]], params: Sequence[SamplingParams]
     ) -> Iterable[RequestOutput]:
         """Feed prompts to the engine as they are ready, in order, a bounded number ahead, and step it."""
-        ahead = 2 * usable_cpus() + self.engine.config.scheduler.max_num_seqs
+        ahead = 2 * usable_cpus() + self.engine.scheduler.max_num_seqs
         todo = deque(zip(ids, prepare, params, strict=True))
         ready: deque[tuple[str, Future[ProcessedPrompt], SamplingParams]] = deque()
         waiting = 0

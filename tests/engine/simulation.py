@@ -55,7 +55,6 @@ class Simulation:
         self.encoder_cache = EncoderCache(setup.encoder_capacity)
         self.scheduler = Scheduler(
             SchedulerConfig(
-                max_num_seqs=setup.max_num_seqs,
                 enable_chunked_prefill=setup.chunked,
                 scheduler_delay_factor=setup.delay_factor,
                 scheduling_policy=setup.policy,
@@ -64,6 +63,7 @@ class Simulation:
             self.blocks,
             self.encoder_cache,
             max_model_len=setup.max_model_len,
+            max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             clock=lambda: self.now,
         )

@@ -25,7 +25,7 @@ from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.opening import OpenedModel, open_model
 from corellm.engine.scheduler import Scheduler
-from corellm.engine.sizing import Sizes, plan_sizes, token_budget, wanted_len
+from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
@@ -112,7 +112,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
 
-    wanted = wanted_len(config, context.hf_config)
+    wanted = wanted_len(config, context)
     mm_processor = _make_processor(config, opened, executor, wanted)
     with memory.explaining(
         "the busiest step",
@@ -120,11 +120,14 @@ def _load(config: EngineConfig) -> LoadedModel:
     ):
         memory.rehearse(
             lambda: make_runner(num_blocks=1).rehearse(
-                token_budget(config, wanted), config.scheduler.max_num_seqs, wanted, mm_processor.profile.features
+                token_budget(config, context, wanted),
+                sequences_at_once(config, context),
+                wanted,
+                mm_processor.profile.features,
             )
         )
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
-    sizes = plan_sizes(config, context.hf_config, bytes_per_block, memory)
+    sizes = plan_sizes(config, context, bytes_per_block, memory)
     if sizes.max_model_len != wanted:
         mm_processor = _make_processor(config, opened, executor, sizes.max_model_len)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
@@ -221,6 +224,7 @@ def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Sc
         ),
         EncoderCache(max(sizes.token_budget if wished is None else wished, largest_item)),
         max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.token_budget,
     )
 
@@ -266,7 +270,7 @@ def _record_graphs(
     pool = torch.cuda.graph_pool_handle()
     runner.encoders.record_graphs(features, lambda: CudaGraph(pool))
     runner.record_graphs(
-        graph_sizes(config.scheduler.max_num_seqs),
+        graph_sizes(sizes.max_num_seqs),
         max_blocks=-(-sizes.max_model_len // config.cache.block_size),
         position_rows=3 if "mrope_section" in rotary else 1,
         make_graph=lambda: CudaGraph(pool),

@@ -57,6 +57,7 @@ class Scheduler:
         block_manager: device and host blocks; used by this scheduler alone.
         encoder_cache: bookkeeping of encoder outputs; used by this scheduler alone.
         max_model_len: longest sequence, prompt and output together.
+        max_num_seqs: sequences running at once.
         max_num_batched_tokens: token budget of a step.
         clock: seconds, monotonic; of the same kind as `Request.arrival_time`.
     """
@@ -68,13 +69,14 @@ class Scheduler:
         encoder_cache: EncoderCache,
         *,
         max_model_len: int,
+        max_num_seqs: int,
         max_num_batched_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = scheduler_config
         self.blocks = block_manager
         self.encoder_cache = encoder_cache
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         chunked = scheduler_config.enable_chunked_prefill
         self.limits = AdmissionLimits(
             max_model_len=max_model_len,
@@ -193,7 +195,7 @@ class Scheduler:
             whole, a request looks at its tokens, or there are no blocks.
         """
         (step,) = self._steps
-        if self.swapped or (self.waiting and len(self.running) < self.config.max_num_seqs) or not step.requests:
+        if self.swapped or (self.waiting and len(self.running) < self.max_num_seqs) or not step.requests:
             return None
         going_on: list[Request] = []
         for chunk, request in zip(step.batch.chunks, step.requests, strict=True):
@@ -329,7 +331,7 @@ class Scheduler:
         return True
 
     def _has_place(self, step: StepPlan) -> bool:
-        return step.token_budget > 0 and len(self.running) < self.config.max_num_seqs
+        return step.token_budget > 0 and len(self.running) < self.max_num_seqs
 
     def _reserve(self, request: Request) -> int:
         return self._headroom.blocks(request) if self.running else 0

@@ -7,64 +7,73 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
+from corellm.hookspecs import ModelContext
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.kv_cache import choose_num_blocks
 from corellm.worker.memory import DeviceMemory
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TOKEN_BUDGET = 2048
+_SEQUENCES = {"cpu": 64, "cuda": 256}
+_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""The most of a step if the operator does not say, by kind of device: with less a GPU is not busy."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything: blocks on the device and on the host, tokens per sequence and per step."""
+    """Blocks on the device and on the host, tokens of a sequence, sequences at once, tokens of a step."""
 
     num_blocks: int
     num_host_blocks: int
     max_model_len: int
+    max_num_seqs: int
     token_budget: int
 
 
-def wanted_len(config: EngineConfig, hf_config: Any) -> int:
+def wanted_len(config: EngineConfig, context: ModelContext) -> int:
     """The longest sequence if memory does not limit it: what was asked for, else what the model was trained for.
 
     Raises:
         ConfigError: the model has not so many positions.
     """
-    trained, wanted = checkpoints.default_max_model_len(hf_config), config.model.max_model_len
+    trained, wanted = checkpoints.default_max_model_len(context.hf_config), config.model.max_model_len
     if wanted is not None and wanted > trained:
         raise ConfigError(f"max_model_len={wanted} exceeds the {trained} positions the model has; lower it")
     return wanted or trained
 
 
-def plan_sizes(config: EngineConfig, hf_config: Any, bytes_per_block: int, memory: DeviceMemory) -> Sizes:
+def sequences_at_once(config: EngineConfig, context: ModelContext) -> int:
+    """Most sequences that run in a step."""
+    return config.scheduler.max_num_seqs or _SEQUENCES[context.device.type]
+
+
+def plan_sizes(config: EngineConfig, context: ModelContext, bytes_per_block: int, memory: DeviceMemory) -> Sizes:
     """Divide the memory: as many blocks as fit and could be used, and what follows from their number.
 
     Raises:
         ConfigError: what was asked for does not fit; says what to change.
     """
-    block_size = config.cache.block_size
-    num_blocks = choose_num_blocks(
-        config.cache, bytes_per_block, config.scheduler.max_num_seqs * wanted_len(config, hf_config), memory
-    )
-    max_model_len = _max_model_len(config, hf_config, (num_blocks - 1) * block_size)
-    budget = token_budget(config, max_model_len)
+    block_size, num_seqs = config.cache.block_size, sequences_at_once(config, context)
+    num_blocks = choose_num_blocks(config.cache, bytes_per_block, num_seqs * wanted_len(config, context), memory)
+    max_model_len = _max_model_len(config, context, (num_blocks - 1) * block_size)
+    budget = token_budget(config, context, max_model_len)
     logger.info(
         "%s: %d KV blocks of %d tokens (%.2f GiB): %.1f sequences of %d tokens at once; %d tokens per step",
         config.model.model, num_blocks - 1, block_size, num_blocks * bytes_per_block / 2**30,
         (num_blocks - 1) * block_size / max_model_len, max_model_len, budget,
     )  # fmt: skip
-    return Sizes(num_blocks, _swap_blocks(config, bytes_per_block, num_blocks), max_model_len, budget)
+    num_host_blocks = 0
+    if config.scheduler.preemption_mode == "swap":  # what the space holds, and no more than could ever be used
+        num_host_blocks = min(int(config.cache.swap_space * 2**30) // bytes_per_block, num_seqs * num_blocks)
+    return Sizes(num_blocks, num_host_blocks, max_model_len, num_seqs, budget)
 
 
-def _max_model_len(config: EngineConfig, hf_config: Any, capacity: int) -> int:
+def _max_model_len(config: EngineConfig, context: ModelContext, capacity: int) -> int:
     """The longest sequence: what was asked for, if the cache can hold it, else what it can."""
-    wanted = wanted_len(config, hf_config)
+    wanted = wanted_len(config, context)
     if wanted <= capacity:
         return wanted
     if config.model.max_model_len is not None:
@@ -76,25 +85,19 @@ def _max_model_len(config: EngineConfig, hf_config: Any, capacity: int) -> int:
     return capacity
 
 
-def token_budget(config: EngineConfig, max_model_len: int) -> int:
+def token_budget(config: EngineConfig, context: ModelContext, max_model_len: int) -> int:
     """Tokens per step.
 
     Raises:
         ConfigError: without chunked prefill, and less than the longest prompt.
     """
     budget = config.scheduler.max_num_batched_tokens
+    default = _TOKENS[context.device.type]
     if config.scheduler.enable_chunked_prefill:
-        return budget or DEFAULT_TOKEN_BUDGET
+        return budget or default
     if budget is not None and budget < max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len}: without chunked prefill a "
             f"whole prompt must fit one step; raise it, lower max_model_len, or leave enable_chunked_prefill on"
         )
-    return budget or max(DEFAULT_TOKEN_BUDGET, max_model_len)
-
-
-def _swap_blocks(config: EngineConfig, bytes_per_block: int, num_blocks: int) -> int:
-    """Host blocks for swapping: what the space holds, and no more than could ever be used."""
-    if config.scheduler.preemption_mode != "swap":
-        return 0
-    return min(int(config.cache.swap_space * 2**30) // bytes_per_block, config.scheduler.max_num_seqs * num_blocks)
+    return budget or max(default, max_model_len)

@@ -1,0 +1,65 @@
+"""How much of everything an engine gets: what was asked for, else what suits the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from corellm.config import EngineConfig
+from corellm.engine.sizing import plan_sizes, sequences_at_once, token_budget, wanted_len
+from corellm.errors import ConfigError
+from corellm.hookspecs import ModelContext
+from corellm.worker.memory import DeviceMemory
+
+MEMORY = DeviceMemory(torch.device("cpu"), 0.9)
+
+
+def context(device: str) -> ModelContext:
+    """Of a model with 4096 positions."""
+    positions = SimpleNamespace(max_position_embeddings=4096)
+    hf_config: Any = SimpleNamespace(get_text_config=lambda: positions)
+    return ModelContext(Path("."), hf_config, None, torch.float32, torch.device(device))
+
+
+def config(**options: Any) -> EngineConfig:
+    return EngineConfig.from_kwargs(model="m", **options)
+
+
+@pytest.mark.parametrize(("device", "sequences", "tokens"), [("cpu", 64, 2048), ("cuda", 256, 8192)])
+def test_a_step_holds_what_suits_the_device(device: str, sequences: int, tokens: int) -> None:
+    """If nobody says otherwise."""
+    on = context(device)
+    assert (sequences_at_once(config(), on), token_budget(config(), on, 4096)) == (sequences, tokens)
+    asked = config(max_num_seqs=3, max_num_batched_tokens=100)
+    assert (sequences_at_once(asked, on), token_budget(asked, on, 4096)) == (3, 100)
+
+
+def test_without_chunks_a_step_holds_the_longest_prompt() -> None:
+    whole = config(enable_chunked_prefill=False)
+    assert token_budget(whole, context("cpu"), 4096) == 4096
+    assert token_budget(whole, context("cuda"), 4096) == 8192
+    small = replace(whole, scheduler=replace(whole.scheduler, max_num_batched_tokens=4095))
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=4095 is less than max_model_len=4096"):
+        token_budget(small, context("cpu"), 4096)
+
+
+def test_blocks_for_as_many_sequences_as_may_run() -> None:
+    """And as many on the host, to swap to."""
+    sizes = plan_sizes(config(max_num_seqs=2, max_model_len=64, block_size=16), context("cpu"), 10, MEMORY)
+    assert (sizes.num_blocks, sizes.num_host_blocks, sizes.max_model_len, sizes.max_num_seqs) == (9, 0, 64, 2)
+    swapping = config(max_num_seqs=2, max_model_len=64, block_size=16, preemption_mode="swap")
+    assert plan_sizes(swapping, context("cpu"), 10, MEMORY).num_host_blocks == 18
+
+
+def test_the_longest_sequence_is_what_the_cache_holds() -> None:
+    few = {"num_kv_blocks": 4, "block_size": 16}
+    assert plan_sizes(config(**few), context("cpu"), 10, MEMORY).max_model_len == 64
+    with pytest.raises(ConfigError, match="max_model_len=65 exceeds the 64 tokens the KV cache holds"):
+        plan_sizes(config(**few, max_model_len=65), context("cpu"), 10, MEMORY)
+    with pytest.raises(ConfigError, match="max_model_len=4097 exceeds the 4096 positions the model has"):
+        wanted_len(config(max_model_len=4097), context("cpu"))
