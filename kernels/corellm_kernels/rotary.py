@@ -188,7 +188,11 @@ def write_cache(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
-    """Write keys and values to their slots of the cache: as `rotate_and_cache` for models without rotary positions."""
+    """Write keys and values to their slots of the cache: as `rotate_and_cache` for models without rotary positions.
+
+    These come as a model made them, of any strides.
+    """
+    key, value = (x.flatten(1).view(x.shape) for x in (key, value))
     rotate_and_cache(
         key, key, value, None, None, key_cache, value_cache, slot_mapping, key_scale=key_scale, value_scale=value_scale
     )

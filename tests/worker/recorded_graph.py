@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_HOST_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+from corellm.worker.graphs import NotRecordable, as_if_capturing
+
+_HOST_READS = (
+    "_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "allclose", "masked_select", "unique", "_unique",
+    "repeat_interleave.Tensor", "repeat_interleave.self_Tensor", "where.default",
+)  # fmt: skip
 
 
 class RecordedGraph:
@@ -23,7 +28,7 @@ class RecordedGraph:
         self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def record(self, step: Callable[[], Tensor]) -> Tensor:
-        with _Recorder(self._calls):
+        with as_if_capturing(), _Recorder(self._calls):
             return step()
 
     def replay(self) -> None:
@@ -40,8 +45,11 @@ class _Recorder(TorchDispatchMode):
         self._calls = calls
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _HOST_READS:
-            raise RuntimeError(f"{function} waits for the device, which a recorded step cannot")
+        name = str(function).removeprefix("aten.")
+        if name.startswith(("index.", "index_put")) and any(x is not None and x.dtype == torch.bool for x in args[1]):
+            raise NotRecordable(f"{function} by a mask waits for the device")
+        if name.startswith(_HOST_READS):
+            raise NotRecordable(f"{function} waits for the device")
         output = function(*args, **(kwargs or {}))
         self._calls.append((function, args, kwargs or {}, output))
         return output

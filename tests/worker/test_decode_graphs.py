@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from corellm import LLM, SamplingParams
 from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
 from corellm.attention.reference import ReferenceAttention
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
+from corellm.worker.graphs import NotRecordable
 from corellm.worker.input_batch import StepArrays
 from tests.conftest import random_image
 from tests.worker.recorded_graph import RecordedGraph
@@ -120,12 +122,21 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 3, "max_tokens": 12, "n": 2},
     {"temperature": 0, "max_tokens": 10},
     {"temperature": 0, "max_tokens": 7, "logit_bias": {5: 3.0}},
+    {"temperature": 0, "max_tokens": 9, "logprobs": 2},
+    {"temperature": 0.7, "seed": 5, "max_tokens": 13, "logprobs": 0},
 ]
 LOOKING: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 9, "repetition_penalty": 1.3},
-    {"temperature": 0, "max_tokens": 9, "logprobs": 2},
+    {"temperature": 0.9, "seed": 4, "max_tokens": 6, "frequency_penalty": 0.5, "logprobs": 0},
 ]
 """Requests whose next step has to know their last token."""
+
+
+def rounded(positions: Any) -> Any:
+    """Log-probabilities as far as batches of other sizes give the same."""
+    return positions and [
+        {token: (round(entry.logprob, 3), entry.rank) for token, entry in position.items()} for position in positions
+    ]
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -139,7 +150,8 @@ def test_steps_run_ahead_with_the_same_results(
 
     def told(llm: LLM) -> list[Any]:
         return [
-            [(c.token_ids, c.text, c.finish_reason) for c in output.outputs] for output in llm.generate(prompts, params)
+            [(c.token_ids, c.text, c.finish_reason, rounded(c.logprobs)) for c in output.outputs]
+            for output in llm.generate(prompts, params)
         ]
 
     with LLM(str(checkpoints["llava"]), dtype="float32", max_model_len=256, num_kv_blocks=128, max_num_seqs=6) as eager:
@@ -243,13 +255,39 @@ def test_the_largest_size_is_recorded_first_and_the_smallest_that_fits_is_run() 
 
     graphs = DecodeGraphs(step, [1, 2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=RecordedGraph)
     graphs.record()
-    assert order == [4, 2, 1]
+    assert order == [4, 4, 2, 1]
     assert graphs.run(arrays_of(3)).tolist() == [[1.0], [2.0], [3.0]]
     assert graphs.run(arrays_of(1)).tolist() == [[1.0]]
-    assert order == [4, 2, 1]
+    assert order == [4, 4, 2, 1]
     assert not graphs.fits(arrays_of(5))
 
 
-def test_a_recorded_step_may_not_wait_for_the_device() -> None:
-    with pytest.raises(RuntimeError, match="which a recorded step cannot"):
-        RecordedGraph().record(lambda: torch.tensor([float(torch.ones(1).sum())]))
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: torch.full((1,), float(x.sum())),
+        lambda x: x if x.any() else -x,
+        lambda x: x[x > 0],
+        lambda x: torch.where(x > 0)[0],
+        lambda x: x.repeat_interleave(x.long()),
+        lambda x: x.unique(),
+    ],
+)
+def test_a_recorded_step_may_not_wait_for_the_device(read: Callable[[Tensor], Tensor]) -> None:
+    with torch.inference_mode(), pytest.raises(NotRecordable):
+        RecordedGraph().record(lambda: read(torch.ones(1)))
+
+
+def test_a_model_that_waits_for_the_device_decodes_without_graphs(
+    tmp_path: Path, recorded: Callable[..., LLM], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rotary positions that depend on the longest sequence so far; the log says why."""
+    from corellm_llava.tiny import make_tiny_checkpoint
+
+    path = make_tiny_checkpoint(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"]["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (path / "config.json").write_text(json.dumps(config))
+    llm = recorded(path, 1)
+    assert "decode steps do not run as CUDA graphs" in caplog.text
+    assert len(llm.generate("Hello", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3

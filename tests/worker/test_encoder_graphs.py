@@ -93,3 +93,11 @@ def test_items_of_another_shape_or_type_run_as_before() -> None:
     ):
         assert graphs.run("image", others) is None
     assert graphs.run("video", {"pixels": pixels}) is None
+
+
+def test_tensors_of_several_lengths_run_as_before() -> None:
+    """A picture with two rows of something beside one of the others is not cut to the recorded shape."""
+    graphs = EncoderGraphs(lambda modality, items: items["pixels"] + items["sizes"].sum(), RecordedGraph)
+    graphs.record("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)})
+    assert graphs.run("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)}) is not None
+    assert graphs.run("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(2, 2)}) is None

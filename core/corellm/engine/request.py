@@ -113,12 +113,12 @@ class Request:
         """Whether the token after the next can be computed before the next one is known to the host.
 
         The sequence goes on unless it stops, and nothing but the model looks at the token: no penalty, no bad word, no
-        `min_tokens` to be reached, no log-probabilities.
+        `min_tokens` to be reached.
         """
         params, num_outputs = self.sampling_params, len(self.output_token_ids)
         looked_at = (
             params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
-            or self.bad_words_ids or params.logprobs is not None or params.prompt_logprobs is not None
+            or self.bad_words_ids or params.prompt_logprobs is not None
         )  # fmt: skip
         return not looked_at and params.min_tokens <= num_outputs and num_outputs + 1 < self.max_output_tokens
 

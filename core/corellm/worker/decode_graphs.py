@@ -16,6 +16,7 @@ from torch import Tensor
 from corellm.attention.backend import AttentionMetadata
 from corellm.worker.graphs import Graph
 from corellm.worker.input_batch import FlatBatch, StepArrays
+from corellm.worker.transfers import upload
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Records a decode step in several sizes, and runs batches in them.
+    """Records a decode step in several sizes, and runs batches in them. All leave their logits in the same memory.
 
     Args:
         step: what is recorded.
@@ -54,15 +55,22 @@ class DecodeGraphs:
         self._step, self._sizes = step, list(sizes)
         self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device)
         self._make_graph = make_graph
-        self._recorded: dict[int, tuple[Graph, Tensor]] = {}
+        self._recorded: dict[int, Graph] = {}
+        self._logits: Tensor
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Record all sizes, the largest first: the others then find room in its memory."""
+        """Record all sizes, the largest first: the others then find room in its memory.
+
+        Raises:
+            NotRecordable: the step cannot run so.
+        """
         start, before = time.perf_counter(), _memory_used(self._inputs.device)
+        self._logits = torch.empty_like(self._step(self._inputs.batch(self._sizes[-1])))
         for size in reversed(self._sizes):
-            graph, batch = self._make_graph(), self._inputs.batch(size)
-            self._recorded[size] = graph, graph.record(lambda batch=batch: self._step(batch))  # type: ignore[misc]
+            graph, batch, logits = self._make_graph(), self._inputs.batch(size), self._logits[:size]
+            graph.record(lambda batch=batch, logits=logits: logits.copy_(self._step(batch)))  # type: ignore[misc]
+            self._recorded[size] = graph
         logger.info(
             "recorded decode graphs of %s sequences in %.1f s, %.2f GiB",
             ", ".join(map(str, self._sizes)), time.perf_counter() - start,
@@ -86,13 +94,12 @@ class DecodeGraphs:
         num_seqs = len(arrays.seq_lens)
         size = next(size for size in self._sizes if size >= num_seqs)
         self._inputs.fill(arrays, size, token_ids)
-        graph, logits = self._recorded[size]
-        graph.replay()
-        return logits[:num_seqs]
+        self._recorded[size].replay()
+        return self._logits[:num_seqs]
 
 
 class StaticInputs:
-    """What a decode step reads, at addresses that do not change; filled from the host by two copies.
+    """What a decode step reads, at addresses that do not change.
 
     Args:
         max_num_seqs: rows of everything.
@@ -103,9 +110,8 @@ class StaticInputs:
         self.device, self.position_rows = device, position_rows
         pinned = device.type == "cuda"
         self._host = torch.zeros(position_rows + 3, max_num_seqs, dtype=torch.int64, pin_memory=pinned)
-        self._host_tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int64, pin_memory=pinned)
         self._values = torch.zeros_like(self._host, device=device)
-        self._tables = torch.zeros_like(self._host_tables, device=device)
+        self._tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int64, device=device)
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
@@ -135,13 +141,13 @@ class StaticInputs:
         if self._copied is not None:
             self._copied.synchronize()  # what the last step was given may still be on its way
         num_seqs, width = len(arrays.seq_lens), arrays.block_tables.shape[1]
-        host, tables = self._host.numpy(), self._host_tables.numpy()
+        host = self._host.numpy()
         host[0, :num_seqs], host[1, :num_seqs], host[2, :num_seqs] = arrays.token_ids, arrays.slots, arrays.seq_lens
         host[3:, :num_seqs] = arrays.positions.reshape(-1, num_seqs)
         host[:, num_seqs:size] = 0
-        tables[:num_seqs, :width] = arrays.block_tables
         self._values.copy_(self._host, non_blocking=True)
-        self._tables[:num_seqs].copy_(self._host_tables[:num_seqs], non_blocking=True)
+        # what is left of longer tables behind it belongs to no context
+        self._tables[:num_seqs, :width].copy_(upload(arrays.block_tables, self.device), non_blocking=True)
         if token_ids is not None:
             self._values[0, :num_seqs].copy_(token_ids)
         if self._copied is not None:

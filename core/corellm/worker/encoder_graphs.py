@@ -1,7 +1,7 @@
 """Encoders of items that all have the same shape, as recorded graphs: towers that scale every picture to one size.
 
 One picture keeps a GPU less busy than the host that launches a tower's hundreds of kernels. An encoder is recorded if
-it exchanges no values with the host and gives a row of tensors per item; items of other shapes run as before.
+it waits for no value of the device and gives a row of tensors per item; items of other shapes run as before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corellm.worker.graphs import Graph, HostContact
+from corellm.worker.graphs import Graph, NotRecordable
 
 logger = logging.getLogger(__name__)
 
@@ -45,19 +45,21 @@ class EncoderGraphs:
             return
         inputs = {name: tensor.repeat(SIZES[-1], *[1] * (tensor.dim() - 1)) for name, tensor in item.items()}
         try:
-            self._embed(modality, inputs)  # what is only computed once is not part of it
-            with HostContact() as contact:
-                rows = self._embed(modality, inputs)
+            shapes = {tuple(part.shape) for part in self._embed(modality, inputs)}
         except Exception as error:
             logger.info("the %s encoder is not recorded: %s items at once fail: %s", modality, SIZES[-1], error)
             return
-        if contact.found is not None or len({tuple(part.shape) for part in rows}) != 1:
-            logger.info("the %s encoder is not recorded: %s", modality, contact.found or "rows of several shapes")
+        if len(shapes) != 1:
+            logger.info("the %s encoder is not recorded: its rows have several shapes", modality)
             return
-        for size in reversed(SIZES):
-            graph, part = self._make_graph(), {name: tensor[:size] for name, tensor in inputs.items()}
-            output = graph.record(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
-            self._recorded[modality, size] = graph, output
+        try:
+            for size in reversed(SIZES):
+                graph, part = self._make_graph(), {name: tensor[:size] for name, tensor in inputs.items()}
+                output = graph.record(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
+                self._recorded[modality, size] = graph, output
+        except NotRecordable as reason:
+            logger.info("the %s encoder is not recorded: %s", modality, reason)
+            return
         self._inputs[modality] = inputs
         logger.info("recorded the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
 
@@ -68,7 +70,7 @@ class EncoderGraphs:
         if inputs is None or inputs.keys() != items.keys():
             return None
         count = len(next(iter(items.values())))
-        if count > SIZES[-1] or not all(_is_like(items[name], tensor) for name, tensor in inputs.items()):
+        if count > SIZES[-1] or not all(_is_like(items[name], tensor, count) for name, tensor in inputs.items()):
             return None
         for name, tensor in inputs.items():
             tensor[:count].copy_(items[name], non_blocking=True)
@@ -77,9 +79,9 @@ class EncoderGraphs:
         return output[:count].clone()  # the next run writes there anew
 
 
-def _is_like(value: Any, tensor: Tensor) -> bool:
-    """Whether a value is a tensor of as large items."""
-    return isinstance(value, Tensor) and value.dtype == tensor.dtype and value.shape[1:] == tensor.shape[1:]
+def _is_like(value: Any, tensor: Tensor, count: int) -> bool:
+    """Whether a value is a tensor of so many items that are as large."""
+    return isinstance(value, Tensor) and value.dtype == tensor.dtype and value.shape == (count, *tensor.shape[1:])
 
 
 def _stacked(rows: Any) -> Tensor:

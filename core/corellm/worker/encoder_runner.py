@@ -6,21 +6,19 @@ and checks what comes back. An item that fails, fails alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from corellm.errors import ContractError, CorellmError, EmbeddingCountError, EncoderError, raised_at
+from corellm.errors import ContractError, CorellmError, EmbeddingCountError, EncoderError
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.defaults import floating_to
 from corellm.worker.encoder_graphs import EncoderGraphs
+from corellm.worker.failures import failure_of
 from corellm.worker.graphs import Graph
-
-logger = logging.getLogger(__name__)
 
 
 class EncoderRunner:
@@ -99,22 +97,14 @@ class EncoderRunner:
         """Run one batch; if it fails, its items run alone, so that only the guilty one's requests fail."""
         try:
             self._store(features, self._embed(features))
+            return
         except Exception as error:
-            if len(features) > 1:
-                for feature in features:
-                    self._run_batch([feature])
+            if len(features) == 1:
+                stage = f"{features[0].modality} {features[0].item}: the encoder"
+                self._failures[features[0].identifier] = failure_of(stage, error, EncoderError)
                 return
-            feature = features[0]
-            if not isinstance(error, CorellmError):
-                logger.exception("%s %d: the encoder failed", feature.modality, feature.item)
-                failure: CorellmError = EncoderError(
-                    f"{feature.modality} {feature.item}: the encoder failed with {type(error).__name__}: {error} "
-                    f"({raised_at(error)})"
-                )
-                failure.__cause__ = error
-            else:
-                failure = error
-            self._failures[feature.identifier] = failure
+        for feature in features:  # not before the error is gone: it holds the failed batch's tensors
+            self._run_batch([feature])
 
     def _embed(self, features: list[MultiModalFeature]) -> Sequence[Tensor]:
         if features[0].precomputed:

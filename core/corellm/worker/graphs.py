@@ -1,4 +1,4 @@
-"""What a GPU has to do, recorded once and then repeated: CUDA graphs, and what may become one.
+"""What a GPU has to do, recorded once and then repeated: CUDA graphs, and what cannot become one.
 
 Whoever records is given `Graph`s, so that everything but the recording itself runs on a CPU in tests.
 """
@@ -6,18 +6,28 @@ Whoever records is given `Graph`s, so that everything but the recording itself r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from corellm.errors import ConfigError, raised_at
+
+
+class NotRecordable(Exception):
+    """A step waits for values of the device, which a graph would not repeat; says where."""
 
 
 class Graph(Protocol):
     """Something that runs once and can be repeated on the same memory."""
 
     def record(self, step: Callable[[], Tensor]) -> Tensor:
-        """Run `step` and remember what it does; gives its result, whose memory each replay writes anew."""
+        """Run `step` and remember what it does; gives its result, whose memory each replay writes anew.
+
+        Raises:
+            NotRecordable: it cannot be repeated so; nothing was recorded.
+        """
         ...
 
     def replay(self) -> None:
@@ -37,44 +47,53 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def record(self, step: Callable[[], Tensor]) -> Tensor:
-        """See `Graph.record`. Runs `step` once before: kernels are compiled and libraries set up outside of graphs."""
-        step()
+        """See `Graph.record`.
+
+        Runs `step` twice before: once for kernels to be compiled and libraries to be set up, once to see whether it
+        waits for the device. A capture that fails could not be undone: the process would be of no use any more.
+        """
+        with as_if_capturing():
+            step()
+            with _no_waiting():
+                step()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, pool=self._pool):
-            return step()
+        try:
+            with torch.cuda.graph(self._graph, pool=self._pool):
+                return step()
+        except torch.OutOfMemoryError:
+            raise  # told by whoever knows what to lower
+        except Exception as error:
+            raise ConfigError(
+                f"a CUDA graph cannot be recorded: {type(error).__name__}: {error} ({raised_at(error)}); start again "
+                f"with enforce_eager=True"
+            ) from error
 
     def replay(self) -> None:
         """See `Graph.replay`."""
         self._graph.replay()
 
 
-class HostContact(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether what runs meanwhile exchanges values with the host, which a graph would not repeat.
-
-    Attributes:
-        found: the first such operation, or None.
-    """
-
-    _READS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.item", "aten.equal")
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: str | None = None
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = function(*args, **(kwargs or {}))
-        name = str(function)
-        devices = {tensor.device for tensor in _tensors((args, kwargs, output)) if tensor.dim()}
-        if self.found is None and (name.startswith(self._READS) or len(devices) > 1):
-            self.found = name
-        return output
+@contextmanager
+def as_if_capturing() -> Iterator[None]:
+    """Code that asks whether it is captured, to go another way, is told so."""
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Whoever waits for the device meanwhile is not recordable."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise NotRecordable(f"it waits for the device ({raised_at(error)})") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -18,7 +18,7 @@ from torch import Tensor
 from corellm.attention.backend import AttentionMetadata
 from corellm.worker.batch import NewSequence, SequenceChunk
 from corellm.worker.sampling_state import SamplingState
-from corellm.worker.upload import upload
+from corellm.worker.transfers import upload
 
 
 @dataclass

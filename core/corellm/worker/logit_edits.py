@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from corellm.worker.sampling_state import Ids, SamplingState, Values
-from corellm.worker.upload import upload
+from corellm.worker.transfers import upload
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,21 @@ from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import PagedAttention
-from corellm.errors import ContractError, CorellmError, RequestFailedError, raised_at
+from corellm.errors import ContractError, CorellmError, RequestFailedError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.encoder_runner import EncoderRunner
-from corellm.worker.graphs import Graph
+from corellm.worker.failures import failure_of
+from corellm.worker.graphs import Graph, NotRecordable
 from corellm.worker.input_batch import FlatBatch, SequenceState, lay_out
 from corellm.worker.kv_cache import KVCache
+from corellm.worker.logprobs import PendingLogprobs
 from corellm.worker.pending_step import PendingStep
-from corellm.worker.sampler import Sample, Sampler, gather_logprobs
+from corellm.worker.sampler import Sample, Sampler
 from corellm.worker.sampling_state import SamplingState
+from corellm.worker.transfers import upload
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +118,8 @@ class ModelRunner:
         token_ids = before.tokens.token_ids
         if len(batch.chunks) < len(before.chunks):
             rows = {chunk.request_id: row for row, chunk in enumerate(before.chunks)}
-            kept = torch.tensor([rows[chunk.request_id] for chunk in batch.chunks])
-            token_ids = token_ids[kept.to(self._device, non_blocking=True)]
+            kept = np.array([rows[chunk.request_id] for chunk in batch.chunks])
+            token_ids = token_ids[upload(kept, self._device)]
         arrays = lay_out(batch.chunks, states, self._block_size)
         logits = self._graphs.run(arrays, token_ids.clamp(min=0))  # of a row that failed nobody wants the next token
         pending = PendingStep(StepResult(), self._states)
@@ -131,14 +134,15 @@ class ModelRunner:
         """
         try:
             self._run(chunks, [self._states[chunk.request_id] for chunk in chunks], embeddings, pending)
+            return
         except Exception as error:
             if len(chunks) == 1:
-                pending.result.failed[chunks[0].request_id] = _failure("the forward pass", error)
+                pending.result.failed[chunks[0].request_id] = failure_of("the forward pass", error, RequestFailedError)
                 return
             logger.warning("a step of %d requests failed; running them one by one", len(chunks), exc_info=error)
-            for chunk in chunks:
-                self._compute([chunk], embeddings, pending)
-                pending.wait()
+        for chunk in chunks:  # not before the error is gone: it holds the failed step's tensors
+            self._compute([chunk], embeddings, pending)
+            pending.wait()
 
     def _run(
         self,
@@ -150,8 +154,7 @@ class ModelRunner:
         """One forward pass, and a token for every chunk that ends its sequence."""
         arrays = lay_out(chunks, states, self._block_size)
         if self._graphs is not None and self._graphs.fits(arrays) and _is_plain_decode(chunks, states, embeddings):
-            logits, ending = self._graphs.run(arrays), list(range(len(chunks)))
-            pending.is_recorded = True
+            logits, ending, is_recorded = self._graphs.run(arrays), list(range(len(chunks))), True
         else:
             hidden = self._forward(arrays.to(self._device), chunks, embeddings)
             ends = np.cumsum(arrays.query_lens) - 1
@@ -159,14 +162,14 @@ class ModelRunner:
             ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
             if not ending:
                 return
-            logits = self._logits(hidden[torch.from_numpy(ends[ending]).to(self._device)])
-        pending.chunks = [chunks[i] for i in ending]
+            logits, is_recorded = self._logits(hidden[upload(ends[ending], self._device)]), False
         pending.tokens = self._sampler.start(logits, [states[i].sampling for i in ending])
+        pending.chunks, pending.is_recorded = [chunks[i] for i in ending], is_recorded
 
     def record_graphs(
         self, sizes: Sequence[int], *, max_blocks: int, position_rows: int, make_graph: Callable[[], Graph]
     ) -> None:
-        """Record decode steps, which from then on run as graphs; arguments as of `DecodeGraphs`."""
+        """Record decode steps, which from then on run as graphs, if that can be; arguments as of `DecodeGraphs`."""
         graphs = DecodeGraphs(
             lambda batch: self._logits(self._decode(batch, self._embed_text(batch.input_ids), {})),
             sizes,
@@ -175,7 +178,11 @@ class ModelRunner:
             device=self._device,
             make_graph=make_graph,
         )
-        graphs.record()
+        try:
+            graphs.record()
+        except NotRecordable as reason:
+            logger.warning("decode steps do not run as CUDA graphs: %s", reason)
+            return
         self._graphs = graphs
 
     @torch.inference_mode()
@@ -230,7 +237,7 @@ class ModelRunner:
                 positions, state.position_offset = answer
                 state.prompt_positions = _checked_positions(positions, len(sequence.prompt_token_ids))
         except Exception as error:
-            result.failed[sequence.request_id] = _failure("get_rope_positions", error)
+            result.failed[sequence.request_id] = failure_of("get_rope_positions", error, RequestFailedError)
 
     def _touched(self, chunk: SequenceChunk) -> list[MultiModalFeature]:
         """The items of which a chunk needs embeddings."""
@@ -284,7 +291,7 @@ class ModelRunner:
                 mask[row + first - chunk.start : row + last - chunk.start] = embeds
                 rows.append(output[place.embeds_before(first) : place.embeds_before(last)])
             row += chunk.num_tokens
-        is_multimodal = torch.from_numpy(mask).to(self._device)
+        is_multimodal = upload(mask, self._device)
         # placeholder ids may lie outside the embedding table: their rows are overwritten anyway
         text_ids = input_ids.masked_fill(is_multimodal, 0)
         merged = self._hooks.merge_multimodal_embeddings(
@@ -336,13 +343,13 @@ class ModelRunner:
                 continue
             first = int(last) - chunk.num_tokens + 1
             rows = hidden[first : first + len(targets)]
-            ids = torch.tensor(targets, device=self._device)
+            ids = upload(np.array(targets, dtype=np.int64), self._device)
             result.prompt_logprobs[chunk.request_id] = [
                 position  # few rows at a time: logits are as wide as the vocabulary
                 for some_rows, some_ids in zip(
                     torch.split(rows, _LOGIT_ROWS), torch.split(ids, _LOGIT_ROWS), strict=True
                 )
-                for position in gather_logprobs(self._logits(some_rows), some_ids, num_top)
+                for position in PendingLogprobs(self._logits(some_rows), some_ids, num_top).wait()
             ]
 
 
@@ -359,13 +366,3 @@ def _checked_positions(positions: Tensor, prompt_len: int) -> np.ndarray[Any, np
             f"get_rope_positions must give [{prompt_len}] or [3, {prompt_len}] positions, got {tuple(positions.shape)}"
         )
     return positions.to("cpu", torch.int64).numpy()
-
-
-def _failure(stage: str, error: Exception) -> CorellmError:
-    """A request's failure in one of its own stages: typed errors as they are, others with their cause."""
-    if isinstance(error, CorellmError):
-        return error
-    logger.error("%s failed", stage, exc_info=error)
-    failure = RequestFailedError(f"{stage} failed with {type(error).__name__}: {error} ({raised_at(error)})")
-    failure.__cause__ = error
-    return failure

@@ -1,4 +1,4 @@
-"""Chooses the next token of every sequence of a batch, and reports log-probabilities.
+"""Chooses the next token of every sequence of a batch.
 
 Knows how to choose: the best token, or one drawn from its weights. How parameters change the logits is in
 `logit_edits.py` and `token_weights.py`, what a sequence brings along in `sampling_state.py`. A row that cannot be
@@ -17,9 +17,10 @@ import torch
 from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
 from corellm.worker.batch import TokenLogprobs
 from corellm.worker.logit_edits import LogitEdits, collect_edits, edit_logits
+from corellm.worker.logprobs import PendingLogprobs
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.token_weights import token_weights
-from corellm.worker.upload import upload
+from corellm.worker.transfers import Download, upload
 
 FAILED = -1
 """In place of the token of a row that failed."""
@@ -50,25 +51,25 @@ class PendingTokens:
         self, logits: torch.Tensor, states: Sequence[SamplingState], peaks: torch.Tensor, token_ids: torch.Tensor
     ) -> None:
         self.token_ids = token_ids
-        self._logits, self._states, self._peaks = logits, states, peaks
-        self._host, self._arrived = token_ids, None
-        if token_ids.is_cuda:
-            self._host = torch.empty_like(token_ids, device="cpu", pin_memory=True)
-            self._host.copy_(token_ids, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+        self._states, self._peaks = states, peaks
+        self._logprobs = _start_logprobs(logits, states, token_ids)
+        self._host = Download(token_ids)
 
     def wait(self) -> SamplerOutput:
         """What was chosen; the one wait for the device."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        token_ids: list[int] = self._host.tolist()
+        token_ids: list[int] = self._host.wait()
         failed = {
             row: _failure(self._states[row], self._peaks[row].item())
             for row, token in enumerate(token_ids)
             if token == FAILED
         }
-        return SamplerOutput(token_ids, _logprobs(self._logits, self._states, token_ids), failed)
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        if self._logprobs is not None:
+            rows, pending = self._logprobs
+            for row, found in zip(rows, pending.wait(), strict=True):
+                if token_ids[row] != FAILED:
+                    logprobs[row] = _first(found, self._states[row].params.logprobs)
+        return SamplerOutput(token_ids, logprobs, failed)
 
 
 class Sample(Protocol):
@@ -131,7 +132,7 @@ class Sampler:
         """As a call, without waiting for the device.
 
         Args:
-            logits: may be overwritten before `wait` only if no row asks for log-probabilities.
+            logits: as of a call; they may be overwritten before `wait`.
             states: at least one.
             ahead: how many tokens before the one to be chosen are not in `output_token_ids` yet; of sequences whose
                 next token depends on them by its position alone.
@@ -247,49 +248,19 @@ def _failure(state: SamplingState, peak: float) -> CorellmError:
     )
 
 
-def _logprobs(
-    logits: torch.Tensor, states: Sequence[SamplingState], token_ids: Sequence[int]
-) -> list[TokenLogprobs | None]:
-    result: list[TokenLogprobs | None] = [None] * len(states)
-    wanted = [
-        (row, state.params.logprobs)
-        for row, state in enumerate(states)
-        if state.params.logprobs is not None and token_ids[row] != FAILED
-    ]
-    if wanted:
-        rows = [row for row, _ in wanted]
-        found = gather_logprobs(logits[rows], [token_ids[row] for row in rows], max(top for _, top in wanted))
-        for (row, top), entry in zip(wanted, found, strict=True):
-            result[row] = TokenLogprobs(entry.token_ids[: top + 1], entry.logprobs[: top + 1], entry.ranks[: top + 1])
-    return result
+def _start_logprobs(
+    logits: torch.Tensor, states: Sequence[SamplingState], token_ids: torch.Tensor
+) -> tuple[list[int], PendingLogprobs] | None:
+    """Those of the rows that want some, with as many of the most likely as any of them wants."""
+    wanted = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
+    if not wanted:
+        return None
+    rows = [row for row, _ in wanted]
+    index = upload(np.array(rows, dtype=np.int64), logits.device)
+    return rows, PendingLogprobs(logits[index], token_ids[index], max(num_top for _, num_top in wanted))
 
 
-def gather_logprobs(logits: torch.Tensor, token_ids: Sequence[int] | torch.Tensor, num_top: int) -> list[TokenLogprobs]:
-    """Log-probabilities under the model itself: log-softmax of the raw logits, before any sampling parameter.
-
-    Args:
-        logits: `[n, vocab]`, any float dtype, as the model gave them.
-        token_ids: `[n]`, the token at each position. A prompt's placeholder id beyond the logits' width has
-            log-probability minus infinity and the rank after everything else.
-        num_top: how many of the most likely tokens to report; 0 for none.
-
-    Returns:
-        Per row the token itself, then the `num_top` most likely in descending order (the token may be among them).
-        Equal logits share a rank: one more than the number of tokens that are more likely.
-    """
-    values = logits.float()
-    vocab_size = values.shape[1]
-    tokens = torch.as_tensor(token_ids, dtype=torch.int64, device=values.device)[:, None]
-    beyond = tokens >= vocab_size
-    own = values.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill(beyond, -torch.inf)
-    own_rank = ((values > own).sum(dim=-1, keepdim=True) + 1).masked_fill(beyond, vocab_size + 1)
-    top, top_ids = values.topk(min(num_top, vocab_size), dim=-1)
-    place = torch.arange(1, top.shape[1] + 1, device=values.device).expand(top.shape)
-    lower_than_left = torch.cat([torch.ones_like(top[:, :1], dtype=torch.bool), top[:, 1:] < top[:, :-1]], dim=1)
-    top_rank = place.where(lower_than_left, 0).cummax(dim=-1).values if top.shape[1] else place
-
-    total = values.logsumexp(dim=-1, keepdim=True)
-    ids = torch.cat([tokens, top_ids], dim=1).tolist()
-    logprobs = (torch.cat([own, top], dim=1) - total).tolist()
-    ranks = torch.cat([own_rank, top_rank], dim=1).tolist()
-    return [TokenLogprobs(*row) for row in zip(ids, logprobs, ranks, strict=True)]
+def _first(found: TokenLogprobs, num_top: int | None) -> TokenLogprobs:
+    """The token itself and no more than `num_top` others."""
+    end = (num_top or 0) + 1
+    return TokenLogprobs(found.token_ids[:end], found.logprobs[:end], found.ranks[:end])

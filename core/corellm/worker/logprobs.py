@@ -1,0 +1,48 @@
+"""Log-probabilities under the model itself: log-softmax of the raw logits, before any sampling parameter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from corellm.worker.batch import TokenLogprobs
+from corellm.worker.transfers import Download
+
+
+class PendingLogprobs:
+    """Log-probabilities that are computed on the device; the logits may go.
+
+    Args:
+        logits: `[n, vocab]`, any float dtype, as the model gave them.
+        token_ids: `[n]` int64 on their device, the token at each position. A prompt's placeholder id beyond the logits'
+            width has log-probability minus infinity and the rank after everything else.
+        num_top: how many of the most likely tokens to report; 0 for none.
+    """
+
+    def __init__(self, logits: Tensor, token_ids: Tensor, num_top: int) -> None:
+        values = logits.float()
+        vocab_size = values.shape[1]
+        tokens = token_ids[:, None]
+        beyond = tokens >= vocab_size
+        own = values.gather(1, tokens.clamp(0, vocab_size - 1)).masked_fill(beyond, -torch.inf)
+        own_rank = ((values > own).sum(dim=-1, keepdim=True) + 1).masked_fill(beyond, vocab_size + 1)
+        top, top_ids = values.topk(min(num_top, vocab_size), dim=-1)
+        place = torch.arange(1, top.shape[1] + 1, device=values.device).expand(top.shape)
+        lower_than_left = torch.cat([torch.ones_like(top[:, :1], dtype=torch.bool), top[:, 1:] < top[:, :-1]], dim=1)
+        top_rank = place.where(lower_than_left, 0).cummax(dim=-1).values if top.shape[1] else place
+
+        total = values.logsumexp(dim=-1, keepdim=True)
+        ids = torch.cat([tokens, top_ids], dim=1)
+        logprobs = torch.cat([own, top], dim=1) - total
+        ranks = torch.cat([own_rank, top_rank], dim=1)
+        self._numbers = Download(torch.stack([ids.double(), logprobs.double(), ranks.double()], dim=1))
+
+    def wait(self) -> list[TokenLogprobs]:
+        """Per row the token itself, then the `num_top` most likely in descending order (it may be among them).
+
+        Equal logits share a rank: one more than the number of tokens that are more likely.
+        """
+        return [
+            TokenLogprobs([int(token) for token in ids], logprobs, [int(rank) for rank in ranks])
+            for ids, logprobs, ranks in self._numbers.wait()
+        ]
