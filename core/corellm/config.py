@@ -93,7 +93,8 @@ class CacheConfig:
     kv_cache_memory: int | None = None
     """Bytes for KV blocks; None for what `gpu_memory_utilization` leaves, on the CPU for a share of what is free."""
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory to use, for weights, the busiest step and KV blocks together."""
+    """Share of a GPU's memory that may be taken: by others before, then by weights, the busiest step and KV blocks.
+    CUDA graphs need some of the rest."""
     kv_cache_dtype: str = "auto"
     """Type of keys and values in the cache: `auto` for the model's; int8 or fp8 take half the memory of half precision,
     with a factor for every token and head. GPUs only."""

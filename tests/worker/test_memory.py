@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A GPU of 80 GiB, of which others have 2; change `free` and `peak` as a test goes on."""
-    state = {"free": 78 * GIB, "peak": 0}
+    """A GPU of 80 GiB, of which others have 2; change the numbers as a test goes on."""
+    state = {"free": 78 * GIB, "peak": 0, "reserved": 0, "allocated": 0}
     fakes: dict[str, Any] = {
         "mem_get_info": lambda device: (state["free"], 80 * GIB),
-        "memory_reserved": lambda device: 5 * GIB,
-        "memory_allocated": lambda device: 4 * GIB,
+        "memory_reserved": lambda device: state["reserved"],
+        "memory_allocated": lambda device: state["allocated"],
         "max_memory_allocated": lambda device: state["peak"],
         "reset_peak_memory_stats": lambda device: None,
         "synchronize": lambda device: None,
@@ -48,6 +49,23 @@ def test_blocks_get_what_the_busiest_step_leaves(gpu: dict[str, int]) -> None:
     assert choose_num_blocks(CacheConfig(kv_cache_memory=3 * GIB), GIB, 10**9, memory) == 3 + 1
 
 
+def test_what_fits_nowhere_is_not_for_blocks(gpu: dict[str, int]) -> None:
+    """Holes that the allocator cannot give back."""
+    memory = DeviceMemory(GPU, 0.9)
+    gpu.update(peak=20 * GIB, allocated=14 * GIB, reserved=17 * GIB)
+    memory.rehearse(lambda: None)
+    assert memory.left_for_blocks() == int(0.9 * 80 * GIB) - 2 * GIB - 23 * GIB
+
+
+def test_another_model_of_this_process_is_one_of_the_others(gpu: dict[str, int]) -> None:
+    """Its tensors are not counted twice, and what it has given back to the allocator is free."""
+    gpu.update(free=43 * GIB, allocated=30 * GIB, reserved=35 * GIB)
+    memory = DeviceMemory(GPU, 0.9)
+    gpu["peak"] = 40 * GIB
+    memory.rehearse(lambda: gpu.update(reserved=30 * GIB))
+    assert memory.left_for_blocks() == int(0.9 * 80 * GIB) - 32 * GIB - 10 * GIB
+
+
 def test_no_memory_for_blocks_is_told(gpu: dict[str, int]) -> None:
     memory = DeviceMemory(GPU, 0.5)
     gpu["peak"] = 39 * GIB
@@ -60,7 +78,7 @@ def test_no_memory_for_blocks_is_told(gpu: dict[str, int]) -> None:
 
 def test_running_out_is_told_with_what_needed_it(gpu: dict[str, int]) -> None:
     memory = DeviceMemory(GPU, 0.9)
-    gpu["free"] = GIB
+    gpu.update(free=GIB, reserved=2 * GIB, allocated=GIB)
     with (
         pytest.raises(ConfigError, match=r"out of memory on cuda:0 \(2.0 GiB free\) for the weights: take less"),
         memory.explaining("the weights", "take less"),
@@ -106,3 +124,16 @@ def test_the_busiest_step_runs(family: str, tmp_path: Path) -> None:
         runner, profile = llm.engine.runner, llm.engine.input_processor.mm_processor.profile
         runner.rehearse(700, 8, 512, profile.features)
         assert not runner._states
+
+
+def test_a_closed_model_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that holds itself, as those with graphs do."""
+    llm = LLM("demo")
+    runner, emptied = llm.engine.runner, []
+    runner.itself, model = runner, weakref.ref(runner.model)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    del runner
+    llm.close()
+    assert model() is None
+    assert emptied

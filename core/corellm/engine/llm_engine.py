@@ -209,5 +209,8 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Free the model and the caches. The engine cannot be used after."""
+        from corellm.worker.memory import release_memory
+
         self.executor.shutdown(wait=False, cancel_futures=True)
-        self.runner = None
+        self.runner = self._ahead = None
+        release_memory()

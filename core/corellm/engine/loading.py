@@ -6,7 +6,7 @@ Memory is asked for in the order in which it is known: weights, the busiest step
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_bu
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.multimodal.inputs import MultiModalFeature
-from corellm.multimodal.processor import MultiModalProcessor
+from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
 from corellm.plugins import load_extensions
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
+from corellm.worker.devices import on_device
 from corellm.worker.graphs import CudaGraph
 from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype, probe_decoder
 from corellm.worker.memory import DeviceMemory
@@ -82,9 +82,11 @@ def load(config: EngineConfig, *, check_encoders: bool = True) -> LoadedModel:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     with _at_load(config.model.model):
-        model = _load(config)
-        if check_encoders:
-            model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
+        opened = open_model(config)
+        with on_device(opened.context.device):
+            model = _load(config, opened)
+            if check_encoders:
+                model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
         return model
 
 
@@ -102,8 +104,7 @@ def _at_load(model: str) -> Iterator[None]:
         ) from error
 
 
-def _load(config: EngineConfig) -> LoadedModel:
-    opened = open_model(config)
+def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
     context, hooks = opened.context, opened.hooks
     backend, kv_dtype = _choose_attention(config, context)
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
@@ -134,7 +135,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
     if backend.recordable and context.device.type == "cuda" and not config.model.enforce_eager:
         with memory.explaining("CUDA graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
-            _record_graphs(config, context, runner, sizes, mm_processor.profile.features)
+            _record_graphs(config, runner, sizes, mm_processor.profile)
     return LoadedModel(
         context=context,
         input_processor=InputProcessor(
@@ -258,21 +259,16 @@ def _make_runner(
     )
 
 
-def _record_graphs(
-    config: EngineConfig,
-    context: ModelContext,
-    runner: ModelRunner,
-    sizes: Sizes,
-    features: Sequence[MultiModalFeature],
-) -> None:
+def _record_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, profile: DummyProfile) -> None:
     """Record decode steps of all sizes, and encoders of items that all have one."""
-    rotary = getattr(context.hf_config.get_text_config(), "rope_parameters", None) or {}
     pool = torch.cuda.graph_pool_handle()
-    runner.encoders.record_graphs(features, lambda: CudaGraph(pool))
+    runner.encoders.record_graphs(profile.features, lambda: CudaGraph(pool))
     runner.record_graphs(
         graph_sizes(sizes.max_num_seqs),
         max_blocks=-(-sizes.max_model_len // config.cache.block_size),
-        position_rows=3 if "mrope_section" in rotary else 1,
+        position_rows=max(
+            (runner.position_rows(*known) for known in zip(profile.prompts, profile.features, strict=True)), default=1
+        ),
         make_graph=lambda: CudaGraph(pool),
     )
 

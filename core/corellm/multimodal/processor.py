@@ -54,6 +54,8 @@ class DummyProfile:
     """Tokens that take embeddings, and their modality: a prompt must not hold any outside a placeholder."""
     features: Sequence[MultiModalFeature]
     """The dummy items themselves, one per modality."""
+    prompts: Sequence[Sequence[int]]
+    """The token ids that each is in, its placeholder expanded."""
 
 
 class MultiModalProcessor:
@@ -309,6 +311,7 @@ class MultiModalProcessor:
         max_embeds: dict[str, int] = {}
         token_modality: dict[int, str] = {}
         features: list[MultiModalFeature] = []
+        prompts: list[Sequence[int]] = []
         parser = self._parser_with(_NO_LIMITS)  # the operator's are for what users send
         readable = parser.modality_parsers()
         for modality in self.limits:  # also those the operator allows none of: their placeholders must be known
@@ -326,6 +329,7 @@ class MultiModalProcessor:
             mask = place.is_embed or (True,) * place.length
             if self.limits[modality] != 0:
                 features.append(feature)
+                prompts.append(tokens)
                 max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
             span = tokens[place.offset : place.end]
             token_modality.update({token: modality for token, embeds in zip(span, mask, strict=True) if embeds})
@@ -341,7 +345,7 @@ class MultiModalProcessor:
             if modality in max_tokens:
                 max_embeds[modality] = max(max_embeds[modality], tokens_stated)
                 max_tokens[modality] = max(max_tokens[modality], tokens_stated)
-        return DummyProfile(max_tokens, max_embeds, token_modality, features)
+        return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts)
 
 
 @contextmanager

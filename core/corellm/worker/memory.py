@@ -5,6 +5,7 @@ Knows bytes; knows neither models nor blocks.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -28,16 +29,20 @@ class DeviceMemory:
         self._device, self._utilization = device, utilization
         self._peak = 0
         if device.type == "cuda":
-            free, self._total = torch.cuda.mem_get_info(device)
-            self._others = self._total - free
-            """Taken before us: by other processes, and by CUDA itself."""
+            self._total = torch.cuda.mem_get_info(device)[1]
+            self._others = self._total - self.free()
+            """Taken before us: by other processes, by CUDA itself, and by other models of this process."""
+            self._before = torch.cuda.memory_allocated(device)
 
     def free(self) -> int:
         """Bytes that can be had now."""
         if self._device.type == "cuda":
-            unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-            return int(torch.cuda.mem_get_info(self._device)[0]) + unused
+            return int(torch.cuda.mem_get_info(self._device)[0]) + self._unused()
         return _free_host_memory()
+
+    def _unused(self) -> int:
+        """Bytes that this process holds and no tensor has."""
+        return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
     def rehearse(self, step: Callable[[], None]) -> None:
         """Run the busiest step there can be, for `left_for_blocks` to know what it takes."""
@@ -46,8 +51,9 @@ class DeviceMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
         step()
         torch.cuda.synchronize(self._device)
-        self._peak = torch.cuda.max_memory_allocated(self._device)
+        self._peak = torch.cuda.max_memory_allocated(self._device) - self._before
         torch.cuda.empty_cache()
+        self._peak += self._unused()  # holes between weights, which nothing large will fit
 
     def left_for_blocks(self) -> int:
         """Bytes for KV blocks, beside the weights and the step that was rehearsed."""
@@ -77,6 +83,13 @@ class DeviceMemory:
             raise ConfigError(
                 f"out of memory on {self._device} ({self.free() / 2**30:.1f} GiB free) for {what}: {way_out}"
             ) from error
+
+
+def release_memory() -> None:
+    """Give back what nobody holds any more; models with graphs hold themselves until they are collected."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _free_host_memory() -> int:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
@@ -21,6 +23,7 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.decode_graphs import DecodeGraphs
+from corellm.worker.devices import on_device
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.failures import failure_of
 from corellm.worker.graphs import Graph, NotRecordable
@@ -39,6 +42,29 @@ Embeddings: TypeAlias = Mapping[str, list[tuple[MultiModalFeature, Tensor]]]
 
 _LOGIT_ROWS = 128
 """Prompt positions whose logits are held at once."""
+_REHEARSED = [
+    SamplingParams(**choice, **edits)  # type: ignore[arg-type]
+    for choice in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9})
+    for edits in ({}, {"repetition_penalty": 1.1, "logit_bias": {0: 1.0}, "allowed_token_ids": [0], "logprobs": 1})
+]
+"""Every way to choose tokens: their kernels are compiled before anybody waits for them."""
+
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+
+def _for_inference(
+    method: Callable[Concatenate[ModelRunner, _Arguments], _Answer],
+) -> Callable[Concatenate[ModelRunner, _Arguments], _Answer]:
+    """Runs a method of the runner on its device, without gradients."""
+
+    @wraps(method)
+    def run(runner: ModelRunner, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
+        with on_device(runner.device), torch.inference_mode():
+            return method(runner, *args, **kwargs)
+
+    return run
 
 
 class ModelRunner:
@@ -76,7 +102,7 @@ class ModelRunner:
     ) -> None:
         self._hooks, self.model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
-        self._block_size, self._vocab_size, self._device, self._seed = block_size, vocab_size, device, seed
+        self._block_size, self._vocab_size, self.device, self._seed = block_size, vocab_size, device, seed
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
         self._sampler = Sampler(sample)
         self._states: dict[str, SequenceState] = {}
@@ -89,7 +115,7 @@ class ModelRunner:
         """
         return self.launch(batch).wait()
 
-    @torch.inference_mode()
+    @_for_inference
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Run one step, without waiting for the device where that is not needed; as `execute` otherwise."""
         self._kv_cache.swap_out(batch.swap_out)
@@ -109,7 +135,7 @@ class ModelRunner:
             self._compute(chunks, embeddings, pending)
         return pending
 
-    @torch.inference_mode()
+    @_for_inference
     def launch_ahead(self, batch: ScheduledBatch, before: PendingStep) -> PendingStep:
         """Run a step of single tokens that `before`, a recorded step and the last one launched, is about to sample."""
         assert self._graphs is not None
@@ -119,7 +145,7 @@ class ModelRunner:
         if len(batch.chunks) < len(before.chunks):
             rows = {chunk.request_id: row for row, chunk in enumerate(before.chunks)}
             kept = np.array([rows[chunk.request_id] for chunk in batch.chunks])
-            token_ids = token_ids[upload(kept, self._device)]
+            token_ids = token_ids[upload(kept, self.device)]
         arrays = lay_out(batch.chunks, states, self._block_size)
         logits = self._graphs.run(arrays, token_ids.clamp(min=0))  # of a row that failed nobody wants the next token
         pending = PendingStep(StepResult(), self._states)
@@ -156,16 +182,17 @@ class ModelRunner:
         if self._graphs is not None and self._graphs.fits(arrays) and _is_plain_decode(chunks, states, embeddings):
             logits, ending, is_recorded = self._graphs.run(arrays), list(range(len(chunks))), True
         else:
-            hidden = self._forward(arrays.to(self._device), chunks, embeddings)
+            hidden = self._forward(arrays.to(self.device), chunks, embeddings)
             ends = np.cumsum(arrays.query_lens) - 1
             self._prompt_logprobs(chunks, states, hidden, ends, pending.result)
             ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
             if not ending:
                 return
-            logits, is_recorded = self._logits(hidden[upload(ends[ending], self._device)]), False
+            logits, is_recorded = self._logits(hidden[upload(ends[ending], self.device)]), False
         pending.tokens = self._sampler.start(logits, [states[i].sampling for i in ending])
         pending.chunks, pending.is_recorded = [chunks[i] for i in ending], is_recorded
 
+    @_for_inference
     def record_graphs(
         self, sizes: Sequence[int], *, max_blocks: int, position_rows: int, make_graph: Callable[[], Graph]
     ) -> None:
@@ -175,7 +202,7 @@ class ModelRunner:
             sizes,
             max_blocks=max_blocks,
             position_rows=position_rows,
-            device=self._device,
+            device=self.device,
             make_graph=make_graph,
         )
         try:
@@ -185,9 +212,10 @@ class ModelRunner:
             return
         self._graphs = graphs
 
-    @torch.inference_mode()
+    @_for_inference
     def rehearse(self, num_tokens: int, num_seqs: int, max_len: int, features: Sequence[MultiModalFeature]) -> None:
-        """The busiest step there can be, on nobody's tokens in the null block: for the memory that it takes.
+        """The busiest step there can be, on nobody's tokens in the null block: for the memory that it takes, and for
+        kernels to be compiled.
 
         Args:
             num_tokens: of the step.
@@ -203,16 +231,21 @@ class ModelRunner:
             SequenceChunk("", 0, length, [0] * length, [0] * -(-length // self._block_size), samples=False)
             for length in lens
         ]
-        sequence = NewSequence("", [0], [], SamplingParams(temperature=1.0, top_p=0.9), [])
-        sampling = SamplingState(sequence, self._vocab_size, self._device, self._seed)
-        states = [SequenceState(sequence, sampling) for _ in chunks]
-        hidden = self._forward(lay_out(chunks, states, self._block_size).to(self._device), chunks, {})
-        self._sampler(self._logits(hidden[:num_seqs]), [sampling] * min(num_seqs, len(hidden)))
+        sampled = [
+            SamplingState(NewSequence("", [0], [], params, []), self._vocab_size, self.device, self._seed)
+            for params in _REHEARSED
+        ]
+        states = [SequenceState(NewSequence("", [0], [], _REHEARSED[0], []), sampled[0]) for _ in chunks]
+        hidden = self._forward(lay_out(chunks, states, self._block_size).to(self.device), chunks, {})
+        logits = self._logits(hidden[:num_seqs])
+        for sampling in sampled:
+            self._sampler(logits, [sampling] * len(logits))
 
+    @_for_inference
     def is_healthy(self) -> bool:
         """Whether a step still works at all: one token of nobody's, in the null block."""
         sequence = NewSequence("", [0], [], SamplingParams(temperature=0), [])
-        state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self._device, self._seed))
+        state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self.device, self._seed))
         try:
             pending = PendingStep(StepResult(), {})
             self._run([SequenceChunk("", 0, 1, [0], [0], samples=True)], [state], {}, pending)
@@ -225,19 +258,36 @@ class ModelRunner:
     # --- sequences --------------------------------------------------------------------------------------------------
 
     def _admit(self, sequence: NewSequence, result: StepResult) -> None:
-        state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self._device, self._seed))
+        state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self.device, self._seed))
         self._states[sequence.request_id] = state
         if not sequence.features:
             return
         try:
-            answer = self._hooks.get_rope_positions(
-                model=self.model, token_ids=sequence.prompt_token_ids, mm_features=sequence.features
-            )
+            answer = self._rope_positions(sequence.prompt_token_ids, sequence.features)
             if answer is not None:
-                positions, state.position_offset = answer
-                state.prompt_positions = _checked_positions(positions, len(sequence.prompt_token_ids))
+                state.prompt_positions, state.position_offset = answer
         except Exception as error:
             result.failed[sequence.request_id] = failure_of("get_rope_positions", error, RequestFailedError)
+
+    def _rope_positions(
+        self, token_ids: Sequence[int], features: Sequence[MultiModalFeature]
+    ) -> tuple[NDArray[np.int64], int] | None:
+        """Positions of a prompt, `[prompt_len]` or `[3, prompt_len]`, and the offset after it; None for 0, 1, 2, ..."""
+        answer = self._hooks.get_rope_positions(model=self.model, token_ids=token_ids, mm_features=features)
+        if answer is None:
+            return None
+        positions, offset = answer
+        if positions.shape not in ((len(token_ids),), (3, len(token_ids))):
+            raise ContractError(
+                f"get_rope_positions must give [{len(token_ids)}] or [3, {len(token_ids)}] positions, got "
+                f"{tuple(positions.shape)}"
+            )
+        return positions.to("cpu", torch.int64).numpy(), offset
+
+    def position_rows(self, token_ids: Sequence[int], feature: MultiModalFeature) -> int:
+        """How many positions each token of a prompt with an item has: 3 for M-RoPE, else 1."""
+        answer = self._rope_positions(token_ids, [feature])
+        return 3 if answer is not None and answer[0].ndim == 2 else 1
 
     def _touched(self, chunk: SequenceChunk) -> list[MultiModalFeature]:
         """The items of which a chunk needs embeddings."""
@@ -291,7 +341,7 @@ class ModelRunner:
                 mask[row + first - chunk.start : row + last - chunk.start] = embeds
                 rows.append(output[place.embeds_before(first) : place.embeds_before(last)])
             row += chunk.num_tokens
-        is_multimodal = upload(mask, self._device)
+        is_multimodal = upload(mask, self.device)
         # placeholder ids may lie outside the embedding table: their rows are overwritten anyway
         text_ids = input_ids.masked_fill(is_multimodal, 0)
         merged = self._hooks.merge_multimodal_embeddings(
@@ -331,7 +381,7 @@ class ModelRunner:
         chunks: Sequence[SequenceChunk],
         states: Sequence[SequenceState],
         hidden: Tensor,
-        ends: np.ndarray[Any, np.dtype[np.int64]],
+        ends: NDArray[np.int64],
         result: StepResult,
     ) -> None:
         """Log-probabilities of prompt tokens, for requests that asked and are still in their prompt."""
@@ -343,7 +393,7 @@ class ModelRunner:
                 continue
             first = int(last) - chunk.num_tokens + 1
             rows = hidden[first : first + len(targets)]
-            ids = upload(np.array(targets, dtype=np.int64), self._device)
+            ids = upload(np.array(targets, dtype=np.int64), self.device)
             result.prompt_logprobs[chunk.request_id] = [
                 position  # few rows at a time: logits are as wide as the vocabulary
                 for some_rows, some_ids in zip(
@@ -358,11 +408,3 @@ def _is_plain_decode(chunks: Sequence[SequenceChunk], states: Sequence[SequenceS
     if embeddings or not all(chunk.samples for chunk in chunks):
         return False
     return all(state.sequence.sampling_params.prompt_logprobs is None for state in states)
-
-
-def _checked_positions(positions: Tensor, prompt_len: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if positions.shape not in ((prompt_len,), (3, prompt_len)):
-        raise ContractError(
-            f"get_rope_positions must give [{prompt_len}] or [3, {prompt_len}] positions, got {tuple(positions.shape)}"
-        )
-    return positions.to("cpu", torch.int64).numpy()

@@ -90,10 +90,11 @@ class Sample(Protocol):
         Args:
             logits: as the model gave them.
             temperature: `[num_rows]` float64, 0 for the best token; None where all rows want theirs.
-            top_k: `[num_rows]` int32, 0 for all. This and what follows is None where no row asks.
-            top_p, min_p: `[num_rows]` float64.
-            uniforms: `[num_rows]` float64 in [0, 1).
-            edits: to be applied first.
+            top_k: `[num_rows]` int32, 0 for all.
+            top_p: `[num_rows]` float64; this and `top_k` are None where no row asks for either.
+            min_p: `[num_rows]` float64, 0 for all.
+            uniforms: `[num_rows]` float64 in [0, 1); these two are None where `temperature` is.
+            edits: to be applied first; None for nothing.
 
         Returns:
             Tokens `[num_rows]` int64, `FAILED` for a row that is not finite or has none; and the largest of each row's
@@ -166,15 +167,9 @@ def _sampled(
     ]
     wanted = np.array(rows, dtype=np.float64).T
     temperature, top_k, top_p, min_p, uniforms = upload(np.ascontiguousarray(wanted), logits.device)
-    return sample(
-        logits,
-        temperature,
-        top_k.int() if wanted[1].any() else None,
-        top_p if (wanted[2] < 1).any() else None,
-        min_p if wanted[3].any() else None,
-        uniforms,
-        edits,
-    )
+    if not wanted[1].any() and (wanted[2] == 1).all():
+        return sample(logits, temperature, None, None, min_p, uniforms, edits)
+    return sample(logits, temperature, top_k.int(), top_p, min_p, uniforms, edits)
 
 
 def _choose(
