@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from corellm.worker.graphs import NotRecordable, no_waiting
+
 Call = Callable[[], object]
 
 _LEAST_PASS = 2.0
@@ -63,10 +65,11 @@ def timed(calls: Sequence[Call], device: torch.device, *, warm_up: int = 2) -> T
         turns = max(1, 512 // len(calls))
     repeats = int(min(50, max(5, _MEASURED / (turns * once))))
     try:
-        replay = _recorded([*calls] * turns)
-    except Exception:  # something in it waits for the host: then it is timed with the host's part
-        torch.cuda.synchronize(device)
+        with no_waiting():
+            calls[0]()
+    except NotRecordable:  # then it is timed with the host's part
         return Timing(statistics.median(_pass(calls) for _ in range(repeats)) / len(calls), recorded=False)
+    replay = _recorded([*calls] * turns)
     replay()
     passes = max(1, round(_LEAST_PASS / max(_events(replay), 1e-3)))  # without the host they may be much shorter
     per_pass = statistics.median(_pass([replay] * passes) for _ in range(repeats)) / passes

@@ -270,15 +270,19 @@ def test_what_cannot_be_recorded_is_timed_with_the_host_and_marked(
 
     @contextmanager
     def recording(graph: Graph) -> Any:
-        if not recordable:
-            raise RuntimeError("operation not permitted when stream is capturing")
         before = clock[0]
         yield
         calls_in_graph[0] = round((clock[0] - before) / 5.0)
 
+    mode: list[Any] = [0]
+
     def call() -> None:
+        if mode[0] == "error" and not recordable:
+            raise RuntimeError("called a synchronizing CUDA operation")
         clock[0] += 5.0
 
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda wanted: mode.__setitem__(0, wanted))
     for name, fake in (("Event", Event), ("CUDAGraph", Graph), ("graph", recording), ("synchronize", lambda *_: None)):
         monkeypatch.setattr(torch.cuda, name, fake)
     found = timing.timed([call, call], torch.device("cuda"))

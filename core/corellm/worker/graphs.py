@@ -54,7 +54,7 @@ class CudaGraph:
         """
         with as_if_capturing():
             step()
-            with _no_waiting():
+            with no_waiting():
                 step()
         torch.cuda.synchronize()
         try:
@@ -85,7 +85,7 @@ def as_if_capturing() -> Iterator[None]:
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
+def no_waiting() -> Iterator[None]:
     """Whoever waits for the device meanwhile is not recordable."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
