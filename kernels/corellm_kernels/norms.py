@@ -27,6 +27,7 @@ def _rms_norm_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    factors = tl.load(weight + columns, mask=inside, other=0.0)  # asked for before the sum: nothing waits for it after
     kind = values.dtype
     if HAS_RESIDUAL:
         place = residual + row * residual_stride + columns
@@ -34,7 +35,6 @@ def _rms_norm_kernel(
         tl.store(place, values, mask=inside)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    factors = tl.load(weight + columns, mask=inside, other=0.0)
     tl.store(out + row * out_stride + columns, (wide * scale).to(kind) * factors, mask=inside)
 
 
@@ -47,6 +47,9 @@ def _layer_norm_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    factors = tl.load(weight + columns, mask=inside, other=0.0)
+    if HAS_BIAS:
+        shifts = tl.load(bias + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         place = residual + row * residual_stride + columns
         values = (values.to(tl.float32) + tl.load(place, mask=inside, other=0.0).to(tl.float32)).to(values.dtype)
@@ -55,9 +58,9 @@ def _layer_norm_kernel(
     mean = tl.sum(wide, axis=0) / width
     centred = tl.where(inside, wide - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
-    result = centred * scale * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    result = centred * scale * factors.to(tl.float32)
     if HAS_BIAS:
-        result += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+        result += shifts.to(tl.float32)
     tl.store(out + row * out_stride + columns, result, mask=inside)
 
 

@@ -21,31 +21,30 @@ import triton.language as tl
 from torch import Tensor
 
 from corellm_kernels.launch import next_power_of_2, num_multiprocessors
-from corellm_kernels.paged_tiles import LOG2_E, cache_arguments, fold_tile, gather_context, product_precision
+from corellm_kernels.paged_tiles import LOG2_E, cache_strides, fold_tile, gather_context, product_precision
 
 MAX_SPLITS = 64
 _MIN_ROWS = 16
 """Rows of the smallest tile that tensor cores multiply."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "seq_lens"])
 def _paged_decode_kernel(
     query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, parts, part_lse, out,
-    query_stride, query_head_stride, table_stride, out_stride, out_head_stride,
-    key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
-    scale_block_stride, scale_slot_stride, scale, num_heads,
+    query_stride, query_head_stride, table_stride, out_stride, out_head_stride, scale, num_heads,
+    KEY_STRIDES: tl.constexpr, VALUE_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, WINDOW: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
+    IS_SPLIT: tl.constexpr, WINDOW: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence, kv_head, split, num_splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     seq_len = tl.load(seq_lens + sequence).to(tl.int32)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - WINDOW, 0)
     # whole tiles to each split; `first` lies somewhere in the first tile
     num_tiles = tl.cdiv(seq_len, TILE) - first // TILE
-    per_split = tl.cdiv(num_tiles, NUM_SPLITS)
+    per_split = tl.cdiv(num_tiles, num_splits)
     start = (first // TILE + split * per_split) * TILE
     stop = tl.minimum(start + per_split * TILE, seq_len)
 
@@ -65,23 +64,21 @@ def _paged_decode_kernel(
     table = block_tables + sequence.to(tl.int64) * table_stride
     for tile in tl.range(start, stop, TILE):
         positions = tile + tl.arange(0, TILE)
-        inside = positions < stop
-        seen = (inside & (positions >= first))[None, :]
+        seen = ((positions < stop) & (positions >= first))[None, :]
         peak, total, mixed = fold_tile(
-            q, table, positions, inside, seen, peak, total, mixed,
+            q, table, tile, stop, seen, peak, total, mixed,
             key_cache, value_cache, key_scale, value_scale, kv_head, scale,
-            key_block_stride, key_slot_stride, key_head_stride,
-            value_block_stride, value_slot_stride, value_head_stride, scale_block_stride, scale_slot_stride,
-            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, True, QUANTIZED, PRECISION,
+            KEY_STRIDES, VALUE_STRIDES, SCALE_STRIDES,
+            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, True, QUANTIZED, PRECISION,
         )  # fmt: skip
 
     result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     writes = in_group[:, None] & (value_channels < VALUE)[None, :]
-    if NUM_SPLITS == 1:
+    if not IS_SPLIT:
         place = out + sequence.to(tl.int64) * out_stride + heads[:, None] * out_head_stride + value_channels[None, :]
         tl.store(place, result, mask=writes)
     else:
-        part = (sequence.to(tl.int64) * num_heads + heads) * NUM_SPLITS + split
+        part = (sequence.to(tl.int64) * num_heads + heads) * num_splits + split
         tl.store(parts + part[:, None] * VALUE + value_channels[None, :], result, mask=writes)
         lse = tl.where(total > 0.0, peak + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
         tl.store(part_lse + part, lse, mask=in_group)
@@ -132,7 +129,7 @@ def paged_decode(
         block_tables: `[num_seqs, max_blocks]`, integers.
         seq_lens: `[num_seqs]`, integers: tokens in the cache; a sequence of none gets zeros.
         out: `[num_seqs, num_heads, value_size]`, written to.
-        scale: factor on the scores.
+        scale: factor on the scores, above 0.
         sliding_window: the query sees at most this many tokens, itself included; None for all.
         key_scale, value_scale: `[num_blocks, block_size, num_kv_heads]` float32, of a quantized cache.
     """
@@ -151,10 +148,10 @@ def paged_decode(
     _paged_decode_kernel[(num_seqs, num_kv_heads, splits)](
         query, key_cache, value_cache, scales, scales if value_scale is None else value_scale, block_tables, seq_lens,
         parts, part_lse, out, query.stride(0), query.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
-        *cache_arguments(key_cache, value_cache, key_scale), scale * LOG2_E, num_heads,
+        scale * LOG2_E, num_heads, **cache_strides(key_cache, value_cache, key_scale),
         GROUP=group, ROWS=max(_MIN_ROWS, next_power_of_2(group)), HEAD=head_size, HEAD_BLOCK=next_power_of_2(head_size),
         VALUE=value_size, VALUE_BLOCK=next_power_of_2(value_size), BLOCK_SIZE=block_size, TILE=tile,
-        NUM_SPLITS=splits, WINDOW=sliding_window or 0, QUANTIZED=key_scale is not None,
+        IS_SPLIT=splits > 1, WINDOW=sliding_window or 0, QUANTIZED=key_scale is not None,
         PRECISION=product_precision(query.dtype), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
@@ -194,18 +191,18 @@ def paged_decode_reference(
 
 
 def choose_num_splits(num_programs: int, max_context: int, device: torch.device) -> int:
-    """Into how many parts each context is cut: enough programs for four on each multiprocessor, a power of two.
+    """Into how many parts each context is cut: as many programs as run at once, three on each multiprocessor; 2 ** n.
 
     Args:
         num_programs: those that there are without splitting.
-        max_context: no sequence is longer; parts of under 256 tokens are not worth a program.
+        max_context: no sequence is longer; parts of under 128 tokens are not worth a program.
     """
-    wanted = min(4 * num_multiprocessors(device) // num_programs, max_context // 256, MAX_SPLITS)
+    wanted = min(3 * num_multiprocessors(device) // num_programs, max_context // 128, MAX_SPLITS)
     return next_power_of_2(wanted + 1) // 2 if wanted > 1 else 1
 
 
 def _shape_of_tiles(head_size: int, element_size: int) -> tuple[int, int, int]:
-    """Tokens per tile, warps and stages: about 32 KB of keys and values in flight."""
+    """Tokens per tile, warps and stages: two tiles of about 32 KB of keys and values in flight."""
     bytes_per_token = next_power_of_2(head_size) * element_size
     tile = max(16, min(128, 16384 // bytes_per_token))
-    return tile, 4, 3 if bytes_per_token <= 512 else 2
+    return tile, 4, 5 if bytes_per_token <= 1024 else 2

@@ -17,16 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from corellm_kernels.launch import next_power_of_2
-from corellm_kernels.paged_tiles import LOG2_E, cache_arguments, fold_tile, gather_context, product_precision
+from corellm_kernels.launch import next_power_of_2, shared_memory
+from corellm_kernels.paged_tiles import LOG2_E, cache_strides, fold_tile, gather_context, product_precision
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "seq_lens", "query_starts"],
+)
 def _paged_prefill_kernel(
     query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, query_starts, out, num_seqs,
-    query_stride, query_head_stride, table_stride, out_stride, out_head_stride,
-    key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
-    scale_block_stride, scale_slot_stride, scale,
+    query_stride, query_head_stride, table_stride, out_stride, out_head_stride, scale,
+    KEY_STRIDES: tl.constexpr, VALUE_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, QUERIES: tl.constexpr, HEAD: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, WINDOW: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
@@ -78,27 +80,22 @@ def _paged_prefill_kernel(
         begin = tl.maximum(context + first_query + 1 - WINDOW, 0) // TILE * TILE
         whole = begin
     for tile in tl.range(begin, whole, TILE):
-        positions = tile + tl.arange(0, TILE)
-        inside = positions < stop
         peak, total, mixed = fold_tile(
-            q, table, positions, inside, inside[None, :], peak, total, mixed,
+            q, table, tile, stop, None, peak, total, mixed,
             key_cache, value_cache, key_scale, value_scale, kv_head, scale,
-            key_block_stride, key_slot_stride, key_head_stride,
-            value_block_stride, value_slot_stride, value_head_stride, scale_block_stride, scale_slot_stride,
-            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, False, QUANTIZED, PRECISION,
+            KEY_STRIDES, VALUE_STRIDES, SCALE_STRIDES,
+            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, False, QUANTIZED, PRECISION,
         )  # fmt: skip
     for tile in tl.range(whole, stop, TILE):
         positions = tile + tl.arange(0, TILE)
-        inside = positions < stop
         seen = positions[None, :] <= own[:, None]
         if WINDOW > 0:
             seen = seen & (positions[None, :] > own[:, None] - WINDOW)
         peak, total, mixed = fold_tile(
-            q, table, positions, inside, seen, peak, total, mixed,
+            q, table, tile, stop, seen, peak, total, mixed,
             key_cache, value_cache, key_scale, value_scale, kv_head, scale,
-            key_block_stride, key_slot_stride, key_head_stride,
-            value_block_stride, value_slot_stride, value_head_stride, scale_block_stride, scale_slot_stride,
-            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, True, QUANTIZED, PRECISION,
+            KEY_STRIDES, VALUE_STRIDES, SCALE_STRIDES,
+            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, True, QUANTIZED, PRECISION,
         )  # fmt: skip
 
     tl.store(
@@ -133,7 +130,7 @@ def paged_prefill(
         query_starts: `[num_seqs + 1]`, int32: where each sequence's query tokens begin; the last is where they end,
             tokens of `query` before the first and behind the last are let alone.
         out: `[num_tokens, num_heads, value_size]`, written to.
-        scale: factor on the scores.
+        scale: factor on the scores, above 0.
         sliding_window: each query sees at most this many tokens, itself included; None for all.
         key_scale, value_scale: `[num_blocks, block_size, num_kv_heads]` float32, of a quantized cache.
     """
@@ -143,13 +140,14 @@ def paged_prefill(
         return
     block_size, num_kv_heads, value_size = value_cache.shape[1:]
     group_block = next_power_of_2(num_heads // num_kv_heads)
-    rows, tile, warps, stages = _shape_of_tiles(max(head_size, value_size), query.element_size())
+    size = max(head_size, value_size)
+    rows, tile, warps, stages = _shape_of_tiles(size, query.element_size(), query.device)
     queries = max(1, rows // group_block)
     scales = (seq_lens, seq_lens) if key_scale is None else (key_scale, value_scale)
     _paged_prefill_kernel[(num_tokens // queries + num_seqs, num_kv_heads)](
         query, key_cache, value_cache, *scales, block_tables, seq_lens, query_starts, out, num_seqs,
         query.stride(0), query.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
-        *cache_arguments(key_cache, value_cache, key_scale), scale * LOG2_E,
+        scale * LOG2_E, **cache_strides(key_cache, value_cache, key_scale),
         GROUP=num_heads // num_kv_heads, GROUP_BLOCK=group_block, QUERIES=queries, HEAD=head_size,
         HEAD_BLOCK=next_power_of_2(head_size), VALUE=value_size, VALUE_BLOCK=next_power_of_2(value_size),
         BLOCK_SIZE=block_size, TILE=tile, WINDOW=sliding_window or 0, QUANTIZED=key_scale is not None,
@@ -190,9 +188,11 @@ def paged_prefill_reference(
         out[part] = torch.einsum("kgqt,ktd->kgqd", weights, values).flatten(0, 1).transpose(0, 1).to(out.dtype)
 
 
-def _shape_of_tiles(head_size: int, element_size: int) -> tuple[int, int, int, int]:
-    """Rows, tokens per tile, warps and stages."""
+def _shape_of_tiles(head_size: int, element_size: int, device: torch.device) -> tuple[int, int, int, int]:
+    """Rows, tokens per tile, warps and stages: of five (see `paged_tiles`), or three where they do not fit."""
     bytes_per_token = next_power_of_2(head_size) * element_size
     if bytes_per_token <= 256:
-        return 128, 64, 8, 3
-    return (64, 32, 8, 2) if bytes_per_token <= 512 else (32, 16, 4, 2)
+        return 128, 64, 8, 5
+    if bytes_per_token <= 512:
+        return 64, 32, 8, 5 if shared_memory(device) >= 160 << 10 else 3
+    return 32, 16, 4, 2

@@ -1,6 +1,9 @@
 """One tile of a paged cache, folded into a running softmax: what decodes and prefills have in common.
 
-The softmax is online (Milakov and Gimelshein 2018, arXiv 1805.02867) and in base 2; scores come scaled by `log2(e)`.
+The softmax is online (Milakov and Gimelshein 2018, arXiv 1805.02867) and in base 2; `scale` has a factor of `log2(e)`.
+
+Loops over tiles have five stages: the block table is read four tiles ahead, keys and values two. With fewer, Triton
+pipelines the table or the tokens, but not both, and every tile waits for memory.
 """
 
 from __future__ import annotations
@@ -15,41 +18,52 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def fold_tile(
-    q, table, positions, inside, seen, peak, total, mixed,
-    key_cache, value_cache, key_scale, value_scale, kv_head, scale,
-    key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
-    scale_block_stride, scale_slot_stride,
+    q, table, tile, stop, seen, peak, total, mixed, key_cache, value_cache, key_scale, value_scale, kv_head, scale,
+    KEY_STRIDES: tl.constexpr, VALUE_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     HEAD: tl.constexpr, HEAD_BLOCK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, QUANTIZED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend from the rows of `q [rows, HEAD_BLOCK]` to the tokens at `positions [tile]` of one sequence.
+    """Attend from the rows of `q [rows, HEAD_BLOCK]` to the `TILE` tokens of one sequence from `tile` on.
 
-    `inside [tile]` are tokens that exist, `seen [rows, tile]` (looked at if `MASKED`) those that a row sees; `peak`,
-    `total` `[rows]` and `mixed [rows, VALUE_BLOCK]` are the softmax so far, and are returned as they are after.
+    If `MASKED`, tokens from `stop` on do not exist, and `seen [rows, TILE]` are those that a row sees; else all are.
+    `peak`, `total` `[rows]` and `mixed [rows, VALUE_BLOCK]` are the softmax so far, and are returned as they are after.
     """
-    channels = tl.arange(0, HEAD_BLOCK)
-    value_channels = tl.arange(0, VALUE_BLOCK)
-    blocks = tl.load(table + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    slots = positions % BLOCK_SIZE
-    key_places = blocks * key_block_stride + slots * key_slot_stride + kv_head * key_head_stride
-    value_places = blocks * value_block_stride + slots * value_slot_stride + kv_head * value_head_stride
-    key_mask = inside[None, :] & (channels < HEAD)[:, None]
-    value_mask = inside[:, None] & (value_channels < VALUE)[None, :]
-    keys = tl.load(key_cache + key_places[None, :] + channels[:, None], mask=key_mask, other=0.0)
-    scores = tl.dot(q, keys.to(q.dtype), input_precision=PRECISION) * scale
+    channels = tl.arange(0, HEAD_BLOCK)[None, :]
+    value_channels = tl.arange(0, VALUE_BLOCK)[None, :]
+    tokens = tl.arange(0, TILE)
+    in_table = tokens < stop - tile if MASKED else tokens < TILE
+    # compared once more: the first outcome, needed two tiles earlier, would be carried from tile to tile
+    exists = tile + tokens < stop if MASKED else in_table
+    if BLOCK_SIZE % TILE == 0:  # all in one block
+        entries = tl.zeros_like(tokens)
+        slots = tile % BLOCK_SIZE + tokens
+    else:
+        if TILE % BLOCK_SIZE != 0:
+            tokens += tile % BLOCK_SIZE
+        entries = tokens // BLOCK_SIZE
+        slots = tokens % BLOCK_SIZE
+    blocks = tl.load(table + tile // BLOCK_SIZE + entries, mask=in_table, other=0).to(tl.int64)
+    # places within blocks first, the same for all tiles; keys that do not exist are not seen, whatever is read
+    key_rows = key_cache + kv_head * KEY_STRIDES[2] + slots[:, None] * KEY_STRIDES[1] + channels
+    key_mask = tl.broadcast_to(channels < HEAD, (TILE, HEAD_BLOCK))
+    keys = tl.load(key_rows + (blocks * KEY_STRIDES[0])[:, None], mask=key_mask, other=0.0)
+    scores = tl.dot(q, keys.to(q.dtype).T, input_precision=PRECISION)
     if QUANTIZED:
-        scale_places = blocks * scale_block_stride + slots * scale_slot_stride + kv_head
-        scores *= tl.load(key_scale + scale_places, mask=inside, other=0.0)[None, :]
+        scale_places = blocks * SCALE_STRIDES[0] + slots * SCALE_STRIDES[1] + kv_head
+        scores *= tl.load(key_scale + scale_places, mask=exists, other=0.0)[None, :]
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale)
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: no infinity minus infinity
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * scale - base[:, None])
     faded = tl.exp2(peak - base)
     total = total * faded + tl.sum(weights, axis=1)
-    values = tl.load(value_cache + value_places[:, None] + value_channels[None, :], mask=value_mask, other=0.0)
+    value_rows = value_cache + kv_head * VALUE_STRIDES[2] + slots[:, None] * VALUE_STRIDES[1] + value_channels
+    value_mask = exists[:, None] & (value_channels < VALUE)
+    values = tl.load(value_rows + (blocks * VALUE_STRIDES[0])[:, None], mask=value_mask, other=0.0)
     if QUANTIZED:
-        weights *= tl.load(value_scale + scale_places, mask=inside, other=0.0)[None, :]
+        weights *= tl.load(value_scale + scale_places, mask=exists, other=0.0)[None, :]
     mixed = tl.dot(weights.to(q.dtype), values.to(q.dtype), mixed * faded[:, None], input_precision=PRECISION)
     return new_peak, total, mixed
 
@@ -62,10 +76,13 @@ def gather_context(cache: Tensor, scales: Tensor | None, block_tables: Tensor) -
     return found.flatten(1, 2)
 
 
-def cache_arguments(key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None) -> tuple[int, ...]:
-    """The strides that `fold_tile` wants, in its order."""
-    scales = (0, 0) if key_scale is None else key_scale.stride()[:2]
-    return (*key_cache.stride()[:3], *value_cache.stride()[:3], *scales)
+def cache_strides(key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None) -> dict[str, tuple[int, ...]]:
+    """The strides that `fold_tile` wants: constants, as they are the same for all layers of a model."""
+    return {
+        "KEY_STRIDES": key_cache.stride()[:3],
+        "VALUE_STRIDES": value_cache.stride()[:3],
+        "SCALE_STRIDES": (0, 0) if key_scale is None else key_scale.stride()[:2],
+    }
 
 
 def product_precision(dtype: torch.dtype) -> str:

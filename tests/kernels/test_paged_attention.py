@@ -179,7 +179,7 @@ def test_the_prefill_twin_is_attention(batch: tuple[Case, tuple[int, ...]]) -> N
 
 
 def test_splits_fill_the_gpu_and_no_more() -> None:
-    assert decode_module.choose_num_splits(8, 100_000, torch.device("cpu")) == 64
+    assert decode_module.choose_num_splits(8, 100_000, torch.device("cpu")) == 32
     assert decode_module.choose_num_splits(64 * 8, 100_000, torch.device("cpu")) == 1
-    assert decode_module.choose_num_splits(8, 512, torch.device("cpu")) == 2
+    assert decode_module.choose_num_splits(8, 512, torch.device("cpu")) == 4
     assert decode_module.choose_num_splits(1, 16, torch.device("cpu")) == 1
