@@ -23,7 +23,7 @@ def imported_by(statement: str) -> set[str]:
         "from corellm import SamplingParams, RequestOutput",
         "import corellm.hookspecs, corellm.plugins, corellm.extensions",
         "import corellm.cli",
-        "from corellm.plugins import load_extensions; load_extensions()",
+        "from corellm.installed_extensions import load_extensions; load_extensions()",
     ],
 )
 def test_imports_nothing_heavy(statement: str) -> None:

@@ -107,7 +107,7 @@ class Contract:
                 raise ContractError(
                     f"{where}: contract {self.version} calls this hook {self._renamed[name]}; rename the method"
                 )
-            raise ContractError(f"{where} is no hook{_near(name, self.hooks)}")
+            raise ContractError(f"{where} is no hook{near(name, self.hooks)}")
         static = hook in self._specs.STATIC_HOOKS
         if static and not isinstance(inspect.getattr_static(adapter, name), (staticmethod, classmethod)):
             raise ContractError(f"{where} must be a @staticmethod: it is asked before the adapter is made")
@@ -115,9 +115,7 @@ class Contract:
         for argument in list(inspect.signature(member).parameters)[0 if static else 1 :]:
             if argument not in known:
                 takes = ", ".join(known) or "no arguments"
-                raise ContractError(
-                    f"{where} has no argument {argument!r}{_near(argument, known)}; it may take {takes}"
-                )
+                raise ContractError(f"{where} has no argument {argument!r}{near(argument, known)}; it may take {takes}")
 
     def static_hook(self, adapter: type[Any], hook: str) -> Callable[[], Any] | None:
         """The method with which an adapter's class answers one of `STATIC_HOOKS`; None where it has none."""
@@ -125,17 +123,20 @@ class Contract:
         methods = (getattr(adapter, name, None) for name in names)
         return next((method for method in methods if hasattr(method, _IMPL)), None)
 
-    def check_wrapper(self, wrapper: object) -> None:
+    def check_wrapper(self, wrapper: object, extension: str) -> None:
         """Check an extension's object: it surrounds hooks; answering in an adapter's place would be another adapter.
 
         Raises:
-            ContractError: a method is no wrapper, or of a hook that is asked of the adapter's class.
+            ContractError: a method is no wrapper, or of a hook that is asked of the adapter's class, or there is none.
         """
-        for name, member in inspect.getmembers(wrapper):
-            options = getattr(member, _IMPL, None)
-            if options is None:
-                continue
-            where, hook = f"extension {type(wrapper).__qualname__}.{name}", self._renamed.get(name, name)
+        marked = {
+            name: options for name, member in inspect.getmembers(wrapper) if (options := getattr(member, _IMPL, None))
+        }
+        if not marked:
+            raise ContractError(f"{extension}: it surrounds nothing: no method has hookimpl(wrapper=True)")
+        for name, options in marked.items():
+            member = getattr(wrapper, name)
+            where, hook = f"{extension}.{name}", self._renamed.get(name, name)
             if hook in self._specs.STATIC_HOOKS:
                 raise ContractError(
                     f"{where} would never be called: {hook} is asked of the adapter's class, before there is a model "
@@ -224,7 +225,8 @@ def contract_versions(adapter: Any) -> range:
     )
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that somebody may have meant, or nothing."""
     found = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import pluggy
 
-from corellm import extensions as extension_specs
 from corellm.contract import CONTRACT, Contract, contract_versions
-from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
-from corellm.hookspecs import PROJECT_NAME, ModelContext
+from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError, own_traceback
+from corellm.hookspecs import ModelContext
+from corellm.installed_extensions import ask_extensions
 
 __all__ = [
     "CHECKPOINTS_GROUP",
-    "EXTENSIONS_GROUP",
     "HOOK_NAMES",
     "KNOWN_FAMILIES",
     "MODELS_GROUP",
@@ -36,12 +33,10 @@ __all__ = [
     "contract_versions",
     "find_adapter",
     "installed_adapters",
-    "load_extensions",
     "shipped_checkpoints",
 ]
 
 MODELS_GROUP = "corellm.models"
-EXTENSIONS_GROUP = "corellm.extensions"
 CHECKPOINTS_GROUP = "corellm.checkpoints"
 
 KNOWN_FAMILIES = {
@@ -81,7 +76,7 @@ class AdapterEntry:
         except Exception as error:
             raise BrokenPluginError(
                 f"the adapter for {self.architecture} in {self.distribution} {self.version} cannot be imported: "
-                f"{type(error).__name__}: {error}\n{_own_traceback(error)}"
+                f"{type(error).__name__}: {error}\n{own_traceback(error)}"
                 f"Repair it, or remove it: pip uninstall {self.distribution}"
             ) from error
         if not inspect.isclass(adapter):
@@ -194,7 +189,7 @@ def ask_class(
     except Exception as error:
         raise BrokenPluginError(
             f"{distribution}: {adapter.__qualname__}.{hook} failed: {type(error).__name__}: {error}\n"
-            f"{_own_traceback(error)}"
+            f"{own_traceback(error)}"
         ) from error
     return answer
 
@@ -230,12 +225,14 @@ def build_manager(
     except Exception as error:
         raise BrokenPluginError(
             f"{distribution}: making the adapter {adapter.__qualname__} failed: {type(error).__name__}: {error}\n"
-            f"{_own_traceback(error)}"
+            f"{own_traceback(error)}"
         ) from error
     _register_checked(manager, instance, distribution)
-    for wrapper in extensions.hook.wrap_adapter(context=context) if extensions is not None else ():
-        contract.check_wrapper(wrapper)
-        _register_checked(manager, wrapper, f"extension {type(wrapper).__qualname__}")
+    if extensions is not None:
+        for name, wrapper in ask_extensions("wrap_adapter", bool, manager=extensions, context=context):
+            where = f"{name}, {type(wrapper).__qualname__}"
+            contract.check_wrapper(wrapper, where)
+            _register_checked(manager, wrapper, where)
     return manager
 
 
@@ -245,45 +242,3 @@ def _register_checked(manager: pluggy.PluginManager, plugin: object, name: str) 
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise ContractError(f"{name} breaks the contract: {' '.join(str(error).split())}") from error
-
-
-@cache
-def load_extensions() -> pluggy.PluginManager:
-    """The manager of every installed extension, loaded once per process.
-
-    Raises:
-        BrokenPluginError: an extension cannot be imported; the message says how to remove it.
-        ContractError: it implements a hook that does not exist.
-    """
-    manager = pluggy.PluginManager(PROJECT_NAME)
-    manager.add_hookspecs(extension_specs)
-    for entry in entry_points(group=EXTENSIONS_GROUP):
-        distribution, version = _distribution(entry)
-        name = f"{distribution}:{entry.name}"
-        if manager.has_plugin(name):  # the same distribution, seen twice on the path
-            continue
-        try:
-            extension = entry.load()
-        except Exception as error:
-            raise BrokenPluginError(
-                f"the extension {entry.name!r} of {distribution} {version} cannot be imported: "
-                f"{type(error).__name__}: {error}\n{_own_traceback(error)}Remove it: pip uninstall {distribution}"
-            ) from error
-        try:
-            manager.register(extension() if inspect.isclass(extension) else extension, name=name)
-            manager.check_pending()
-        except pluggy.PluginValidationError as error:
-            raise ContractError(
-                f"the extension {entry.name!r} of {distribution}: {' '.join(str(error).split())}"
-            ) from error
-    return manager
-
-
-def _own_traceback(error: BaseException) -> str:
-    """The traceback below our own frames and the import machinery's: what the plugin's author needs."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and "importlib" not in frame.filename
-    ]
-    return "".join(traceback.format_list(frames))

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """An extension of corellm."""
+    """An extension of corellm; others' offers go before its own."""
 
     @hookimpl
     def register_attention_backends(self) -> dict[str, str]:
         """Paged attention in Triton."""
         return {"triton": "corellm_kernels.backend:TritonAttention"}
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def register_sampling(self, device: torch.device) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
         """Without sorting the vocabulary, where Triton's attention runs."""
         if not _run_on(device):
@@ -29,7 +29,7 @@ class Kernels:
 
         return sample
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def register_merging(self, device: torch.device) -> Callable[..., None] | None:
         """In one launch, where Triton's attention runs."""
         if not _run_on(device):
@@ -38,7 +38,7 @@ class Kernels:
 
         return merge_rows
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def fuse_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
         """Norms, feed-forward networks, attention and residuals in fewer kernels, where Triton's attention runs."""
         from corellm_kernels.backend import TritonAttention

@@ -50,5 +50,5 @@ def fuse(model: nn.Module) -> list[str]:
             if made is not None:
                 done[type(module).__name__, what] += 1
                 setattr(parent, name, made)
-    torch.cuda.empty_cache()  # the halves of merged weights, before anybody measures what is free
+    torch.cuda.empty_cache()  # what merged weights were made from, as far as nothing else lies beside it
     return [f"{count} x {name}: {what}" for (name, what), count in done.items()]

@@ -104,7 +104,8 @@ def outcome(run: Callable[[], Result]) -> Result | None:
     try:
         return run()
     except Exception as error:
-        logger.debug("a layer that was tried out failed: %r", error)
+        level = logging.WARNING if type(error).__module__.startswith("triton.") else logging.DEBUG  # a kernel's own
+        logger.log(level, "a layer that was tried out failed: %r", error)
         return None
 
 

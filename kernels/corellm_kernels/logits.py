@@ -2,8 +2,7 @@
 
 What a row's tokens are comes as flat lists: row `r` has the entries `offsets[r]` to `offsets[r + 1]`. One program per
 row reads 8 to 12 bytes an entry, and reads and writes 4 bytes of logits, at random places; a row without entries costs
-nothing, and the lists may be longer than what the offsets name, so that a captured graph can be run with other lists.
-Allowed tokens come as a byte each; only what is forbidden is read and written.
+nothing. Allowed tokens come as a byte each; only what is forbidden is read and written.
 
 A logit that is NaN or plus infinity stays one, so that sampling reports the row.
 

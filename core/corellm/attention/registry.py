@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ConfigError, ContractError
 from corellm.hookspecs import hookimpl
-from corellm.plugins import load_extensions
+from corellm.installed_extensions import ask_extensions
 
 if TYPE_CHECKING:
     import torch
@@ -37,24 +38,63 @@ def select_backend(device: torch.device, dtype: torch.dtype, wanted: str | None 
     Raises:
         ConfigError: `wanted` is unknown or cannot run there; names those known and the reason.
     """
-    offers: dict[str, str] = {}
-    for offered in load_extensions().hook.register_attention_backends():
-        offers.update(offered)
+    offers = _offers()
     if wanted is not None:
         if wanted not in offers:
             raise ConfigError(f"attention_backend {wanted!r} is not known; known: {', '.join(sorted(offers))}")
-        backend = _load(offers[wanted])
+        backend = offers[wanted].load()
         reason = backend.unsupported(device, dtype)
         if reason is not None:
             raise ConfigError(f"attention_backend {wanted!r} {reason}; leave it out to have one chosen")
         return backend()
-    able = [b for b in map(_load, offers.values()) if b.unsupported(device, dtype) is None]
-    return max(able, key=lambda b: b.priority)()
+    backends = [offer.load() for offer in offers.values()]
+    return max((b for b in backends if b.unsupported(device, dtype) is None), key=lambda b: b.priority)()
 
 
-def _load(location: str) -> type[AttentionBackend]:
-    module, _, name = location.partition(":")
-    backend: type[AttentionBackend] | None = getattr(importlib.import_module(module), name, None)
-    if backend is None:
-        raise ContractError(f"register_attention_backends names {location!r}, but {module} has no {name!r}")
-    return backend
+@dataclass(frozen=True)
+class _Offer:
+    """A backend that an extension names."""
+
+    extension: str
+    location: str
+
+    def load(self) -> type[AttentionBackend]:
+        """Import it.
+
+        Raises:
+            ContractError: it is not there, or no backend.
+        """
+        from corellm.attention.backend import AttentionBackend
+
+        module, _, name = self.location.partition(":")
+        try:
+            backend = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            raise ContractError(
+                f"{self.extension}: register_attention_backends names {self.location!r}, which cannot be imported: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not (isinstance(backend, type) and issubclass(backend, AttentionBackend)):
+            raise ContractError(f"{self.extension}: {self.location!r} is no corellm.attention.backend.AttentionBackend")
+        return backend
+
+
+def _offers() -> dict[str, _Offer]:
+    """By name.
+
+    Raises:
+        ContractError: two extensions offer the same.
+    """
+    offers: dict[str, _Offer] = {}
+    for extension, offered in ask_extensions("register_attention_backends", _is_text_by_text):
+        for name, location in offered.items():
+            if name in offers:
+                raise ContractError(
+                    f"{extension} and {offers[name].extension} both offer an attention backend {name!r}; uninstall one"
+                )
+            offers[name] = _Offer(extension, location)
+    return offers
+
+
+def _is_text_by_text(answer: Any) -> bool:
+    return isinstance(answer, dict) and all(isinstance(text, str) for item in answer.items() for text in item)

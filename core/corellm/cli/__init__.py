@@ -42,10 +42,23 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
-    from corellm.plugins import load_extensions
+    """A broken extension must not take the other commands away."""
+    from corellm.installed_extensions import ask_extensions
 
     subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    load_extensions().hook.register_commands(subparsers=subparsers)
+    try:
+        for _ in ask_extensions("register_commands", _is_nothing, on_failure=_warn, subparsers=subparsers):
+            pass
+    except PluginError as error:  # it cannot even be loaded
+        _warn(error)
+
+
+def _is_nothing(answer: object) -> bool:
+    return answer is None
+
+
+def _warn(error: PluginError) -> None:
+    print(f"corellm: warning: {error}", file=sys.stderr)
 
 
 def _subparser(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser:
@@ -73,11 +86,10 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = build_parser()
-    try:
-        _add_extension_commands(parser)
-    except PluginError as error:  # a broken extension must not take the other commands away
-        print(f"corellm: warning: {error}", file=sys.stderr)
+    _add_extension_commands(parser)
     args = _parse(parser, argv)
+    if not hasattr(args, "run"):
+        parser.error(f"the extension that brings {args.command!r} gave it no `run` (set_defaults)")
     try:
         status: int = args.run(args)
         sys.stdout.flush()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from corellm.errors import PluginError
 from corellm.hookspecs import CONTRACT_VERSION
+from corellm.installed_extensions import installed_extensions
 from corellm.plugins import AdapterEntry, contract_versions, installed_adapters
 
 
@@ -20,15 +21,17 @@ class _Row:
     version: str
     architectures: list[str]
     contract: str
+    """Versions that its adapters speak; empty where it has none."""
     error: str | None = None
+    extensions: list[str] = field(default_factory=list)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "plugins",
-        help="list installed plugins, the architectures they serve, and what is wrong with broken ones",
-        description="List installed plugins: distribution, version, contract version, architectures. "
+        help="list installed plugins, what they serve or extend, and what is wrong with broken ones",
+        description="List installed plugins: distribution, version, contract version, architectures; then extensions. "
         "A broken plugin is shown with its traceback, and the exit status is 1.",
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
@@ -57,21 +60,41 @@ def _rows(entries: list[AdapterEntry]) -> list[_Row]:
         row = rows.setdefault(entry.distribution, _Row(entry.distribution, entry.version, [], contract))
         row.architectures.append(entry.architecture)
         row.error = row.error or error
+    for extension in installed_extensions():
+        name = extension.distribution
+        row = rows.setdefault(name, _Row(name, extension.version, [], ""))
+        row.extensions.append(extension.name)
+        try:
+            extension.load()
+        except PluginError as broken:
+            row.error = row.error or str(broken)
     return list(rows.values())
 
 
 def _print_table(rows: list[_Row]) -> None:
-    if not rows:
+    families = [row for row in rows if row.architectures]
+    if families:
+        _print_columns(
+            ("DISTRIBUTION", "VERSION", "CONTRACT", "ARCHITECTURES"),
+            *(
+                (row.distribution, row.version, "broken" if row.error else row.contract, ", ".join(row.architectures))
+                for row in families
+            ),
+        )
+    else:
         print("no plugins installed; each model family is one, e.g. pip install corellm-llava")
-        return
-    table = [("DISTRIBUTION", "VERSION", "CONTRACT", "ARCHITECTURES")]
-    for row in rows:
-        contract = "broken" if row.error else row.contract
-        table.append((row.distribution, row.version, contract, ", ".join(row.architectures)))
-    widths = [max(len(line[column]) for line in table) for column in range(3)]
-    for line in table:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]))
+    print()
+    _print_columns(
+        ("DISTRIBUTION", "VERSION", "EXTENSIONS"),
+        *((row.distribution, row.version, ", ".join(row.extensions)) for row in rows if row.extensions),
+    )
     for row in rows:
         if row.error:
             print(f"\n{row.distribution} is broken:\n{textwrap.indent(row.error, '  ')}")
     print(f"\nthis corellm speaks contract {CONTRACT_VERSION}")
+
+
+def _print_columns(*table: tuple[str, ...]) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

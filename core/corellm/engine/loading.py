@@ -29,8 +29,8 @@ from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_bu
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
+from corellm.installed_extensions import ask_extensions
 from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
-from corellm.plugins import load_extensions
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
@@ -199,8 +199,10 @@ def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _W
     )
     freeze(model)
     if config.model.fuse_layers:
-        for replaced in load_extensions().hook.fuse_layers(model=model, device=context.device, dtype=context.dtype):
-            logger.info("fused: %s", "; ".join(replaced) or "nothing")
+        for name, replaced in ask_extensions(
+            "fuse_layers", _is_list_of_text, model=model, device=context.device, dtype=context.dtype
+        ):
+            logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
@@ -210,6 +212,10 @@ def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _W
     if packing_helps(context.dtype, context.device):
         pack_linears(model)
     return _Weights(model, language_model, layout, width, vocab_size, embedding_size)
+
+
+def _is_list_of_text(answer: Any) -> bool:
+    return isinstance(answer, list) and all(isinstance(line, str) for line in answer)
 
 
 def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Scheduler:
@@ -255,7 +261,7 @@ def _make_runner(
         dtype=context.dtype,
         device=context.device,
         seed=config.model.seed,
-        sample=next(iter(load_extensions().hook.register_sampling(device=context.device)), None),
+        sample=next(ask_extensions("register_sampling", callable, device=context.device), ("", None))[1],
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from corellm.config import EngineConfig
 from corellm.hookspecs import ModelContext
+from corellm.installed_extensions import ask_extensions, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
-from corellm.plugins import ask_class, build_manager, find_adapter, load_extensions
+from corellm.plugins import ask_class, build_manager, find_adapter
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.defaults import ModelDefaults
 
@@ -53,14 +54,13 @@ def open_model(config: EngineConfig) -> OpenedModel:
         trust_remote_code=trusted,
     )
     processing = ProcessingDefaults(context, config.multimodal)
-    extensions = load_extensions()
-    merge_rows = next(iter(extensions.hook.register_merging(device=context.device)), None)
+    _, merge_rows = next(ask_extensions("register_merging", callable, device=context.device), ("", None))
     manager = build_manager(
         adapter,
         context,
         distribution=entry.distribution,
         defaults=[processing, ModelDefaults(context, merge_rows)],
-        extensions=extensions,
+        extensions=load_extensions(),
     )
     processing.hooks = manager.hook
     context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())

@@ -13,7 +13,7 @@ from typing import Any
 
 from corellm.contract import CONTRACT
 from corellm.hookspecs import STATIC_HOOKS, ModelContext, hookimpl
-from corellm.plugins import load_extensions
+from corellm.installed_extensions import load_extensions
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
+from corellm.errors import ContractError, CorellmError, InvalidParameterError, RequestFailedError
 from corellm.worker.batch import TokenLogprobs
 from corellm.worker.logit_edits import LogitEdits, collect_edits, edit_logits
 from corellm.worker.logprobs import PendingLogprobs
@@ -160,7 +160,7 @@ def _sampled(
     """The tokens of all rows, by an extension: parameters go to the device in one copy, and nothing waits for it."""
     edits = collect_edits(states, logits.device) if any(state.edits_logits for state in states) else None
     if all(state.greedy for state in states):
-        return sample(logits, None, None, None, None, None, edits)
+        return _checked(sample(logits, None, None, None, None, None, edits), len(states))
     rows = [
         (0.0, 0, 1.0, 0.0, 0.0) if state.greedy else (p.temperature, p.top_k, p.top_p, p.min_p, state.uniform(ahead))
         for state, p in ((state, state.params) for state in states)
@@ -168,8 +168,20 @@ def _sampled(
     wanted = np.array(rows, dtype=np.float64).T
     temperature, top_k, top_p, min_p, uniforms = upload(np.ascontiguousarray(wanted), logits.device)
     if not wanted[1].any() and (wanted[2] == 1).all():
-        return sample(logits, temperature, None, None, min_p, uniforms, edits)
-    return sample(logits, temperature, top_k.int(), top_p, min_p, uniforms, edits)
+        return _checked(sample(logits, temperature, None, None, min_p, uniforms, edits), len(states))
+    return _checked(sample(logits, temperature, top_k.int(), top_p, min_p, uniforms, edits), len(states))
+
+
+def _checked(answer: tuple[torch.Tensor, torch.Tensor], num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """An extension's answer, if it is one."""
+    parts = answer if isinstance(answer, tuple) else (answer,)
+    kinds = [(part.dtype, tuple(part.shape)) if isinstance(part, torch.Tensor) else type(part) for part in parts]
+    if len(kinds) != 2 or kinds[0] != (torch.int64, (num_rows,)) or kinds[1] != (parts[1].dtype, (num_rows,)):
+        raise ContractError(
+            f"the function of register_sampling must return tokens [{num_rows}] int64 and largest logits [{num_rows}]; "
+            f"it returned {', '.join(map(str, kinds))}"
+        )
+    return answer
 
 
 def _choose(

@@ -1,0 +1,191 @@
+"""Extensions are found, asked in turn, and named when they are wrong; whoever is right is not disturbed."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from corellm import LLM
+from corellm.attention.registry import select_backend
+from corellm.cli import main
+from corellm.errors import BrokenPluginError, ContractError, PluginError
+from corellm.installed_extensions import ask_extensions, load_extensions
+from tests.conftest import random_image
+
+Install = Callable[..., None]
+HEAD = "import torch\nfrom corellm.hookspecs import hookimpl\n"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """`install(name, body, functions)`: a distribution whose extension, a class, has that body."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules: list[str] = []
+
+    def make(name: str, body: str, functions: str = "") -> None:
+        module = name.replace("-", "_")
+        modules.append(module)
+        code = HEAD + functions + "class Extension:\n" + textwrap.indent(body, "    ")
+        (tmp_path / f"{module}.py").write_text(code)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[corellm.extensions]\nmine = {module}:Extension\n")
+        load_extensions.cache_clear()
+
+    yield make
+    for module in modules:
+        sys.modules.pop(module, None)
+    load_extensions.cache_clear()
+
+
+def hook(name: str, answer: str, arguments: str = "self", options: str = "") -> str:
+    return f"@hookimpl{options}\ndef {name}({arguments}):\n    {answer}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "words"),
+    [
+        ("def __init__(self): 1 / 0", BrokenPluginError, "imported: ZeroDivisionError.*toy.py"),
+        (hook("register_samplng", "return None"), ContractError, "register_samplng is no hook.*'register_sampling'"),
+        (hook("register_sampling", "return None", "self, devise"), ContractError, "no argument 'devise'; .* device"),
+        ("def fuse_layers(self): return []", ContractError, "fuse_layers has a hook's name but lacks @hookimpl"),
+    ],
+)
+def test_what_cannot_be_loaded(install: Install, body: str, error: type[PluginError], words: str) -> None:
+    """Named with its distribution, and the way to be rid of it."""
+    install("toy", body)
+    with pytest.raises(error, match=rf"(?s)the extension 'mine' of toy.*{words}.*pip uninstall toy"):
+        load_extensions()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "error", "words"),
+    [
+        ("register_sampling", "1 / 0", BrokenPluginError, "failed: ZeroDivisionError.*toy.py"),
+        ("register_sampling", "return 'toy:sample'", ContractError, "must return Sample | None, not str 'toy:sample'"),
+        ("register_merging", "return 3", ContractError, "must return MergeRows | None, not int 3"),
+        ("fuse_layers", "return '3 x thing'", ContractError, "must return list[str] | None, not str '3 x thing'"),
+        ("wrap_adapter", "return 'x'", ContractError, "it surrounds nothing"),
+        ("register_attention_backends", "return ['x']", ContractError, "must return dict[str, str] | None, not list"),
+        ("register_attention_backends", "return {'x': 'nowhere:X'}", ContractError, "'nowhere:X'.* No module named"),
+        ("register_attention_backends", "return {'x': 'toy:Extension'}", ContractError, "is no .*AttentionBackend"),
+        ("register_attention_backends", "return {'cpu': 'toy:X'}", ContractError, "both offer an attention backend"),
+    ],
+)
+def test_a_wrong_answer_is_its_extensions_fault(
+    install: Install, name: str, body: str, error: type[PluginError], words: str
+) -> None:
+    """And not the checkpoint's."""
+    install("toy", hook(name, body))
+    with pytest.raises(error) as raised:
+        LLM("demo")
+    message = str(raised.value)
+    assert "the extension 'mine' of toy" in message
+    for word in words.split(".*"):
+        assert word in message
+
+
+def test_others_go_before_what_comes_last(install: Install) -> None:
+    """Whoever was installed."""
+    install("a-first", hook("register_sampling", "return min"))
+    install("b-last", hook("register_sampling", "return max", options="(trylast=True)"))
+    install("c-none", hook("register_sampling", "return None"))
+    answers = dict(ask_extensions("register_sampling", callable, device=CPU))
+    assert list(answers.values()) == [min, max]
+    assert list(answers) == ["the extension 'mine' of a-first", "the extension 'mine' of b-last"]
+
+
+def test_the_others_are_asked_all_the_same(install: Install) -> None:
+    install("good", hook("register_merging", "return min"))
+    install("bad", hook("register_merging", "1 / 0", options="(tryfirst=True)"))
+    failures: list[PluginError] = []
+    found = [
+        answer for _, answer in ask_extensions("register_merging", callable, on_failure=failures.append, device=CPU)
+    ]
+    assert found == [min]
+    assert "of bad: register_merging failed" in str(failures[0])
+
+
+BREAKS = [
+    ("1 / 0", "register_commands failed: ZeroDivisionError"),
+    ("subparsers.add_parser('run')", "conflicting subparser"),
+    ("return 3", "must return None"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), BREAKS)
+def test_commands_go_on_without_a_broken_one(
+    install: Install, capsys: pytest.CaptureFixture[str], body: str, words: str
+) -> None:
+    install("toy", hook("register_commands", body, "self, subparsers"))
+    assert main(["plugins"]) == 0
+    told = capsys.readouterr()
+    assert words in told.err
+    assert told.err.startswith("corellm: warning: the extension 'mine' of toy")
+    assert "toy           1.0      mine" in told.out
+
+
+def test_a_command_without_a_function(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("toy", hook("register_commands", "subparsers.add_parser('hey')", "self, subparsers"))
+    with pytest.raises(SystemExit):
+        main(["hey"])
+    assert "the extension that brings 'hey' gave it no `run`" in capsys.readouterr().err
+
+
+def test_a_broken_one_is_listed_with_its_traceback(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("toy", "def __init__(self): 1 / 0")
+    assert main(["plugins"]) == 1
+    out = capsys.readouterr().out
+    assert "toy is broken:" in out
+    assert "toy.py" in out
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("None", "it returned <class 'NoneType'>"),
+        ("logits.argmax(-1)", "it returned (torch.int64, (1,))"),
+        ("(logits.argmax(-1).float(), logits.amax(-1))", "it returned (torch.float32, (1,))"),
+        ("(logits.argmax(-1).repeat(2), logits.amax(-1))", "it returned (torch.int64, (2,))"),
+    ],
+)
+def test_sampling_that_gives_no_tokens(install: Install, body: str, words: str) -> None:
+    """One request's error, in words."""
+    install("toy", hook("register_sampling", f"return lambda logits, *parameters: {body}", "self, device"))
+    with LLM("demo") as llm:
+        (output,) = llm.generate(["Hello"], on_error="return")
+        assert isinstance(output.error, ContractError)
+        assert words in str(output.error)
+
+
+FUNCTIONS = """
+def sample(logits, temperature, top_k, top_p, min_p, uniforms, edits):
+    return torch.full_like(logits.argmax(-1), 7), logits.amax(-1)
+
+def merge(inputs_embeds, rows, counts):
+    merged.append(len(rows))
+
+merged = []
+"""
+
+
+def test_sampling_and_merging_are_called(install: Install) -> None:
+    """With what their protocols say, on any device."""
+    body = hook("register_sampling", "return sample", "self, device")
+    install("toy", body + hook("register_merging", "return merge", "self, device"), FUNCTIONS)
+    with LLM("demo") as llm:
+        prompt = {"prompt": "<image> a", "multi_modal_data": {"image": random_image(40, 30, 1)}}
+        tokens = llm.generate([prompt])[0].outputs[0].token_ids
+    assert set(tokens) == {7}
+    assert sys.modules["toy"].merged == [64]
+
+
+def test_backends_are_chosen_by_name() -> None:
+    assert select_backend(CPU, torch.float32, "reference").name == "reference"
