@@ -70,4 +70,4 @@ wheels-test: setup ## build the wheels, install them with --no-index into a clea
 check: lint docs wheels-test test browser-test ## what continuous integration runs
 
 clean:           ## remove the virtual environment and build leftovers
-	rm -rf $(VENV) dist build site
+	rm -rf $(VENV) dist build site gpu-bench

@@ -2,8 +2,12 @@
 
 Ceilings of the machine; the kernels' tests; each kernel against its bytes or against torch; the engine on random LLaVA
 checkpoints of 1 and 7 B parameters; four workloads against transformers. Prints a table last; writes `results.json`,
-`table.txt`, logs and, with matplotlib, plots. Needs nothing installed but torch, Triton, transformers and accelerate:
-the checkout is used from its sources. `--device cpu --quick` shows that everything runs, and nothing else.
+`table.txt`, logs and, with matplotlib, plots. The checkout is used from its sources: corellm need not be installed,
+only what it and its tests import (torch, Triton, transformers, accelerate, pluggy, pillow, pytest, hypothesis).
+
+The first NVIDIA GPU is taken; `CUDA_VISIBLE_DEVICES` chooses another. `--device cpu --quick` is for those who change
+this program: with tiny shapes it runs what a CPU can, kernels in Triton's interpreter, the engine without its kernels
+and graphs.
 """
 
 from __future__ import annotations

@@ -23,6 +23,10 @@ def run(settings: Settings) -> None:
     Warnings are errors where the project's own versions are installed, not here. Tests share the device, which is
     quicker: most of the time goes into compiling.
     """
+    missing = [name for name in ("pytest", "hypothesis") if not has_module(name)]
+    if missing:
+        settings.records.note(PART, "kernel tests", f"not run: {' and '.join(missing)} not installed")
+        return
     junit = Path(settings.scratch) / "junit.xml"
     what = ["tests/kernels/test_merging.py"] if settings.quick else ["tests/kernels"]
     command = [

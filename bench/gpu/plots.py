@@ -36,11 +36,11 @@ def _decode(figures: Figures, out: Path) -> str | None:
         for batch, points in sorted(lines.items()):
             contexts, shares = zip(*sorted(points), strict=True)
             panel.plot(contexts, shares, marker="o", label=f"batch {batch}")
-        panel.axhline(0.85, color="grey", linestyle=":")
+        panel.axhline(0.85, color="grey", linestyle=":", label="asked at 16k")
         panel.set(title=f"{kind}, {heads} heads", xlabel="context", ylabel="share of the floor", ylim=(0, 1.1))
-        panel.set_xscale("log", base=2)
+        _powers_of_two(panel, sorted({context for points in lines.values() for context, _ in points}))
         panel.legend()
-    return _save(figure, out, "decode.png")
+    return _save(figure, figures, out, "decode.png")
 
 
 def _prefill(figures: Figures, out: Path) -> str | None:
@@ -55,8 +55,8 @@ def _prefill(figures: Figures, out: Path) -> str | None:
     panel.barh([y - 0.2 for y in places], [v["flash_tflop_per_s"] for _, v in cases], height=0.4, label="flash SDPA")
     panel.set_yticks(list(places), [case for case, _ in cases])
     panel.set(title="prefill attention", xlabel="TFLOP/s")
-    panel.legend()
-    return _save(figure, out, "prefill.png")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)  # below: bars are everywhere
+    return _save(figure, figures, out, "prefill.png")
 
 
 def _engine(figures: Figures, models: list[str], out: Path) -> str | None:
@@ -75,9 +75,15 @@ def _engine(figures: Figures, models: list[str], out: Path) -> str | None:
         floors = sorted({int(c.split()[4]): figures[c]["floor_ms"] for c in cases}.items())
         panel.plot(*zip(*floors, strict=True), color="grey", linestyle=":", label="weights + KV over copy rate")
         panel.set(title=f"decode step, {model}", xlabel="batch", ylabel="ms", ylim=(0, None))
-        panel.set_xscale("log", base=2)
+        _powers_of_two(panel, sorted({int(case.split()[4]) for case in cases}))
         panel.legend()
-    return _save(figure, out, "engine.png")
+    return _save(figure, figures, out, "engine.png")
+
+
+def _powers_of_two(panel: Any, values: list[int]) -> None:
+    """Steps of the same size on an axis, named as they are."""
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(values, [f"{value // 1024}k" if value % 1024 == 0 else str(value) for value in values])
 
 
 def _panels(count: int) -> tuple[Any, list[Any]]:
@@ -92,7 +98,9 @@ def _panels(count: int) -> tuple[Any, list[Any]]:
     return figure, panels[:count]
 
 
-def _save(figure: Any, out: Path, name: str) -> str:
+def _save(figure: Any, figures: Figures, out: Path, name: str) -> str:
+    machine = figures.get("machine", {}).get("device", "")
+    figure.suptitle(machine, fontsize=9)
     figure.tight_layout()
     figure.savefig(out / name, dpi=110)
     return name

@@ -33,7 +33,7 @@ SAMPLERS = [sample, sample_reference]
 
 def state(params: SamplingParams, vocab: int, prompt: Sequence[int] = (), outputs: Sequence[int] = ()) -> SamplingState:
     sequence = NewSequence("r", list(prompt), list(outputs), params, (), frozenset({2}), [[5], [3, 4]])
-    return SamplingState(sequence, vocab, torch.device("cpu"), 0)
+    return SamplingState(sequence, vocab, DEVICE, 0)
 
 
 def run(sampler: Callable[..., Tensor], logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
@@ -227,11 +227,10 @@ def test_edits_are_those_of_the_worker(editor: Callable[..., Tensor], vocab: int
     logits = torch.randn(len(states), vocab, generator=generator) * 1e9
     logits[1] /= 1e8
     logits[2, 9] = -torch.inf
-    expected = logits.clone()
+    given, expected = (logits.to(DEVICE, copy=True) for _ in range(2))
     edit_logits(expected, states)
-    before = logits.clone()
-    torch.testing.assert_close(editor(logits.to(DEVICE), collect_edits(states, DEVICE)).cpu(), expected)
-    assert torch.equal(logits, before)
+    torch.testing.assert_close(editor(given, collect_edits(states, DEVICE)), expected)
+    assert torch.equal(given.cpu(), logits)
     assert expected.isneginf().any()
     assert (expected == torch.finfo(torch.float32).max).any()
 

@@ -51,8 +51,10 @@ def sequence(
     return NewSequence(request_id, prompt, [] if outputs is None else outputs, params, (), frozenset({EOS}), bad_words)
 
 
-def state(params: SamplingParams, *, vocab: int = VOCAB, engine_seed: int = 0, **kwargs: Any) -> SamplingState:
-    return SamplingState(sequence(params, **kwargs), vocab, CPU, engine_seed)
+def state(
+    params: SamplingParams, *, vocab: int = VOCAB, engine_seed: int = 0, device: torch.device = CPU, **kwargs: Any
+) -> SamplingState:
+    return SamplingState(sequence(params, **kwargs), vocab, device, engine_seed)
 
 
 def logits_of(rows: int, vocab: int = VOCAB, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

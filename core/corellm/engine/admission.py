@@ -31,23 +31,25 @@ class AdmissionLimits:
 
     def _prompt_refusal(self, request: Request) -> PromptError | None:
         length = request.num_prompt_tokens
+        of_items = sum(feature.placeholder.length for feature in request.features)
+        told = f"the prompt has {length} tokens" + (f", {of_items} of them for its items" if of_items else "")
+        shorter = "send fewer or smaller items" if 2 * of_items > length else "shorten the prompt"
         if length == 0:
             return PromptError("the prompt has no tokens; give it at least one")
         if length + 1 > self.max_model_len:
             return PromptTooLongError(
-                f"the prompt has {length} tokens, which leaves no room to generate within max_model_len="
-                f"{self.max_model_len}; shorten the prompt or raise max_model_len"
+                f"{told}, which leaves no room to generate within max_model_len={self.max_model_len}; {shorter}, or "
+                f"raise max_model_len if the model was trained for more"
             )
         if length + 1 > self.kv_capacity:
             return PromptTooLongError(
-                f"the prompt has {length} tokens, which leaves no room to generate within the KV cache of "
-                f"{self.kv_capacity} tokens; shorten the prompt or raise num_kv_blocks or kv_cache_memory"
+                f"{told}, which leaves no room to generate within the KV cache of {self.kv_capacity} tokens; "
+                f"{shorter}, or raise num_kv_blocks or kv_cache_memory"
             )
         if self.max_prompt_step is not None and length > self.max_prompt_step:
             return PromptTooLongError(
-                f"the prompt has {length} tokens, but without chunked prefill a step takes "
-                f"max_num_batched_tokens={self.max_prompt_step}; shorten it, raise that, or set "
-                "enable_chunked_prefill=True"
+                f"{told}, but without chunked prefill a step takes max_num_batched_tokens={self.max_prompt_step}; "
+                f"{shorter}, raise that, or set enable_chunked_prefill=True"
             )
         return None
 

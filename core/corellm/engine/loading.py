@@ -107,6 +107,9 @@ def _at_load(model: str) -> Iterator[None]:
 def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
     context, hooks = opened.context, opened.hooks
     backend, kv_dtype = _choose_attention(config, context)
+    logger.info(
+        "%s on %s in %s, attention by the backend %r", config.model.model, context.device, context.dtype, backend.name
+    )
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
         weights = _load_weights(config, hooks, context)
