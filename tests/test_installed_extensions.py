@@ -150,10 +150,10 @@ def test_a_broken_one_is_listed_with_its_traceback(install: Install, capsys: pyt
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("None", "it returned <class 'NoneType'>"),
-        ("logits.argmax(-1)", "it returned (torch.int64, (1,))"),
-        ("(logits.argmax(-1).float(), logits.amax(-1))", "it returned (torch.float32, (1,))"),
-        ("(logits.argmax(-1).repeat(2), logits.amax(-1))", "it returned (torch.int64, (2,))"),
+        ("None", "it returned NoneType"),
+        ("logits.argmax(-1)", "it returned torch.int64 [1]"),
+        ("(logits.argmax(-1).float(), logits.amax(-1))", "it returned torch.float32 [1], torch."),
+        ("(logits.argmax(-1).repeat(2), logits.amax(-1))", "it returned torch.int64 [2], torch."),
     ],
 )
 def test_sampling_that_gives_no_tokens(install: Install, body: str, words: str) -> None:

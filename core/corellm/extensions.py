@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from corellm.hookspecs import ModelContext
     from corellm.worker.defaults import MergeRows
-    from corellm.worker.sampler import Sample
+    from corellm.worker.device_sampling import Sample
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
@@ -40,17 +40,17 @@ def register_attention_backends() -> dict[str, str] | None:
 
 @_hookspec
 def register_sampling(device: torch.device) -> Sample | None:
-    """Offer a function that chooses tokens on a device: see `corellm.worker.sampler.Sample`. The first offer is taken.
+    """Offer a function that chooses tokens on a device: a `corellm.worker.device_sampling.Sample`.
 
-    None where it does not run.
+    The first offer is taken. None where it does not run.
     """
 
 
 @_hookspec
 def register_merging(device: torch.device) -> MergeRows | None:
-    """Offer a function that writes items' embeddings into those of text, for adapters that do not do so themselves.
+    """Offer a function that writes items' embeddings into those of text: a `corellm.worker.defaults.MergeRows`.
 
-    See `corellm.worker.defaults.MergeRows`. The first offer is taken. None where it does not run.
+    It works for adapters that do not merge themselves. The first offer is taken. None where it does not run.
     """
 
 

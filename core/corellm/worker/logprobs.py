@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from corellm.worker.batch import TokenLogprobs
 from corellm.worker.transfers import Download
+
+_LOGIT_ROWS = 128
+"""Prompt positions whose logits are held at once."""
 
 
 class PendingLogprobs:
@@ -46,3 +51,18 @@ class PendingLogprobs:
             TokenLogprobs([int(token) for token in ids], logprobs, [int(rank) for rank in ranks])
             for ids, logprobs, ranks in self._numbers.wait()
         ]
+
+
+def prompt_logprobs(
+    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, token_ids: Tensor, num_top: int
+) -> list[TokenLogprobs]:
+    """Log-probabilities of prompt tokens from the hidden states before each; as of `PendingLogprobs.wait`.
+
+    Args:
+        logits_of: from `[n, hidden_size]` to `[n, vocab]`; asked for few rows at a time, for logits are wide.
+        hidden: `[num_tokens, hidden_size]`.
+        token_ids: `[num_tokens]` int64.
+        num_top: of the most likely tokens.
+    """
+    parts = zip(torch.split(hidden, _LOGIT_ROWS), torch.split(token_ids, _LOGIT_ROWS), strict=True)
+    return [found for rows, ids in parts for found in PendingLogprobs(logits_of(rows), ids, num_top).wait()]

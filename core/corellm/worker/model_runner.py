@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -23,25 +23,22 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.decode_graphs import DecodeGraphs
+from corellm.worker.device_sampling import Sample
 from corellm.worker.devices import on_device
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.failures import failure_of
 from corellm.worker.graphs import Graph, NotRecordable
 from corellm.worker.input_batch import FlatBatch, SequenceState, lay_out
+from corellm.worker.item_rows import Embeddings, rows_of, touched
 from corellm.worker.kv_cache import KVCache
-from corellm.worker.logprobs import PendingLogprobs
+from corellm.worker.logprobs import prompt_logprobs
 from corellm.worker.pending_step import PendingStep
-from corellm.worker.sampler import Sample, Sampler
+from corellm.worker.sampler import Sampler
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.transfers import upload
 
 logger = logging.getLogger(__name__)
 
-Embeddings: TypeAlias = Mapping[str, list[tuple[MultiModalFeature, Tensor]]]
-"""The item embeddings that chunks touch: `{request id: [(item, all its rows)]}`."""
-
-_LOGIT_ROWS = 128
-"""Prompt positions whose logits are held at once."""
 _REHEARSED = [
     SamplingParams(**choice, **edits)  # type: ignore[arg-type]
     for choice in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9})
@@ -289,20 +286,14 @@ class ModelRunner:
         answer = self._rope_positions(token_ids, [feature])
         return 3 if answer is not None and answer[0].ndim == 2 else 1
 
-    def _touched(self, chunk: SequenceChunk) -> list[MultiModalFeature]:
-        """The items of which a chunk needs embeddings."""
-        end = chunk.start + chunk.num_tokens
-        return [
-            feature
-            for feature in self._states[chunk.request_id].sequence.features
-            if feature.placeholder.embeds_before(chunk.start) < feature.placeholder.embeds_before(end)
-        ]
-
     def _features_to_encode(self, batch: ScheduledBatch) -> list[MultiModalFeature]:
         """What the engine asked for, and what it believes to be here but an interrupted step never computed."""
         asked = [self._states[request_id].sequence.features[index] for request_id, index in batch.encode]
         lost = [f for chunk in batch.chunks for f in self._touched(chunk) if f not in self.encoders]
         return list({feature.identifier: feature for feature in (*asked, *lost)}.values())
+
+    def _touched(self, chunk: SequenceChunk) -> list[MultiModalFeature]:
+        return touched(self._states[chunk.request_id].sequence.features, chunk)
 
     # --- embeddings -------------------------------------------------------------------------------------------------
 
@@ -322,25 +313,12 @@ class ModelRunner:
         return gathered
 
     def _embed(
-        self,
-        input_ids: Tensor,
-        chunks: Sequence[SequenceChunk],
-        embeddings: Embeddings,
+        self, input_ids: Tensor, chunks: Sequence[SequenceChunk], embeddings: Embeddings
     ) -> tuple[Tensor, Mapping[str, Any]]:
         """Text embeddings with the items' written in: `[num_tokens, hidden_size]`, and what the forward pass needs."""
         if not any(chunk.request_id in embeddings for chunk in chunks):
             return self._embed_text(input_ids), {}
-        mask = np.zeros(len(input_ids), dtype=bool)
-        rows: list[Tensor] = []
-        row = 0
-        for chunk in chunks:
-            for feature, output in embeddings.get(chunk.request_id, ()):
-                place, end = feature.placeholder, chunk.start + chunk.num_tokens
-                first, last = max(place.offset, chunk.start), min(place.end, end)
-                embeds = True if place.is_embed is None else place.is_embed[first - place.offset : last - place.offset]
-                mask[row + first - chunk.start : row + last - chunk.start] = embeds
-                rows.append(output[place.embeds_before(first) : place.embeds_before(last)])
-            row += chunk.num_tokens
+        mask, rows = rows_of(chunks, embeddings)
         is_multimodal = upload(mask, self.device)
         # placeholder ids may lie outside the embedding table: their rows are overwritten anyway
         text_ids = input_ids.masked_fill(is_multimodal, 0)
@@ -393,14 +371,9 @@ class ModelRunner:
                 continue
             first = int(last) - chunk.num_tokens + 1
             rows = hidden[first : first + len(targets)]
-            ids = upload(np.array(targets, dtype=np.int64), self.device)
-            result.prompt_logprobs[chunk.request_id] = [
-                position  # few rows at a time: logits are as wide as the vocabulary
-                for some_rows, some_ids in zip(
-                    torch.split(rows, _LOGIT_ROWS), torch.split(ids, _LOGIT_ROWS), strict=True
-                )
-                for position in PendingLogprobs(self._logits(some_rows), some_ids, num_top).wait()
-            ]
+            result.prompt_logprobs[chunk.request_id] = prompt_logprobs(
+                self._logits, rows, upload(np.array(targets, dtype=np.int64), self.device), num_top
+            )
 
 
 def _is_plain_decode(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], embeddings: Embeddings) -> bool:

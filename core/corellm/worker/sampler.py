@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from corellm.errors import ContractError, CorellmError, InvalidParameterError, RequestFailedError
+from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
 from corellm.worker.batch import TokenLogprobs
-from corellm.worker.logit_edits import LogitEdits, collect_edits, edit_logits
+from corellm.worker.device_sampling import Sample, sample_by
+from corellm.worker.logit_edits import edit_logits
 from corellm.worker.logprobs import PendingLogprobs
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.token_weights import token_weights
@@ -72,37 +72,6 @@ class PendingTokens:
         return SamplerOutput(token_ids, logprobs, failed)
 
 
-class Sample(Protocol):
-    """How an extension chooses tokens on a device: in its own way, what `token_weights` and `draw` give."""
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor | None,
-        top_k: torch.Tensor | None,
-        top_p: torch.Tensor | None,
-        min_p: torch.Tensor | None,
-        uniforms: torch.Tensor | None,
-        edits: LogitEdits | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for every row of `logits [num_rows, vocab]`, of any float type; not changed.
-
-        Args:
-            logits: as the model gave them.
-            temperature: `[num_rows]` float64, 0 for the best token; None where all rows want theirs.
-            top_k: `[num_rows]` int32, 0 for all.
-            top_p: `[num_rows]` float64; this and `top_k` are None where no row asks for either.
-            min_p: `[num_rows]` float64, 0 for all.
-            uniforms: `[num_rows]` float64 in [0, 1); these two are None where `temperature` is.
-            edits: to be applied first; None for nothing.
-
-        Returns:
-            Tokens `[num_rows]` int64, `FAILED` for a row that is not finite or has none; and the largest of each row's
-            logits as they were given, `[num_rows]`, infinity where one is NaN.
-        """
-        ...
-
-
 class Sampler:
     """Chooses one token per row; holds nothing between calls.
 
@@ -139,7 +108,7 @@ class Sampler:
                 next token depends on them by its position alone.
         """
         if self._sample is not None:
-            tokens, peaks = _sampled(self._sample, logits, states, ahead)
+            tokens, peaks = sample_by(self._sample, logits, states, ahead)
             return PendingTokens(logits, states, peaks, tokens)
         peaks, tokens = logits.max(dim=-1)  # both [num_seqs]; a NaN anywhere in a row is its maximum
         usable = peaks.isfinite()
@@ -152,36 +121,6 @@ class Sampler:
             tokens[rows] = chosen
             usable[rows] &= possible
         return PendingTokens(logits, states, peaks, tokens.where(usable, FAILED))
-
-
-def _sampled(
-    sample: Sample, logits: torch.Tensor, states: Sequence[SamplingState], ahead: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens of all rows, by an extension: parameters go to the device in one copy, and nothing waits for it."""
-    edits = collect_edits(states, logits.device) if any(state.edits_logits for state in states) else None
-    if all(state.greedy for state in states):
-        return _checked(sample(logits, None, None, None, None, None, edits), len(states))
-    rows = [
-        (0.0, 0, 1.0, 0.0, 0.0) if state.greedy else (p.temperature, p.top_k, p.top_p, p.min_p, state.uniform(ahead))
-        for state, p in ((state, state.params) for state in states)
-    ]
-    wanted = np.array(rows, dtype=np.float64).T
-    temperature, top_k, top_p, min_p, uniforms = upload(np.ascontiguousarray(wanted), logits.device)
-    if not wanted[1].any() and (wanted[2] == 1).all():
-        return _checked(sample(logits, temperature, None, None, min_p, uniforms, edits), len(states))
-    return _checked(sample(logits, temperature, top_k.int(), top_p, min_p, uniforms, edits), len(states))
-
-
-def _checked(answer: tuple[torch.Tensor, torch.Tensor], num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """An extension's answer, if it is one."""
-    parts = answer if isinstance(answer, tuple) else (answer,)
-    kinds = [(part.dtype, tuple(part.shape)) if isinstance(part, torch.Tensor) else type(part) for part in parts]
-    if len(kinds) != 2 or kinds[0] != (torch.int64, (num_rows,)) or kinds[1] != (parts[1].dtype, (num_rows,)):
-        raise ContractError(
-            f"the function of register_sampling must return tokens [{num_rows}] int64 and largest logits [{num_rows}]; "
-            f"it returned {', '.join(map(str, kinds))}"
-        )
-    return answer
 
 
 def _choose(
