@@ -13,7 +13,7 @@ import torch
 from corellm import LLM
 from corellm.attention.registry import select_backend
 from corellm.cli import main
-from corellm.errors import BrokenPluginError, ContractError, PluginError
+from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginError
 from corellm.installed_extensions import ask_extensions, load_extensions
 from tests.conftest import random_image
 
@@ -31,6 +31,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     def make(name: str, body: str, functions: str = "") -> None:
         module = name.replace("-", "_")
         modules.append(module)
+        sys.modules.pop(module, None)  # somebody else's of this name
         code = HEAD + functions + "class Extension:\n" + textwrap.indent(body, "    ")
         (tmp_path / f"{module}.py").write_text(code)
         info = tmp_path / f"{module}-1.0.dist-info"
@@ -52,9 +53,11 @@ def hook(name: str, answer: str, arguments: str = "self", options: str = "") -> 
 @pytest.mark.parametrize(
     ("body", "error", "words"),
     [
-        ("def __init__(self): 1 / 0", BrokenPluginError, "imported: ZeroDivisionError.*toy.py"),
+        ("def __init__(self): 1 / 0", BrokenPluginError, "loaded: ZeroDivisionError.*toy.py"),
         (hook("register_samplng", "return None"), ContractError, "register_samplng is no hook.*'register_sampling'"),
         (hook("register_sampling", "return None", "self, devise"), ContractError, "no argument 'devise'; .* device"),
+        (hook("fuse_layers", "yield", options="(wrapper=True)"), ContractError, "fuse_layers is a wrapper; hooks of"),
+        (hook("fuse_layers", "return []", options="(wrapper=True)"), ContractError, "fuse_layers is a wrapper"),
         ("def fuse_layers(self): return []", ContractError, "fuse_layers has a hook's name but lacks @hookimpl"),
     ],
 )
@@ -100,6 +103,31 @@ def test_others_go_before_what_comes_last(install: Install) -> None:
     answers = dict(ask_extensions("register_sampling", callable, device=CPU))
     assert list(answers.values()) == [min, max]
     assert list(answers) == ["the extension 'mine' of a-first", "the extension 'mine' of b-last"]
+
+
+def test_order_is_that_of_names(install: Install) -> None:
+    """Whatever the file system says; who wants to goes first."""
+    for name in ("m", "z", "a"):
+        install(name, hook("register_merging", f"return {'min' if name == 'm' else 'max'}"))
+    install("x", hook("register_merging", "return sum", options="(tryfirst=True)"))
+    names = [name.split()[-1] for name, _ in ask_extensions("register_merging", callable, device=CPU)]
+    assert names == ["x", "a", "m", "z"]
+
+
+def test_one_object_under_two_names(install: Install, tmp_path: Path) -> None:
+    install("toy", "", functions="")
+    (tmp_path / "toy.py").write_text(HEAD + "class Kind: pass\nExtension = Kind()\n")
+    (tmp_path / "toy-1.0.dist-info" / "entry_points.txt").write_text(
+        "[corellm.extensions]\nmine = toy:Extension\nagain = toy:Extension\n"
+    )
+    with pytest.raises(ContractError, match=r"the extension '.*' of toy: .*already registered"):
+        load_extensions()
+
+
+def test_running_out_of_memory_is_nobodys_fault(install: Install) -> None:
+    install("toy", hook("fuse_layers", "raise torch.OutOfMemoryError('CUDA out of memory')"))
+    with pytest.raises(ConfigError, match=r"out of memory on cpu .* for the weights"):
+        LLM("demo")
 
 
 def test_the_others_are_asked_all_the_same(install: Install) -> None:

@@ -28,7 +28,11 @@ def run(settings: Settings) -> None:
         settings.records.note(PART, "kernel tests", f"not run: {' and '.join(missing)} not installed")
         return
     junit = Path(settings.scratch) / "junit.xml"
-    what = ["tests/kernels/test_merging.py"] if settings.quick else ["tests/kernels"]
+    what = (
+        ["tests/kernels/test_merging.py"]
+        if settings.quick
+        else ["tests/kernels", "--ignore=tests/kernels/test_ahead.py"]
+    )
     command = [
         sys.executable, "-m", "pytest", *what, "-v", "-W", "default", "-p", "no:cacheprovider", "-p", "no:benchmark",
         "--tb=short", f"--junitxml={junit}",

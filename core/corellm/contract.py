@@ -129,9 +129,8 @@ class Contract:
         Raises:
             ContractError: a method is no wrapper, or of a hook that is asked of the adapter's class, or there is none.
         """
-        marked = {
-            name: options for name, member in inspect.getmembers(wrapper) if (options := getattr(member, _IMPL, None))
-        }
+        members = inspect.getmembers_static(wrapper)  # properties are its own business
+        marked = {name: options for name, member in members if (options := getattr(member, _IMPL, None))}
         if not marked:
             raise ContractError(f"{extension}: it surrounds nothing: no method has hookimpl(wrapper=True)")
         for name, options in marked.items():

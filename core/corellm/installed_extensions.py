@@ -6,7 +6,8 @@ Knows entry points, pluggy and the names of the hooks; what they are for is `ext
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,6 +19,8 @@ from corellm import extensions as specs
 from corellm.contract import near
 from corellm.errors import BrokenPluginError, ContractError, PluginError, own_traceback
 from corellm.hookspecs import PROJECT_NAME
+
+logger = logging.getLogger(__name__)
 
 EXTENSIONS_GROUP = "corellm.extensions"
 _HOOKS = frozenset(name for name, member in vars(specs).items() if hasattr(member, f"{PROJECT_NAME}_spec"))
@@ -32,46 +35,57 @@ class ExtensionEntry:
     name: str
     entry_point: EntryPoint
 
+    @property
+    def called(self) -> str:
+        """In messages."""
+        return f"the extension {self.name!r} of {self.distribution}"
+
     def load(self) -> object:
-        """Import the extension, and make it if it is a class.
+        """Import the extension, make it if it is a class, and look at its hooks.
 
         Raises:
             BrokenPluginError: that failed; says how to remove it.
-            ContractError: it implements a hook that does not exist.
+            ContractError: a hook does not exist, has other arguments, or is a wrapper.
         """
-        where = f"the extension {self.name!r} of {self.distribution}"
         way_out = f"repair it, or remove it: pip uninstall {self.distribution}"
         try:
             extension = self.entry_point.load()
             extension = extension() if inspect.isclass(extension) else extension
         except Exception as error:
             raise BrokenPluginError(
-                f"{where} {self.version} cannot be imported: {type(error).__name__}: {error}\n"
+                f"{self.called} {self.version} cannot be loaded: {type(error).__name__}: {error}\n"
                 f"{own_traceback(error)}{way_out}"
             ) from error
-        for name, member in inspect.getmembers(extension, callable):
-            if not hasattr(member, f"{PROJECT_NAME}_impl"):
-                if name in _HOOKS:
-                    raise ContractError(f"{where}: {name} has a hook's name but lacks @hookimpl; {way_out}")
-                continue
-            if name not in _HOOKS:
-                raise ContractError(f"{where}: {name} is no hook of extensions{near(name, _HOOKS)}; {way_out}")
-            known = inspect.signature(getattr(specs, name)).parameters
-            for argument in inspect.signature(member).parameters:
-                if argument not in known:
-                    takes = ", ".join(known) or "no arguments"
-                    raise ContractError(f"{where}: {name} has no argument {argument!r}; it may take {takes}; {way_out}")
+        for name, member in inspect.getmembers_static(extension):  # properties are its own business
+            wrong = _what_is_wrong(extension, name, getattr(member, f"{PROJECT_NAME}_impl", None))
+            if wrong is not None:
+                raise ContractError(f"{self.called}: {wrong}; {way_out}")
         return extension
 
 
+def _what_is_wrong(extension: object, name: str, options: Mapping[str, Any] | None) -> str | None:
+    """With a method of an extension; its hookimpl's options, or None without."""
+    if options is None:
+        return f"{name} has a hook's name but lacks @hookimpl" if name in _HOOKS else None
+    if name not in _HOOKS:
+        return f"{name} is no hook of extensions{near(name, _HOOKS)}"
+    if options["wrapper"] or options["hookwrapper"]:
+        return f"{name} is a wrapper; hooks of extensions are not wrapped, those of adapters are (wrap_adapter)"
+    known = inspect.signature(getattr(specs, name)).parameters
+    for argument in inspect.signature(getattr(extension, name)).parameters:
+        if argument not in known:
+            return f"{name} has no argument {argument!r}; it may take {', '.join(known) or 'no arguments'}"
+    return None
+
+
 def installed_extensions() -> list[ExtensionEntry]:
-    """Every extension of every installed distribution; nothing is imported."""
+    """Every extension of every installed distribution, by their names; nothing is imported."""
     found: dict[tuple[str, str], ExtensionEntry] = {}
     for entry in entry_points(group=EXTENSIONS_GROUP):
         distribution, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else (entry.value, "?")
         # a distribution seen twice on sys.path is still one
         found.setdefault((distribution, entry.name), ExtensionEntry(distribution, version, entry.name, entry))
-    return list(found.values())
+    return [found[key] for key in sorted(found)]
 
 
 @cache
@@ -79,12 +93,16 @@ def load_extensions() -> pluggy.PluginManager:
     """The manager of every installed extension, loaded once per process.
 
     Raises:
-        BrokenPluginError, ContractError: of the first that cannot be loaded.
+        BrokenPluginError, ContractError: one cannot be loaded.
     """
     manager = pluggy.PluginManager(PROJECT_NAME)
     manager.add_hookspecs(specs)
-    for entry in installed_extensions():
-        manager.register(entry.load(), name=f"the extension {entry.name!r} of {entry.distribution}")
+    for entry in reversed(installed_extensions()):  # pluggy asks the last one first
+        extension = entry.load()
+        try:
+            manager.register(extension, name=entry.called)
+        except ValueError as error:  # also pluggy's own
+            raise ContractError(f"{entry.called}: {' '.join(str(error).split())}") from error
     return manager
 
 
@@ -96,7 +114,7 @@ def ask_extensions(
     on_failure: Callable[[PluginError], None] | None = None,
     **arguments: Any,
 ) -> Iterator[tuple[str, Any]]:
-    """What extensions answer to a hook, in pluggy's order: the last one installed first, `trylast` after all others.
+    """What extensions answer to a hook: in the order of their distributions' names, `tryfirst` before, `trylast` after.
 
     Args:
         hook: its name.
@@ -128,14 +146,22 @@ def ask_extensions(
             yield name, answer
 
 
+def first_offer(hook: str, expected: Callable[[Any], bool], **arguments: Any) -> Any:
+    """The first answer to a hook of which one is enough, or None; arguments and errors as of `ask_extensions`."""
+    for name, answer in ask_extensions(hook, expected, **arguments):
+        logger.info("%s: by %s", hook, name)
+        return answer
+    return None
+
+
 def _answer(
     name: str, implementation: pluggy.HookImpl, hook: str, expected: Callable[[Any], bool], arguments: dict[str, Any]
 ) -> Any:
     try:
         answer = implementation.function(*(arguments[argument] for argument in implementation.argnames))
-    except PluginError:
-        raise
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's: told by whoever knows what to lower
+            raise
         raise BrokenPluginError(
             f"{name}: {hook} failed: {type(error).__name__}: {error}\n{own_traceback(error)}repair it, or uninstall it"
         ) from error

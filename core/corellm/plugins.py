@@ -229,11 +229,15 @@ def build_manager(
         ) from error
     _register_checked(manager, instance, distribution)
     if extensions is not None:
-        for name, wrapper in ask_extensions("wrap_adapter", bool, manager=extensions, context=context):
+        for name, wrapper in ask_extensions("wrap_adapter", _anything, manager=extensions, context=context):
             where = f"{name}, {type(wrapper).__qualname__}"
             contract.check_wrapper(wrapper, where)
             _register_checked(manager, wrapper, where)
     return manager
+
+
+def _anything(answer: object) -> bool:
+    return True
 
 
 def _register_checked(manager: pluggy.PluginManager, plugin: object, name: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from corellm.worker.graphs import NotRecordable, as_if_capturing
+from corellm.worker.graphs import NotRecordable, rehearsing
 
 _HOST_READS = (
     "_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "allclose", "masked_select", "unique", "_unique",
@@ -28,7 +28,7 @@ class RecordedGraph:
         self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def record(self, step: Callable[[], Tensor]) -> Tensor:
-        with as_if_capturing(), _Recorder(self._calls):
+        with rehearsing(), _Recorder(self._calls):
             return step()
 
     def replay(self) -> None:

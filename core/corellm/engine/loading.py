@@ -29,7 +29,7 @@ from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_bu
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.installed_extensions import ask_extensions
+from corellm.installed_extensions import ask_extensions, first_offer
 from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
@@ -264,21 +264,22 @@ def _make_runner(
         dtype=context.dtype,
         device=context.device,
         seed=config.model.seed,
-        sample=next(ask_extensions("register_sampling", callable, device=context.device), ("", None))[1],
+        sample=first_offer("register_sampling", callable, device=context.device),
     )
 
 
 def _record_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, profile: DummyProfile) -> None:
     """Record decode steps of all sizes, and encoders of items that all have one."""
-    pool = torch.cuda.graph_pool_handle()
-    runner.encoders.record_graphs(profile.features, lambda: CudaGraph(pool))
+    stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
+    make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
+    runner.encoders.record_graphs(profile.features, make_graph)
     runner.record_graphs(
         graph_sizes(sizes.max_num_seqs),
         max_blocks=-(-sizes.max_model_len // config.cache.block_size),
         position_rows=max(
             (runner.position_rows(*known) for known in zip(profile.prompts, profile.features, strict=True)), default=1
         ),
-        make_graph=lambda: CudaGraph(pool),
+        make_graph=make_graph,
     )
 
 

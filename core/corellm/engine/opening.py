@@ -10,7 +10,7 @@ from typing import Any
 
 from corellm.config import EngineConfig
 from corellm.hookspecs import ModelContext
-from corellm.installed_extensions import ask_extensions, load_extensions
+from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.plugins import ask_class, build_manager, find_adapter
 from corellm.worker import checkpoint as checkpoints
@@ -54,7 +54,7 @@ def open_model(config: EngineConfig) -> OpenedModel:
         trust_remote_code=trusted,
     )
     processing = ProcessingDefaults(context, config.multimodal)
-    _, merge_rows = next(ask_extensions("register_merging", callable, device=context.device), ("", None))
+    merge_rows = first_offer("register_merging", callable, device=context.device)
     manager = build_manager(
         adapter,
         context,

@@ -52,14 +52,16 @@ class EncoderGraphs:
         if len(shapes) != 1:
             logger.info("the %s encoder is not recorded: its rows have several shapes", modality)
             return
+        recorded: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
         try:
             for size in reversed(SIZES):
                 graph, part = self._make_graph(), {name: tensor[:size] for name, tensor in inputs.items()}
                 output = graph.record(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
-                self._recorded[modality, size] = graph, output
+                recorded[modality, size] = graph, output
         except NotRecordable as reason:
             logger.info("the %s encoder is not recorded: %s", modality, reason)
             return
+        self._recorded |= recorded
         self._inputs[modality] = inputs
         logger.info("recorded the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
 

@@ -77,7 +77,9 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> None:
     defines them.
     """
     if edits.allowed is not None:
-        logits[edits.allowed_rows] = logits[edits.allowed_rows].masked_fill(~edits.allowed, -torch.inf)
+        assert edits.allowed_rows is not None
+        for row, allowed in zip(edits.allowed_rows.tolist(), edits.allowed, strict=True):
+            logits[row].masked_fill_(~allowed, -torch.inf)
     if edits.added is not None:
         logits.index_put_(_places(edits.added), edits.added.values, accumulate=True)
     if edits.seen is not None:

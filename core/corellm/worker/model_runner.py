@@ -306,7 +306,7 @@ class ModelRunner:
             try:
                 found = [(feature, self.encoders.output(feature)) for feature in self._touched(chunk)]
             except CorellmError as error:
-                result.failed[chunk.request_id] = error
+                result.failed[chunk.request_id] = error.with_traceback(None)  # which would hold everybody's rows
                 continue
             if found:
                 gathered[chunk.request_id] = found

@@ -1,0 +1,121 @@
+"""What is recorded as a CUDA graph, and what is not: on a CUDA of our own, which only notes what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from corellm.errors import ConfigError
+from corellm.worker.devices import on_device
+from corellm.worker.graphs import CudaGraph, NotRecordable
+
+
+class Cuda:
+    """What was asked of it, and whether a capture fails."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.mode: Any = 0
+        self.fails = False
+
+    @contextmanager
+    def graph(self, graph: Any, *, pool: Any, stream: Any) -> Iterator[None]:
+        self.calls.append(("capture", pool, stream))
+        yield
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    fake = Cuda()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", fake.graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: fake.mode)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(fake, "mode", mode))
+    return fake
+
+
+def record(step: Callable[[], Tensor]) -> Tensor:
+    return CudaGraph("pool", "stream").record(step)  # type: ignore[arg-type]
+
+
+def test_a_step_is_tried_before_it_is_captured(cuda: Cuda) -> None:
+    """Twice, the second time with an eye on the device; told that it is captured, as it will be."""
+    seen: list[tuple[bool, Any]] = []
+
+    def step() -> Tensor:
+        seen.append((torch.cuda.is_current_stream_capturing(), cuda.mode))
+        return torch.ones(2)
+
+    assert record(step).tolist() == [1, 1]
+    assert seen == [(True, 0), (True, "error"), (False, 0)]
+    assert cuda.calls == [("capture", "pool", "stream")]
+
+
+def waits() -> Tensor:
+    if torch.cuda.get_sync_debug_mode() == "error":
+        raise RuntimeError("called a synchronizing CUDA operation")
+    return torch.ones(1)
+
+
+def fails() -> Tensor:
+    raise ValueError("not while capturing")
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (waits, r"it waits for the device \(.*test_graphs.py:\d+\)"),
+        (lambda: torch.ones(1).to("meta"), "copies between devices"),
+        (fails, r"ValueError: not while capturing \(.*test_graphs.py:\d+\)"),
+    ],
+)
+def test_what_is_not_recordable_is_not_captured(cuda: Cuda, step: Callable[[], Tensor], words: str) -> None:
+    """And nothing stays as it was for the trial."""
+    with pytest.raises(NotRecordable, match=words):
+        record(step)
+    assert not cuda.calls
+    assert cuda.mode == 0
+    assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_numbers_of_the_host_go_along(cuda: Cuda) -> None:
+    assert record(lambda: torch.ones(1, device="meta") * torch.tensor(2.0)).device.type == "meta"
+
+
+def test_memory_that_runs_out_is_told_by_others(cuda: Cuda) -> None:
+    def step() -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        record(step)
+
+
+def test_a_capture_that_fails_says_how_to_start_without(cuda: Cuda) -> None:
+    cuda.fails = True
+    with pytest.raises(ConfigError, match=r"cannot be recorded: RuntimeError: .*start again with enforce_eager=True"):
+        record(lambda: torch.ones(1))
+
+
+def test_work_goes_to_the_models_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = ["cuda:0"]
+
+    @contextmanager
+    def device(wanted: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], str(wanted)
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    with on_device(torch.device("cuda:1")):
+        assert current == ["cuda:1"]
+    with on_device(torch.device("cpu")):
+        assert current == ["cuda:0"]
