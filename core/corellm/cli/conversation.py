@@ -62,6 +62,10 @@ def print_answer(pieces: Iterator[str]) -> str:
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]  # a generator: aborts the request
         print("  (stopped)")
+    except CorellmError:
+        if answer:
+            print(flush=True)  # the error is a line of its own
+        raise
     return answer
 
 
