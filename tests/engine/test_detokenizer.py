@@ -269,3 +269,18 @@ def test_stop_strings_meet_characters_of_many_tokens() -> None:
     for token in encode(tokenizer, "blue😀 red"):
         text += matcher.append(detokenizer.append(token))
     assert (text, matcher.matched) == (" blue😀", "e😀")
+
+
+def test_a_tokenizer_with_ways_of_its_own_is_asked_itself() -> None:
+    """The one behind transformers' wrapper is, only where the wrapper adds nothing."""
+
+    class Loud(PreTrainedTokenizerFast):
+        def _decode(self, *args: Any, **kwargs: Any) -> str:
+            return super()._decode(*args, **kwargs).upper()
+
+    usual = tokenizer_of("byte_level")
+    loud = Loud(tokenizer_object=usual.backend_tokenizer, eos_token="</s>", pad_token="<pad>")
+    ids = encode(usual, "a red circle")
+    for tokenizer, wanted in ((usual, "a red circle"), (loud, "A RED CIRCLE")):
+        detokenizer = IncrementalDetokenizer(tokenizer, [])
+        assert "".join(detokenizer.append(token) for token in ids) == wanted

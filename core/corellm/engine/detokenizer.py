@@ -68,6 +68,9 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._vocabulary = _vocabulary(tokenizer)
+        self._backend: Any = None
+        if self._vocabulary.wrapper_adds_nothing:
+            self._backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
         self._window: list[int] = []
         self._given_out = 0
         """Characters of the window's text that were given out."""
@@ -128,6 +131,9 @@ class IncrementalDetokenizer:
         self._given_out = len(self._decode(token_ids)) - held
 
     def _decode(self, token_ids: list[int]) -> str:
+        if self._backend is not None:
+            text: str = self._backend.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+            return text
         return self._tokenizer.decode(
             token_ids, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -143,6 +149,8 @@ class _Vocabulary:
     no text would have to grow."""
     bytes: dict[int, bytes]
     """Byte-fallback tokens."""
+    wrapper_adds_nothing: bool
+    """Whether transformers' wrapper hands ids to the tokenizer behind it as they are, in twice the time."""
 
 
 _vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
@@ -157,8 +165,18 @@ def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
             for token_id in special.union(tokenizer.all_special_ids)
             if not tokenizer.decode([token_id], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
-        known = _vocabularies[tokenizer] = _Vocabulary(len(tokenizer), skipped, _byte_tokens(tokenizer))
+        known = _Vocabulary(len(tokenizer), skipped, _byte_tokens(tokenizer), _wrapper_adds_nothing(tokenizer))
+        _vocabularies[tokenizer] = known
     return known
+
+
+def _wrapper_adds_nothing(tokenizer: Tokenizer) -> bool:
+    from transformers import PreTrainedTokenizerFast
+
+    return all(
+        getattr(type(tokenizer), step, None) is getattr(PreTrainedTokenizerFast, step)
+        for step in ("decode", "_decode", "backend_tokenizer")
+    )
 
 
 def _byte_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -221,8 +221,8 @@ class OutputProcessor:
 
 def _snapshot(group: _Group) -> RequestOutput:
     """A copy: what was handed out does not change any more."""
-    first = group.requests[0]
-    group.metrics.first_scheduled_time = first.first_scheduled_time
+    first, metrics = group.requests[0], group.metrics
+    metrics.first_scheduled_time = first.first_scheduled_time
     return RequestOutput(
         request_id=group.request_id,
         prompt=group.prompt,
@@ -241,7 +241,13 @@ def _snapshot(group: _Group) -> RequestOutput:
         ],
         finished=group.finished,
         prompt_logprobs=group.prompt_logprobs,
-        metrics=replace(group.metrics),
+        metrics=RequestMetrics(  # not dataclasses.replace, which takes thrice as long for every token
+            metrics.arrival_time,
+            metrics.first_scheduled_time,
+            metrics.first_token_time,
+            metrics.finished_time,
+            metrics.num_preemptions,
+        ),
         num_cached_tokens=first.num_cached_tokens,
         error=group.error,
     )
