@@ -24,12 +24,12 @@ class Asked:
     """Shares are shown in percent; other units are appended."""
     at_most: bool = False
 
-    def line(self, figures: Figures) -> str:
+    def line(self, figures: Figures, *, judged: bool = True) -> str:
         """Of the table."""
         value = self.found(figures)
         sign = "<" if self.at_most else ">="
         verdict = "-"
-        if value is not None:
+        if value is not None and judged:
             verdict = "yes" if (value < self.target if self.at_most else value >= self.target) else "NO"
         return f"{self.label:66}{self._shown(value):>10}   {sign:>2} {self._shown(self.target):8}{verdict}"
 

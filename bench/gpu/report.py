@@ -18,7 +18,7 @@ def table(records: Sequence[Record], models: Sequence[str], *, quick: bool, seco
     if quick:
         lines.append("ON A CPU, WITH TINY SHAPES: THE FIGURES MEAN NOTHING, only that everything runs is seen here")
     lines += ["", f"{'asked':66}{'measured':>10}   {'':>2} {'asked':8}met"]
-    lines += [line.line(figures) for line in asked(models)]
+    lines += [line.line(figures, judged=not quick) for line in asked(models)]
     lines += ["", "also measured", *_more(figures, models)]
     notes = [record for record in records if record.kind == "note"]
     if notes:

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from corellm import LLM, SamplingParams
-from corellm.cli import main
+from corellm.cli import build_parser, main
 from corellm.cli.media import MediaFile, open_file
 from corellm.plugins import KNOWN_FAMILIES
 from tests.conftest import random_image
@@ -173,6 +173,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path
         (["--temperature", "3", "hi"], "temperature must be in [0, 2], got 3.0"),
         (["--max-model-len", "9999", "hi"], "max_model_len=9999 exceeds the 1024 positions"),
         (["--adapter", "corellm-nothing", "hi"], "adapter 'corellm-nothing' does not serve"),
+        (["--attention-backend", "triton", "hi"], "attention_backend 'triton' runs on NVIDIA GPUs, not on cpu"),
     ],
 )
 def test_mistakes_get_one_line(
@@ -238,3 +239,30 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(argv)
         assert "corellm run demo picture.png" in capsys.readouterr().out.replace("--image a.png", "picture.png")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1000", 1000), ("512M", 512 << 20), ("2G", 2 << 30), ("1.5GiB", 3 << 29), ("3 kb", 3072)]
+)
+def test_sizes_may_have_units(text: str, size: int) -> None:
+    parser = build_parser()
+    assert parser.parse_args(["run", "demo", "--kv-cache-memory", text]).kv_cache_memory == size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-cache-memory", "1Q"], "not a size: '1Q'; write bytes, or 512M, 2G"),
+        (["--dtype", "float8"], "invalid choice: 'float8'"),
+        (["--attention-bakend", "cpu"], "unknown option --attention-bakend; did you mean --attention-backend?"),
+    ],
+)
+def test_wrong_options_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "demo", "hi", *arguments])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.startswith("corellm run: error: ")
+    assert message in told
+    assert told.endswith("(see corellm run --help)\n")
+    assert told.count("\n") == 1

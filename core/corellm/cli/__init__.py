@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from corellm import __version__
 from corellm.cli import inspect, new_plugin, plugins, run
@@ -28,9 +29,16 @@ examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the usage, a dozen, is a question away."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line, extensions' commands included."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="corellm", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"corellm {__version__}")
@@ -74,9 +82,10 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     args, rest = parser.parse_known_args(given[:cut])
     unknown = rest if not hasattr(args, "words") else [word for word in rest if word.startswith("-")]
     if unknown:
-        known = [option for action in _subparser(parser, args.command)._actions for option in action.option_strings]
+        command = _subparser(parser, args.command)
+        known = [option for action in command._actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        parser.error(f"unknown option {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
+        command.error(f"unknown option {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
     words = rest + given[cut + 1 :]
     if words and hasattr(args, "words"):
         args.words += words

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,11 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--device", metavar="NAME", default=glossary["device"], help="cpu, cuda or cuda:N (default: auto)"
     )
-    group.add_argument("--kv-cache-memory", type=int, metavar="BYTES", help="memory for the KV cache")
+    group.add_argument(
+        "--attention-backend", metavar="NAME", help="triton, cpu or reference (default: the best that can run)"
+    )
+    group.add_argument("--no-fuse-layers", action="store_true", help="on GPUs, leave the model's layers as they are")
+    group.add_argument("--kv-cache-memory", type=_memory, metavar="SIZE", help="memory for the KV cache, e.g. 2G")
     group.add_argument(
         "--gpu-memory-utilization", type=float, metavar="SHARE", default=glossary["gpu_memory_utilization"],
         help="share of a GPU's memory to use (default: %(default)s)",
@@ -71,6 +76,15 @@ class _AppendMedia(argparse.Action):
     ) -> None:
         assert option_string is not None
         namespace.media = [*namespace.media, (option_string.removeprefix("--"), values)]
+
+
+def _memory(text: str) -> int:
+    """Bytes, as a number or with a unit of 1024: 512M, 2G, 1.5GiB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r}; write bytes, or 512M, 2G")
+    number, unit = found.groups()
+    return int(float(number) * 1024 ** " KMGT".index(unit.upper() or " "))
 
 
 def _processor_arguments(text: str) -> dict[str, Any]:
@@ -124,7 +138,8 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
         model=args.model, dtype=args.dtype, max_model_len=args.max_model_len, adapter=args.adapter,
         revision=args.revision, kv_cache_memory=args.kv_cache_memory, trust_remote_code=args.trust_remote_code,
         device=args.device, gpu_memory_utilization=args.gpu_memory_utilization, kv_cache_dtype=args.kv_cache_dtype,
-        enforce_eager=args.enforce_eager,
+        enforce_eager=args.enforce_eager, attention_backend=args.attention_backend,
+        fuse_layers=not args.no_fuse_layers,
         mm_processor_kwargs=args.mm_processor_kwargs, max_num_seqs=1,
     )  # fmt: skip
     return LLMEngine(config, check_encoders=check_encoders)
