@@ -101,7 +101,7 @@ def load_extensions() -> pluggy.PluginManager:
         extension = entry.load()
         try:
             manager.register(extension, name=entry.called)
-        except ValueError as error:  # also pluggy's own
+        except (ValueError, pluggy.PluginValidationError) as error:  # e.g. it is there already
             raise ContractError(f"{entry.called}: {' '.join(str(error).split())}") from error
     return manager
 
