@@ -1,7 +1,9 @@
-"""What deciding costs: scheduler and bookkeeping per step, with a model that costs nothing.
+"""What deciding costs, and what the host does in a whole step, with a model that costs nothing.
 
 1,000 requests, 64 running; then 64 running with 100, 1,000 and 10,000 waiting. Microseconds of `schedule` and `update`
-per step, and the ratio to the shortest queue: it must not grow with the queue.
+per step, and the ratio to the shortest queue: it must not grow with the queue. Then decode steps of the whole engine,
+inputs, sampling, text and outputs included, on recorded steps whose logits are there already: what a GPU's step must
+outlast for the GPU never to wait.
 """
 
 from __future__ import annotations
@@ -11,13 +13,18 @@ import random
 import statistics
 import time
 
+import torch
+
 from corellm.config import SchedulerConfig
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
+from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.request import Request
 from corellm.engine.scheduler import Scheduler
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.worker.decode_graphs import StaticInputs
+from corellm.worker.input_batch import StepArrays
 
 RUNNING = 64
 BLOCK = 16
@@ -63,6 +70,40 @@ def run(scheduler: Scheduler, steps: int | None) -> list[float]:
     return spent
 
 
+class FreeGraphs:
+    """Recorded steps that do nothing but take their inputs; as `DecodeGraphs`."""
+
+    def __init__(self, num_seqs: int, vocab_size: int) -> None:
+        self._inputs = StaticInputs(num_seqs, BLOCK, 1, torch.device("cpu"))
+        self._logits = torch.randn(num_seqs, vocab_size)
+
+    def fits(self, arrays: StepArrays) -> bool:
+        """Single tokens do."""
+        return len(arrays.seq_lens) == len(arrays.token_ids)
+
+    def run(self, arrays: StepArrays, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of before."""
+        num_seqs = len(arrays.seq_lens)
+        self._inputs.fill(arrays, num_seqs, token_ids)
+        return self._logits[:num_seqs]
+
+
+def host_step(num_seqs: int, *, stream: bool) -> float:
+    """Milliseconds of a decode step of so many sequences."""
+    engine = LLMEngine.from_kwargs(model="demo", max_num_seqs=num_seqs, num_kv_blocks=20 * num_seqs, max_model_len=256)
+    engine.runner._graphs = FreeGraphs(num_seqs, engine.runner._vocab_size)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    for i in range(num_seqs):
+        engine.add_request(str(i), {"prompt_token_ids": [5] * 20}, params, stream=stream)
+    spent = []
+    for _ in range(140):
+        start = time.perf_counter()
+        engine.step()
+        spent.append(1e3 * (time.perf_counter() - start))
+    engine.shutdown()
+    return statistics.median(spent[40:])
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,6 +126,10 @@ def main() -> None:
             median = statistics.median(run(scheduler, args.steps))
             base = base or median
             print(f"{policy:10}{scheduler.num_waiting:>9}{median:>22.0f}{median / base:>7.2f}x")
+    print(f"\n{'sequences':10}{'ms of the host per step':>25}{'with outputs streamed':>24}")
+    for num_seqs in (1, 8, 64, 256):
+        whole, streamed = (host_step(num_seqs, stream=stream) for stream in (False, True))
+        print(f"{num_seqs:<10}{whole:>25.2f}{streamed:>24.2f}")
 
 
 if __name__ == "__main__":

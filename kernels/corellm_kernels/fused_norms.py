@@ -6,6 +6,7 @@ Knows RMSNorm in the form that transformers' decoders have, and torch's LayerNor
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +15,19 @@ from corellm_kernels.layer_swap import TOLERANCES, agree, draw, outcome, swapped
 from corellm_kernels.norms import layer_norm, rms_norm
 
 
-class FusedNorm(nn.Module):
+class FusedNorm(nn.Module, ABC):
     """A norm over the last dimension."""
 
     weight: nn.Parameter
     norm_eps: float
 
+    @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """`[..., width]`, normalized."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         """The norm of `residual + x`, which `residual` holds afterwards; it must be contiguous."""
-        raise NotImplementedError
 
 
 class FusedRMSNorm(FusedNorm):

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from corellm_kernels.launch import next_power_of_2, num_multiprocessors
-from corellm_kernels.paged_tiles import LOG2_E, cache_strides, fold_tile, gather_context, product_precision
+from corellm_kernels.paged_tiles import LOG2_E, fold_tile, gather_context, tile_constants
 
 MAX_SPLITS = 64
 _MIN_ROWS = 16
@@ -137,7 +137,6 @@ def paged_decode(
     if not num_seqs:
         return
     block_size, num_kv_heads, value_size = value_cache.shape[1:]
-    group = num_heads // num_kv_heads
     splits = choose_num_splits(num_seqs * num_kv_heads, block_tables.shape[1] * block_size, query.device)
     tile, warps, stages = _shape_of_tiles(max(head_size, value_size), query.element_size())
     parts, part_lse = out, seq_lens
@@ -148,11 +147,9 @@ def paged_decode(
     _paged_decode_kernel[(num_seqs, num_kv_heads, splits)](
         query, key_cache, value_cache, scales, scales if value_scale is None else value_scale, block_tables, seq_lens,
         parts, part_lse, out, query.stride(0), query.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
-        scale * LOG2_E, num_heads, **cache_strides(key_cache, value_cache, key_scale),
-        GROUP=group, ROWS=max(_MIN_ROWS, next_power_of_2(group)), HEAD=head_size, HEAD_BLOCK=next_power_of_2(head_size),
-        VALUE=value_size, VALUE_BLOCK=next_power_of_2(value_size), BLOCK_SIZE=block_size, TILE=tile,
-        IS_SPLIT=splits > 1, WINDOW=sliding_window or 0, QUANTIZED=key_scale is not None,
-        PRECISION=product_precision(query.dtype), num_warps=warps, num_stages=stages,
+        scale * LOG2_E, num_heads, **tile_constants(query, key_cache, value_cache, key_scale, sliding_window),
+        ROWS=max(_MIN_ROWS, next_power_of_2(num_heads // num_kv_heads)), TILE=tile, IS_SPLIT=splits > 1,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         _join_splits_kernel[(num_seqs, num_heads)](

@@ -18,7 +18,25 @@ import triton.language as tl
 from torch import Tensor
 
 from corellm_kernels.launch import next_power_of_2, shared_memory
-from corellm_kernels.paged_tiles import LOG2_E, cache_strides, fold_tile, gather_context, product_precision
+from corellm_kernels.paged_tiles import LOG2_E, fold_tile, gather_context, tile_constants
+
+
+@triton.jit
+def _sequence_of(number, query_starts, num_seqs, QUERIES: tl.constexpr):
+    """The sequence that tile `number` belongs to, by bisection.
+
+    Tiles of all sequences lie one after another: sequence s has those from (starts[s] - starts[0]) // QUERIES + s on,
+    and at most one more than it needs.
+    """
+    begins = tl.load(query_starts)
+    low, high = 0, num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        if (tl.load(query_starts + middle) - begins) // QUERIES + middle <= number:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
 
 
 @triton.jit(
@@ -33,22 +51,12 @@ def _paged_prefill_kernel(
     HEAD_BLOCK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, WINDOW: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Tiles of all sequences one after another: sequence s has those from (starts[s] - starts[0]) // QUERIES + s on, and
-    # at most one more than it needs.
-    begins = tl.load(query_starts)
     number = tl.num_programs(0) - 1 - tl.program_id(0)  # the last ones have the longest way: they begin
     kv_head = tl.program_id(1)
-    low, high = 0, num_seqs
-    while low < high:
-        middle = (low + high) // 2
-        if (tl.load(query_starts + middle) - begins) // QUERIES + middle <= number:
-            low = middle + 1
-        else:
-            high = middle
-    sequence = low - 1
+    sequence = _sequence_of(number, query_starts, num_seqs, QUERIES)
     query_start = tl.load(query_starts + sequence)
     query_len = tl.load(query_starts + sequence + 1) - query_start
-    first_query = (number - (query_start - begins) // QUERIES - sequence) * QUERIES
+    first_query = (number - (query_start - tl.load(query_starts)) // QUERIES - sequence) * QUERIES
     if first_query >= query_len:
         return
     context = tl.load(seq_lens + sequence).to(tl.int32) - query_len  # tokens before the chunk
@@ -138,7 +146,7 @@ def paged_prefill(
     num_tokens, num_heads, head_size = query.shape
     if not num_tokens or not num_seqs:
         return
-    block_size, num_kv_heads, value_size = value_cache.shape[1:]
+    num_kv_heads, value_size = value_cache.shape[2:]
     group_block = next_power_of_2(num_heads // num_kv_heads)
     size = max(head_size, value_size)
     rows, tile, warps, stages = _shape_of_tiles(size, query.element_size(), query.device)
@@ -147,11 +155,8 @@ def paged_prefill(
     _paged_prefill_kernel[(num_tokens // queries + num_seqs, num_kv_heads)](
         query, key_cache, value_cache, *scales, block_tables, seq_lens, query_starts, out, num_seqs,
         query.stride(0), query.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
-        scale * LOG2_E, **cache_strides(key_cache, value_cache, key_scale),
-        GROUP=num_heads // num_kv_heads, GROUP_BLOCK=group_block, QUERIES=queries, HEAD=head_size,
-        HEAD_BLOCK=next_power_of_2(head_size), VALUE=value_size, VALUE_BLOCK=next_power_of_2(value_size),
-        BLOCK_SIZE=block_size, TILE=tile, WINDOW=sliding_window or 0, QUANTIZED=key_scale is not None,
-        PRECISION=product_precision(query.dtype), num_warps=warps, num_stages=stages,
+        scale * LOG2_E, **tile_constants(query, key_cache, value_cache, key_scale, sliding_window),
+        GROUP_BLOCK=group_block, QUERIES=queries, TILE=tile, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

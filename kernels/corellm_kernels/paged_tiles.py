@@ -8,10 +8,14 @@ pipelines the table or the tokens, but not both, and every tile waits for memory
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from corellm_kernels.launch import next_power_of_2
 
 LOG2_E = 1.4426950408889634
 
@@ -76,15 +80,24 @@ def gather_context(cache: Tensor, scales: Tensor | None, block_tables: Tensor) -
     return found.flatten(1, 2)
 
 
-def cache_strides(key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None) -> dict[str, tuple[int, ...]]:
-    """The strides that `fold_tile` wants: constants, as they are the same for all layers of a model."""
+def tile_constants(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None, sliding_window: int | None
+) -> dict[str, Any]:
+    """What both kernels are compiled for: strides too, as they are the same for all layers of a model."""
+    block_size, num_kv_heads, value_size = value_cache.shape[1:]
+    head_size = query.shape[2]
     return {
         "KEY_STRIDES": key_cache.stride()[:3],
         "VALUE_STRIDES": value_cache.stride()[:3],
         "SCALE_STRIDES": (0, 0) if key_scale is None else key_scale.stride()[:2],
+        "GROUP": query.shape[1] // num_kv_heads,
+        "HEAD": head_size,
+        "HEAD_BLOCK": next_power_of_2(head_size),
+        "VALUE": value_size,
+        "VALUE_BLOCK": next_power_of_2(value_size),
+        "BLOCK_SIZE": block_size,
+        "WINDOW": sliding_window or 0,
+        "QUANTIZED": key_scale is not None,
+        # float32 in full, where tensor cores would cut it to 10 bits
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }
-
-
-def product_precision(dtype: torch.dtype) -> str:
-    """Of matrix products: full for float32, where tensor cores would cut it to 10 bits."""
-    return "ieee" if dtype == torch.float32 else "tf32"
