@@ -20,6 +20,7 @@ from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.process import collector_paused, set_up_threads
+from corellm.worker.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class LLMEngine:
         self.output_processor = OutputProcessor(self.context.tokenizer)
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        self.trace: Trace | None = None
+        """What `upkeep.start_profile` began."""
         self._ids = itertools.count()
         self._failed_steps = 0
         self._ahead: tuple[ScheduledBatch, Any] | None = None
