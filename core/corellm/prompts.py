@@ -44,6 +44,7 @@ class TokensPrompt(_WithItems):
 
 
 PromptType: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt
+"""One prompt in any form."""
 
 
 def split_prompts(given: Any) -> list[Any]:
