@@ -1,7 +1,7 @@
 """Arguments and names that scripts written for other engines use and corellm lacks: refused by a sentence.
 
-This file knows how a table of them is applied to a call; which names there are is in `absent_names`, and beside the
-classes that have such a table of their own.
+This file knows how a table of them is applied to a call; the tables are in `absent_engine`
+and `absent_names`.
 """
 
 from __future__ import annotations

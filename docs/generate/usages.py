@@ -1,12 +1,17 @@
 """Usages of vLLM's Python interface that work here, and what of the rest to use instead: tables of `run/from-vllm.md`.
 
 `tests/docs/test_from_vllm.py` runs every row, with the names that `setup` there gives it; what is not there comes from
-`corellm.absent_names`.
+`corellm.absent_engine` and `corellm.absent_names`.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corellm.absent import Absent
 
 SAME: dict[str, tuple[str, ...]] = {
     "loading": (
@@ -184,15 +189,13 @@ def imports() -> str:
     return _table(["vLLM", "corellm"], [[_code(theirs), _code(ours)] for theirs, ours in IMPORTS.items()])
 
 
-def absent(table: str) -> str:
-    """A table of what is not there, from `corellm.absent_names`.
+def absent(module: str, table: str) -> str:
+    """A table of what is not there, from a module of `corellm`.
 
     Raises:
         KeyError: there is no such table.
     """
-    from corellm import absent_names
-
-    entries: Mapping[str, absent_names.Absent] = vars(absent_names)[table]
+    entries: Mapping[str, Absent] = vars(importlib.import_module(f"corellm.{module}"))[table]
     if any(entry.neutral for entry in entries.values()):
         rows = [
             [_code(name), ", ".join(_code(repr(value)) for value in entry.neutral), entry.instead]

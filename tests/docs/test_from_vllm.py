@@ -18,7 +18,8 @@ from tqdm.auto import tqdm
 import corellm
 from corellm import LLM, AsyncLLM, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
 from corellm.absent import Absent
-from corellm.absent_names import ENGINE_ARGUMENTS, METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
+from corellm.absent_engine import ENGINE_ARGUMENTS
+from corellm.absent_names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
 from corellm.config import CacheConfig, EngineConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import (
     AbsentMethodError,
