@@ -252,6 +252,18 @@ def test_misuse_is_typed(call: str, error: type[Exception], message: str, llm: L
         run(call, names)
 
 
+def test_misuse_of_coroutines_is_typed(async_llm: AsyncLLM) -> None:
+    """Unknown arguments of a conversation, which its iteration finds."""
+
+    async def main() -> None:
+        with pytest.raises(InvalidParameterError, match="unexpected keyword argument 'nonsense'"):
+            _ = [output async for output in async_llm.chat(MESSAGES, GREEDY, nonsense=1)]
+        with pytest.raises(InvalidParameterError, match="unexpected keyword argument 'nonsense'"):
+            _ = [output async for output in async_llm.generate("Hello", GREEDY, nonsense=1)]
+
+    asyncio.run(main())
+
+
 def test_tables_hold_only_what_is_absent() -> None:
     """What corellm has is in no table of what it lacks, and no page calls it so."""
     rooms = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)

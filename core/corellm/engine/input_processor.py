@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from corellm.absent import check_absent
+from corellm.absent import check_absent, refusing
 from corellm.absent_names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
 from corellm.config import suggestion
 from corellm.engine.text_encoder import TextEncoder
@@ -171,6 +171,7 @@ class InputProcessor:
 
     # --- conversations ----------------------------------------------------------------------------------------------
 
+    @refusing({})
     def process_chat(
         self,
         messages: Any,
