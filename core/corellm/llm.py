@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import Metric, read_metrics
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import CompletionOutput, RequestOutput
+from corellm.progress import Progress
 from corellm.prompts import split_prompts
 from corellm.sampling_params import SamplingParams
 from corellm.worker.process import usable_cpus
@@ -195,7 +195,7 @@ class LLM:
             trace_file: where `stop_profile` writes it; None for a name with the time, in the current directory.
 
         Raises:
-            InvalidParameterError: one is running already, or the file cannot be there.
+            InvalidParameterError: one is running in this process already, or the file cannot be there.
         """
         upkeep.start_profile(self.engine, trace_file)
 
@@ -203,7 +203,7 @@ class LLM:
         """End the trace and write it; returns its file, which <https://ui.perfetto.dev> shows.
 
         Raises:
-            InvalidParameterError: none is running.
+            InvalidParameterError: none is running, or another thread began it.
         """
         return upkeep.stop_profile(self.engine)
 
@@ -228,7 +228,7 @@ class LLM:
         ids = [f"offline-{next(self._ids)}" for _ in prepare]
         outputs: dict[str, RequestOutput] = {}
         try:
-            with _Progress(self.engine, len(prepare), use_tqdm) as progress:
+            with Progress(self.engine, len(prepare), use_tqdm) as progress:
                 for output in self._drive(ids, prepare, params):
                     outputs[output.request_id] = output
                     progress.update()
@@ -301,33 +301,3 @@ def _failed_output(request_id: str, error: CorellmError, n: int) -> RequestOutpu
     """What a prompt that never reached the engine gives back."""
     outputs = [CompletionOutput(index=i, finish_reason="error") for i in range(n)]
     return RequestOutput(request_id, None, [], outputs, finished=True, error=error)
-
-
-class _Progress:
-    """A progress bar over requests with tokens per second; tqdm's is silent when work is done within a second."""
-
-    def __init__(self, engine: LLMEngine, total: int, wanted: bool | Callable[..., Any]) -> None:
-        from tqdm.auto import tqdm
-
-        self._engine = engine
-        self._start = (engine.num_prompt_tokens, engine.num_generated_tokens)
-        self._began = time.monotonic()
-        if callable(wanted):
-            self._bar = wanted(total=total, desc="Answering")
-        else:
-            self._bar = tqdm(
-                total=total, disable=not wanted, delay=1.0, desc="Answering", unit="prompt", dynamic_ncols=True
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def update(self) -> None:
-        elapsed = max(time.monotonic() - self._began, 1e-6)
-        prompt_rate = (self._engine.num_prompt_tokens - self._start[0]) / elapsed
-        output_rate = (self._engine.num_generated_tokens - self._start[1]) / elapsed
-        self._bar.set_postfix_str(f"prompt {prompt_rate:.0f} tok/s, output {output_rate:.0f} tok/s", refresh=False)
-        self._bar.update()

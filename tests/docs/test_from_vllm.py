@@ -200,7 +200,7 @@ def test_name(name: str) -> None:
     assert isinstance(refused.value, ImportError)
 
 
-def test_what_nobody_knows_is_told_as_python_does(llm: LLM) -> None:
+def test_unknown_names_are_told_as_python_does(llm: LLM) -> None:
     """A name in no table is a plain AttributeError; an argument in no table is told with those there are."""
     with pytest.raises(AttributeError, match="'LLM' object has no attribute 'nonsense'") as missing:
         _ = llm.nonsense  # type: ignore[attr-defined]

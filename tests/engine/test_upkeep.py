@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,27 @@ def test_a_trace_has_the_steps(llm: LLM, tmp_path: Path) -> None:
     """A JSON file with torch's operators in it; two at once are refused, and so is ending none."""
     file = tmp_path / "trace.json"
     llm.start_profile(file)
-    with pytest.raises(InvalidParameterError, match="is running already"):
+    with pytest.raises(InvalidParameterError, match="is running, and a process has one at a time"):
         llm.start_profile()
+    with ThreadPoolExecutor(1) as other, pytest.raises(InvalidParameterError, match="by the thread that began it"):
+        other.submit(llm.stop_profile).result()
     ask(llm)
     assert llm.stop_profile() == file
     names = {event.get("name", "") for event in json.loads(file.read_text())["traceEvents"]}
     assert {"aten::mm", "aten::addmm", "aten::linear"} & names
     with pytest.raises(InvalidParameterError, match="no trace is running"):
         llm.stop_profile()
+
+
+def test_closing_ends_a_trace(tiny_llava: Path, tmp_path: Path) -> None:
+    """It is written, by `LLM` and by `AsyncLLM`, and the next one can begin."""
+    with LLM(tiny_llava) as closed:
+        closed.start_profile(tmp_path / "first.json")
+    closing = AsyncLLM(tiny_llava)
+    asyncio.run(closing.start_profile(tmp_path / "second.json"))
+    closing.close()
+    for name in ("first.json", "second.json"):
+        assert "traceEvents" in json.loads((tmp_path / name).read_text())
 
 
 def test_a_progress_bar_of_ones_own(llm: LLM) -> None:

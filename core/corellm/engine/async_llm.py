@@ -301,6 +301,7 @@ class AsyncLLM:
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
+        upkeep.end_trace(self.engine)  # in the thread that began it
         for stream in list(self._streams.values()):
             stream.put(error)
         for future in list(self._futures):

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from corellm.config import EngineConfig
+from corellm.engine import upkeep
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
@@ -214,6 +215,7 @@ class LLMEngine:
         """Free the model and the caches. The engine cannot be used after."""
         from corellm.worker.memory import release_memory
 
+        upkeep.end_trace(self)
         self.executor.shutdown(wait=False, cancel_futures=True)
         self.runner = self._ahead = None
         release_memory()

@@ -44,17 +44,24 @@ def apply_model(engine: LLMEngine, function: Callable[[Any], _Answer]) -> list[_
 
 def start_profile(engine: LLMEngine, trace_file: str | os.PathLike[str] | None = None) -> None:
     """Begin a trace of the steps."""
-    if engine.trace is not None:
-        raise InvalidParameterError(f"a trace into {engine.trace.file} is running already; call stop_profile() first")
+    _runner(engine)
     engine.trace = Trace(trace_file)
 
 
 def stop_profile(engine: LLMEngine) -> Path:
     """End the trace and write it; returns its file."""
-    trace, engine.trace = engine.trace, None
-    if trace is None:
+    if engine.trace is None:
         raise InvalidParameterError("no trace is running; call start_profile() first")
-    return trace.stop()
+    file = engine.trace.stop()
+    engine.trace = None
+    return file
+
+
+def end_trace(engine: LLMEngine) -> None:
+    """End a trace that is still running when the engine is closed."""
+    trace, engine.trace = engine.trace, None
+    if trace is not None:
+        trace.close()
 
 
 def _runner(engine: LLMEngine) -> Any:
