@@ -143,7 +143,7 @@ def test_abort_while_the_prompt_is_prepared(llm: AsyncLLM, monkeypatch: pytest.M
     """An abort that comes before the engine knows of the request is not lost."""
     right = llm.engine.input_processor.process
 
-    def slow(prompt: Any) -> Any:
+    def slow(prompt: Any, **_: Any) -> Any:
         time.sleep(0.2)
         return right(prompt)
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from corellm.outputs import Logprob as Logprob
     from corellm.outputs import RequestMetrics as RequestMetrics
     from corellm.outputs import RequestOutput as RequestOutput
+    from corellm.prompts import PromptType as PromptType
+    from corellm.prompts import TextPrompt as TextPrompt
+    from corellm.prompts import TokensPrompt as TokensPrompt
     from corellm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.2.0"
@@ -30,9 +33,12 @@ _HOMES = {
     "LLM": "corellm.llm",
     "LLMEngine": "corellm.engine.llm_engine",
     "Logprob": "corellm.outputs",
+    "PromptType": "corellm.prompts",
     "RequestMetrics": "corellm.outputs",
     "RequestOutput": "corellm.outputs",
     "SamplingParams": "corellm.sampling_params",
+    "TextPrompt": "corellm.prompts",
+    "TokensPrompt": "corellm.prompts",
 }
 
 __all__ = [
@@ -43,16 +49,22 @@ __all__ = [
     "EngineConfig",
     "LLMEngine",
     "Logprob",
+    "PromptType",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'corellm' has no attribute {name!r}")
+        from corellm.absent import absent_name
+        from corellm.absent_names import NAMES
+
+        raise absent_name("corellm", name, NAMES)
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

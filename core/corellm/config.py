@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from corellm.absent import check_absent
+from corellm.absent_engine import ENGINE_ARGUMENTS
 from corellm.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -204,8 +207,11 @@ class EngineConfig:
     multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
 
     @classmethod
-    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+    def from_kwargs(cls, *, model: Any = None, **kwargs: Any) -> EngineConfig:
         """Build a configuration from flat keyword arguments, each known to exactly one room.
+
+        Where a field does not take None, None stands for its default. Arguments of other engines that ask for nothing
+        are passed over (`absent_engine`).
 
         Raises:
             ConfigError: an unknown argument (with the nearest known one), or a value out of range.
@@ -216,10 +222,13 @@ class EngineConfig:
             "scheduler": SchedulerConfig,
             "multimodal": MultiModalConfig,
         }
-        known = {f.name: room for room, config in rooms.items() for f in fields(config)}
+        known = {f.name: (room, f) for room, config in rooms.items() for f in fields(config)}
         chosen: dict[str, dict[str, Any]] = {room: {} for room in rooms}
-        for name, value in kwargs.items():
+        chosen["model"]["model"] = os.fspath(model) if isinstance(model, os.PathLike) else model
+        for name, value in check_absent("LLM", kwargs, ENGINE_ARGUMENTS, ConfigError).items():
             if name not in known:
                 raise ConfigError(f"unknown engine argument {name!r}{suggestion(name, known)}")
-            chosen[known[name]][name] = value
+            room, configured = known[name]
+            if value is not None or "None" in str(configured.type):
+                chosen[room][name] = value
         return cls(**{room: config(**chosen[room]) for room, config in rooms.items()})

@@ -3,6 +3,8 @@
     CorellmError                        status
     ├── ConfigError                     400    an engine argument is wrong
     ├── MissingExtraError               501    an optional dependency is not installed
+    ├── AbsentNameError                 501    a name other engines export and corellm does not
+    ├── AbsentMethodError               501    a method other engines have and corellm does not
     ├── CheckpointError                 500    the checkpoint is absent, incomplete or broken
     ├── PluginError                     500    something is wrong with an installed plugin
     │   ├── PluginNotFoundError                no installed plugin serves this architecture
@@ -54,6 +56,18 @@ class ConfigError(CorellmError, ValueError):
 
 class MissingExtraError(CorellmError, ImportError):
     """An optional dependency is needed; the message has the command that installs it."""
+
+    status = 501
+
+
+class AbsentNameError(CorellmError, ImportError):
+    """A name that scripts import from other engines and corellm does not have; the message has what to use instead."""
+
+    status = 501
+
+
+class AbsentMethodError(CorellmError, AttributeError):
+    """A method that objects of other engines have and this one does not; the message has what to use instead."""
 
     status = 501
 

@@ -6,21 +6,30 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from corellm.absent import absent_attribute, refusing
+from corellm.absent_names import METHODS, REQUEST_ARGUMENTS
+from corellm.engine import upkeep
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
+from corellm.engine.metrics import Metric, read_metrics
+from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import CompletionOutput, RequestOutput
+from corellm.progress import Progress
+from corellm.prompts import split_prompts
 from corellm.sampling_params import SamplingParams
 from corellm.worker.process import usable_cpus
 
 OnError = Literal["raise", "return"]
+_Answer = TypeVar("_Answer")
 
 
 class LLM:
@@ -45,9 +54,10 @@ class LLM:
         ...     print(llm.generate(prompt, SamplingParams(temperature=0))[0].outputs[0].text)
     """
 
+    @refusing({}, ConfigError)
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         dtype: str = "auto",
         max_model_len: int | None = None,
@@ -55,7 +65,7 @@ class LLM:
         **engine_args: Any,
     ) -> None:
         self.engine = LLMEngine.from_kwargs(
-            model=str(model), dtype=dtype, max_model_len=max_model_len, adapter=adapter, **engine_args
+            model=model, dtype=dtype, max_model_len=max_model_len, adapter=adapter, **engine_args
         )
         self._pool = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-prompts")
         self._ids = itertools.count()
@@ -77,25 +87,36 @@ class LLM:
         """The model's tokenizer."""
         return self.engine.context.tokenizer
 
+    if not TYPE_CHECKING:  # type checkers would take every name for known
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent_attribute("LLM", name, METHODS)
+
+    @refusing(REQUEST_ARGUMENTS)
     def generate(
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         on_error: OnError = "raise",
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
         Args:
-            prompts: one or a list of: text, `{"prompt_token_ids": [...]}`, or
+            prompts: one or a list of: text, token ids (a list, an array or a tensor), or
                 `{"prompt": text, "multi_modal_data": {"image": image or [images]}, "mm_processor_kwargs": {...},
-                "multi_modal_uuids": {...}, "cache_salt": ..., "priority": ...}`.
+                "multi_modal_uuids": {...}, "cache_salt": ..., "priority": ...}`, with `"prompt_token_ids": [...]` in
+                place of `"prompt"` if you like. A list of integers is one prompt.
             sampling_params: one for all, or one each.
-            use_tqdm: show a progress bar with tokens per second when it takes more than a second.
+            use_tqdm: show a progress bar with tokens per second when it takes more than a second; or what makes the
+                bar, called with `total=` and `desc=` as `tqdm` is.
             on_error: what happens when a prompt is wrong or fails. The others are always finished; then `"raise"`
                 raises the first error (its `outputs` attribute has all outputs), and `"return"` leaves it in the
                 `error` of that prompt's output.
+            priority: one for each prompt, in place of their own; lower runs first, with
+                `LLM(..., scheduling_policy="priority")`.
 
         Returns:
             One output per prompt, in their order.
@@ -103,16 +124,18 @@ class LLM:
         Raises:
             CorellmError: the first failed prompt's error.
         """
-        many = isinstance(prompts, Iterable) and not isinstance(prompts, (str, Mapping))
-        listed = list(prompts) if many else [prompts]
+        listed = split_prompts(prompts)
+        priorities = _priorities(priority, len(listed))
         process = self.engine.input_processor.process
-        return self._run([partial(process, prompt) for prompt in listed], sampling_params, use_tqdm, on_error)
+        prepare = [partial(process, prompt, priority=p) for prompt, p in zip(listed, priorities, strict=True)]
+        return self._run(prepare, sampling_params, use_tqdm, on_error)
 
+    @refusing(REQUEST_ARGUMENTS)
     def chat(
         self,
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         on_error: OnError = "raise",
         chat_template: str | None = None,
@@ -144,24 +167,68 @@ class LLM:
         )
         return self._run([partial(process, c) for c in conversations], sampling_params, use_tqdm, on_error)
 
+    # --- upkeep -----------------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing done, while requests are in flight."""
+        return upkeep.reset_prefix_cache(self.engine)
+
+    def reset_mm_cache(self) -> None:
+        """Forget processed items and encoder outputs."""
+        upkeep.reset_mm_cache(self.engine)
+
+    def apply_model(self, function: Callable[[Any], _Answer]) -> list[_Answer]:
+        """Call a function with the model, an `nn.Module`; returns its answer in a list of one.
+
+        A function that changes weights should be followed by `reset_prefix_cache()` and `reset_mm_cache()`.
+        """
+        return upkeep.apply_model(self.engine, function)
+
+    def get_metrics(self) -> list[Metric]:
+        """What the engine has counted: objects with `name` and `value`."""
+        return read_metrics(self.engine)
+
+    def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
+        """Begin a trace of what the model runs, by torch's profiler.
+
+        Args:
+            trace_file: where `stop_profile` writes it; None for a name with the time, in the current directory.
+
+        Raises:
+            InvalidParameterError: one is running in this process already, or the file cannot be there.
+        """
+        upkeep.start_profile(self.engine, trace_file)
+
+    def stop_profile(self) -> Path:
+        """End the trace and write it; returns its file, which <https://ui.perfetto.dev> shows.
+
+        Raises:
+            InvalidParameterError: none is running, or another thread began it.
+        """
+        return upkeep.stop_profile(self.engine)
+
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def _run(
         self,
         prepare: Sequence[Callable[[], ProcessedPrompt]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
+        use_tqdm: bool | Callable[..., Any],
         on_error: OnError,
     ) -> list[RequestOutput]:
         if self.engine.runner is None:
             raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
         if on_error not in ("raise", "return"):
             raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")
+        if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
+            raise InvalidParameterError(
+                f"use_tqdm must be True, False or what makes a progress bar, got {use_tqdm!r:.100}", param="use_tqdm"
+            )
         params = _one_each(sampling_params, len(prepare))
         ids = [f"offline-{next(self._ids)}" for _ in prepare]
         outputs: dict[str, RequestOutput] = {}
         try:
-            with _Progress(self.engine, len(prepare), use_tqdm) as progress:
+            with Progress(self.engine, len(prepare), use_tqdm) as progress:
                 for output in self._drive(ids, prepare, params):
                     outputs[output.request_id] = output
                     progress.update()
@@ -219,38 +286,18 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     return list(params)
 
 
+def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int | None]:
+    if given is None:
+        return [None] * count
+    if not isinstance(given, Sequence) or len(given) != count:
+        raise InvalidParameterError(
+            f"priority must be a list of one integer for each of the {count} prompts, got {given!r:.100}",
+            param="priority",
+        )
+    return given
+
+
 def _failed_output(request_id: str, error: CorellmError, n: int) -> RequestOutput:
     """What a prompt that never reached the engine gives back."""
     outputs = [CompletionOutput(index=i, finish_reason="error") for i in range(n)]
     return RequestOutput(request_id, None, [], outputs, finished=True, error=error)
-
-
-class _Progress:
-    """A progress bar over requests with tokens per second; silent when work is done within a second."""
-
-    def __init__(self, engine: LLMEngine, total: int, enabled: bool) -> None:
-        from tqdm.auto import tqdm
-
-        self._engine = engine
-        self._start = (engine.num_prompt_tokens, engine.num_generated_tokens)
-        self._bar = tqdm(
-            total=total, disable=not enabled, delay=1.0, desc="Answering", unit="prompt", dynamic_ncols=True
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def update(self) -> None:
-        elapsed = max(self._bar.format_dict["elapsed"], 1e-6)
-        rates = (
-            (now - then) / elapsed
-            for now, then in zip(
-                (self._engine.num_prompt_tokens, self._engine.num_generated_tokens), self._start, strict=True
-            )
-        )
-        prompt_rate, output_rate = rates
-        self._bar.set_postfix_str(f"prompt {prompt_rate:.0f} tok/s, output {output_rate:.0f} tok/s", refresh=False)
-        self._bar.update()

@@ -5,6 +5,9 @@
     arguments CLASS         a table of a configuration class's fields
     errors                  the tree of errors
     rules                   the contract's rules
+    imports                 import lines of scripts for vLLM, and what takes their place
+    same, different         usages of vLLM's interface, and how they differ
+    absent MODULE TABLE     a table of what is not there, e.g. of `corellm.absent_names`
     part FILE [HEADING]     a Markdown file of the repository without its title, or what is below one of its headings
     chapter FILE            a Markdown file of the repository, with its title
 
@@ -22,7 +25,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import inclusion, quotes, tables
+from docs.generate import inclusion, quotes, tables, usages
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIVE = re.compile(r"^<!-- generate: (.+?) -->$", re.MULTILINE)
@@ -35,6 +38,10 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "arguments": tables.arguments,
     "errors": tables.error_tree,
     "rules": tables.rules,
+    "imports": usages.imports,
+    "same": usages.same,
+    "different": usages.different,
+    "absent": usages.absent,
 }
 """By kind; called with the directive's arguments."""
 

@@ -9,21 +9,29 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from corellm.absent import absent_attribute, refusing
+from corellm.absent_names import METHODS, REQUEST_ARGUMENTS
+from corellm.engine import upkeep
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
+from corellm.engine.metrics import Metric, read_metrics
+from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 
 class _Stream:
@@ -80,8 +88,9 @@ class AsyncLLM:
         ...         print(output.outputs[0].text)
     """
 
-    def __init__(self, model: str, **engine_args: Any) -> None:
-        self.engine = LLMEngine.from_kwargs(model=str(model), **engine_args)
+    @refusing({}, ConfigError)
+    def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
+        self.engine = LLMEngine.from_kwargs(model=model, **engine_args)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         """By the engine's own names, which are never used again; callers' names may be."""
@@ -106,8 +115,42 @@ class AsyncLLM:
         """Why the engine stopped; None while it serves."""
         return self._dead
 
+    @property
+    def errored(self) -> bool:
+        """Whether the engine stopped."""
+        return self._dead is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine serves."""
+        return self._dead is None
+
+    async def check_health(self) -> None:
+        """Return if the engine serves.
+
+        Raises:
+            EngineDeadError: why it stopped.
+        """
+        if self._dead is not None:
+            raise EngineDeadError(str(self._dead)) from self._dead
+
+    async def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.engine.context.tokenizer
+
+    if not TYPE_CHECKING:  # type checkers would take every name for known
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent_attribute("AsyncLLM", name, METHODS)
+
+    @refusing(REQUEST_ARGUMENTS)
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt, giving its state after every new token.
 
@@ -117,18 +160,20 @@ class AsyncLLM:
             prompt: what `InputProcessor.process` takes.
             sampling_params: how to sample.
             request_id: must not be running already; None for one of ours.
+            priority: in place of the prompt's own; lower runs first, with `scheduling_policy="priority"`.
 
         Raises:
             RequestError: the request is wrong.
             RequestFailedError: it failed while it ran.
             EngineDeadError: the engine stopped.
         """
-        prepare = partial(self.engine.input_processor.process, prompt)
+        prepare = partial(self.engine.input_processor.process, prompt, priority=priority)
         has_media = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
         async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
+    @refusing(REQUEST_ARGUMENTS)
     async def chat(
         self,
         messages: Any,
@@ -143,12 +188,43 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; whoever iterates over it gets its last output with the finish reason `"abort"`."""
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request, or several; who iterates over one gets its last output, with the finish reason `"abort"`."""
+        wanted = {request_id} if isinstance(request_id, str) else set(request_id)
         for name, stream in list(self._streams.items()):
-            if stream.request_id == request_id:
+            if stream.request_id in wanted:
                 stream.is_aborted = True  # it may not have reached the engine yet
                 self._inbox.put(partial(self.engine.abort_request, name))
+
+    # --- upkeep -----------------------------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self) -> bool:
+        """As `LLM.reset_prefix_cache`."""
+        return await self._in_engine(upkeep.reset_prefix_cache)
+
+    async def reset_mm_cache(self) -> None:
+        """Forget processed items, and encoder outputs that no request in flight needs."""
+        await self._in_engine(upkeep.reset_mm_cache)
+
+    async def apply_model(self, function: Callable[[Any], _Answer]) -> list[_Answer]:
+        """As `LLM.apply_model`; the function is called in the engine's thread."""
+        return await self._in_engine(lambda engine: upkeep.apply_model(engine, function))
+
+    async def get_metrics(self) -> list[Metric]:
+        """As `LLM.get_metrics`."""
+        return await self._in_engine(read_metrics)
+
+    async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
+        """As `LLM.start_profile`."""
+        await self._in_engine(lambda engine: upkeep.start_profile(engine, trace_file))
+
+    async def stop_profile(self) -> Path:
+        """As `LLM.stop_profile`."""
+        return await self._in_engine(upkeep.stop_profile)
+
+    async def _in_engine(self, function: Callable[[LLMEngine], _Answer]) -> _Answer:
+        answer: _Answer = await asyncio.wrap_future(self.call_in_engine(function))
+        return answer
 
     async def _stream(
         self,
@@ -225,6 +301,7 @@ class AsyncLLM:
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
+        upkeep.end_trace(self.engine)  # in the thread that began it
         for stream in list(self._streams.values()):
             stream.put(error)
         for future in list(self._futures):

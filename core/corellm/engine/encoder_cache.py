@@ -98,6 +98,11 @@ class EncoderCache:
         if identifier in self._unreferenced:
             self._drop(identifier)
 
+    def discard_unreferenced(self) -> None:
+        """Forget every item that no placeholder needs."""
+        for identifier in tuple(self._unreferenced):
+            self._drop(identifier)
+
     def take_freed(self) -> list[str]:
         """Identifiers dropped since the last call: the worker drops their embeddings before it encodes new ones."""
         freed, self._freed = self._freed, []

@@ -6,12 +6,14 @@ threads; knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from corellm.absent import check_absent, refusing
+from corellm.absent_names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
 from corellm.config import suggestion
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
@@ -19,6 +21,7 @@ from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
+from corellm.prompts import is_token_ids, plain_token_ids
 from corellm.sampling_params import SamplingParams, shown
 
 PROMPT_KEYS = frozenset(
@@ -77,8 +80,12 @@ class InputProcessor:
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
-    def process(self, prompt: Any) -> ProcessedPrompt:
-        """Prepare a prompt: text, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, with media beside it.
+    def process(self, prompt: Any, *, priority: int | None = None) -> ProcessedPrompt:
+        """Prepare a prompt: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, with media beside it.
+
+        Args:
+            prompt: as above; ids in a list, an array or a tensor.
+            priority: in place of the prompt's own; None leaves that.
 
         Raises:
             PromptError: malformed, empty, or with token ids the model does not know.
@@ -86,10 +93,10 @@ class InputProcessor:
             ProcessingError: the adapter, or a library behind it, raised.
         """
         with _preparing():
-            return self._process(prompt)
+            fields = self._fields(prompt)
+            return self._process(fields if priority is None else {**fields, "priority": priority})
 
-    def _process(self, prompt: Any) -> ProcessedPrompt:
-        fields = self._fields(prompt)
+    def _process(self, fields: Mapping[str, Any]) -> ProcessedPrompt:
         mm_data = fields.get("multi_modal_data") or {}
         if not isinstance(mm_data, Mapping):
             raise PromptError(f'multi_modal_data must be like {{"image": image}}, got {mm_data!r:.100}')
@@ -120,13 +127,19 @@ class InputProcessor:
         if isinstance(prompt, str):
             return {"prompt": prompt}
         if not isinstance(prompt, Mapping):
+            if is_token_ids(prompt):
+                return {"prompt_token_ids": prompt}
             raise PromptError(
-                f'a prompt is text, {{"prompt": text, ...}} or {{"prompt_token_ids": [...], ...}}; got {prompt!r:.100}'
+                f'a prompt is text, token ids, {{"prompt": text, ...}} or {{"prompt_token_ids": [...], ...}}; '
+                f"got {prompt!r:.100}"
             )
-        unknown = sorted(map(str, set(prompt) - PROMPT_KEYS))
+        if prompt.keys() <= PROMPT_KEYS:
+            return prompt
+        fields = check_absent("a prompt", prompt, ABSENT_PROMPT_KEYS, PromptError)
+        unknown = sorted(map(str, fields.keys() - PROMPT_KEYS))
         if unknown:
             raise PromptError(f"unknown prompt key {unknown[0]!r}{suggestion(unknown[0], PROMPT_KEYS)}")
-        return prompt
+        return fields
 
     def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
         given = fields.get("prompt_token_ids")
@@ -138,13 +151,10 @@ class InputProcessor:
                 for token in encoded:
                     self._check_token(token)
             return encoded
-        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-            raise PromptError(f"prompt_token_ids must be a list of integers, got {given!r:.100}")
-        for token in given:
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise PromptError(f"prompt_token_ids must be a list of integers, but holds {type(token).__name__}")
+        token_ids = plain_token_ids(given)
+        for token in token_ids:
             self._check_token(token)
-        return list(given)
+        return token_ids
 
     def _check_token(self, token: int) -> None:
         """Every token of a prompt must have an embedding, or stand for an item.
@@ -161,6 +171,7 @@ class InputProcessor:
 
     # --- conversations ----------------------------------------------------------------------------------------------
 
+    @refusing({})
     def process_chat(
         self,
         messages: Any,

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from corellm.config import EngineConfig
+from corellm.engine import upkeep
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
@@ -20,6 +21,7 @@ from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.process import collector_paused, set_up_threads
+from corellm.worker.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ class LLMEngine:
         self.output_processor = OutputProcessor(self.context.tokenizer)
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        self.trace: Trace | None = None
+        """What `upkeep.start_profile` began."""
         self._ids = itertools.count()
         self._failed_steps = 0
         self._ahead: tuple[ScheduledBatch, Any] | None = None
@@ -211,6 +215,7 @@ class LLMEngine:
         """Free the model and the caches. The engine cannot be used after."""
         from corellm.worker.memory import release_memory
 
+        upkeep.end_trace(self)
         self.executor.shutdown(wait=False, cancel_futures=True)
         self.runner = self._ahead = None
         release_memory()

@@ -44,6 +44,10 @@ class SchedulerStats:
     """Since the scheduler was made."""
     kv_cache_usage: float
     """Share of the KV blocks that sequences hold, 0 to 1."""
+    prefix_cache_queries: int
+    """Tokens of admitted requests, since the scheduler was made."""
+    prefix_cache_hits: int
+    """How many of them were found in the prefix cache."""
 
 
 class Scheduler:
@@ -97,6 +101,7 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._gone: list[str] = []
         self._num_preemptions = 0
+        self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._steps: deque[StepPlan] = deque()
         """Scheduled and not updated yet: one, or two while a step is scheduled ahead."""
 
@@ -165,7 +170,13 @@ class Scheduler:
     def get_stats(self) -> SchedulerStats:
         """Counts as of now."""
         return SchedulerStats(
-            len(self.running), len(self.waiting), len(self.swapped), self._num_preemptions, self.blocks.usage
+            len(self.running),
+            len(self.waiting),
+            len(self.swapped),
+            self._num_preemptions,
+            self.blocks.usage,
+            self._prefix_cache_queries,
+            self._prefix_cache_hits,
         )
 
     # A step ---------------------------------------------------------------------------------------------------------
@@ -326,6 +337,8 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = self._clock()
             request.num_cached_tokens = start
+            self._prefix_cache_queries += request.num_tokens
+            self._prefix_cache_hits += start
         self._start(request, step)
         self._add_chunk(request, num_tokens, features, step)
         return True

@@ -1,0 +1,104 @@
+"""Arguments and names that scripts written for other engines use and corellm lacks: refused by a sentence.
+
+This file knows how a table of them is applied to a call; the tables are in `absent_engine`
+and `absent_names`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from corellm.errors import AbsentMethodError, AbsentNameError, CorellmError, InvalidParameterError
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+_PLAIN = (bool, int, float, str, list, tuple, dict)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """An argument or name that does nothing here."""
+
+    neutral: tuple[object, ...]
+    """Values that ask for nothing; any other is refused."""
+    instead: str
+    """Why, and what to use instead."""
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value asks for nothing."""
+        return any(value is neutral or (isinstance(value, _PLAIN) and value == neutral) for neutral in self.neutral)
+
+
+def check_absent(
+    owner: str,
+    given: Mapping[str, Any],
+    table: Mapping[str, Absent],
+    error: Callable[[str], CorellmError] = InvalidParameterError,
+) -> dict[str, Any]:
+    """The arguments that are not in the table.
+
+    Args:
+        owner: whose arguments these are, for the message.
+        given: keyword arguments of a call.
+        table: absent arguments by name.
+        error: what to raise.
+
+    Raises:
+        CorellmError: an argument of the table has another value than its neutral ones.
+    """
+    for name in given.keys() & table.keys():
+        if not table[name].accepts(given[name]):
+            refused = error(f"{owner} does not take {name}={given[name]!r:.60}: {table[name].instead}")
+            if isinstance(refused, InvalidParameterError):
+                refused.param = name
+            raise refused
+    return {name: value for name, value in given.items() if name not in table}
+
+
+def refusing(
+    table: Mapping[str, Absent], error: Callable[[str], CorellmError] = InvalidParameterError
+) -> Callable[[Callable[_Arguments, _Answer]], Callable[_Arguments, _Answer]]:
+    """Decorate a method: neutral arguments of the table are dropped; every other misfit is a typed error.
+
+    Args:
+        table: absent arguments by name.
+        error: what to raise for them, for unknown arguments and for missing ones.
+    """
+
+    def decorate(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+        signature = inspect.signature(method)
+        owner = method.__qualname__.removesuffix(".__init__")
+        known = ", ".join(name for name in signature.parameters if name != "self")
+
+        @wraps(method)
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
+            kept: dict[str, Any] = kwargs
+            if not table.keys().isdisjoint(kwargs):
+                kept = check_absent(owner, kwargs, table, error)
+            try:
+                signature.bind(*args, **kept)
+            except TypeError as misfit:
+                raise error(f"{owner}: {misfit}; its arguments are {known}") from None
+            return method(*args, **kept)
+
+        return call
+
+    return decorate
+
+
+def absent_attribute(owner: str, name: str, table: Mapping[str, Absent]) -> AttributeError:
+    """What `__getattr__` of a class raises: the way out for a name of the table, else what Python says."""
+    if name in table:
+        return AbsentMethodError(f"{owner} has no {name}: {table[name].instead}")
+    return AttributeError(f"{owner!r} object has no attribute {name!r}")
+
+
+def absent_name(module: str, name: str, table: Mapping[str, Absent]) -> Exception:
+    """What `__getattr__` of a module raises. An AttributeError would lose its message in `from module import name`."""
+    if name in table:
+        return AbsentNameError(f"{module} has no {name}: {table[name].instead}")
+    return AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -1,0 +1,70 @@
+"""What is done to a loaded engine between steps: caches emptied, the model looked at or changed, a trace taken.
+
+To be called from the thread that drives the engine. Knows the caches and the model; knows no requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from corellm.errors import EngineDeadError, InvalidParameterError
+from corellm.worker.trace import Trace
+
+if TYPE_CHECKING:
+    from corellm.engine.llm_engine import LLMEngine
+
+_Answer = TypeVar("_Answer")
+
+
+def reset_prefix_cache(engine: LLMEngine) -> bool:
+    """Forget every cached prefix; False, and nothing done, while requests are in flight."""
+    _runner(engine)
+    return engine.scheduler.blocks.reset_prefix_cache()
+
+
+def reset_mm_cache(engine: LLMEngine) -> None:
+    """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
+    runner = _runner(engine)
+    engine.input_processor.mm_processor.cache.clear()
+    engine.scheduler.encoder_cache.discard_unreferenced()
+    if not engine.has_unfinished_requests():  # else the next step tells the worker
+        runner.execute(engine.scheduler.schedule())
+
+
+def apply_model(engine: LLMEngine, function: Callable[[Any], _Answer]) -> list[_Answer]:
+    """What a function says of the model, an `nn.Module`; a list of one, as there is one worker.
+
+    After weights were changed, cached prefixes and encoder outputs are those of the old ones: reset both caches.
+    """
+    return [function(_runner(engine).model)]
+
+
+def start_profile(engine: LLMEngine, trace_file: str | os.PathLike[str] | None = None) -> None:
+    """Begin a trace of the steps."""
+    _runner(engine)
+    engine.trace = Trace(trace_file)
+
+
+def stop_profile(engine: LLMEngine) -> Path:
+    """End the trace and write it; returns its file."""
+    if engine.trace is None:
+        raise InvalidParameterError("no trace is running; call start_profile() first")
+    file = engine.trace.stop()
+    engine.trace = None
+    return file
+
+
+def end_trace(engine: LLMEngine) -> None:
+    """End a trace that is still running when the engine is closed."""
+    trace, engine.trace = engine.trace, None
+    if trace is not None:
+        trace.close()
+
+
+def _runner(engine: LLMEngine) -> Any:
+    if engine.runner is None:
+        raise EngineDeadError("the engine was shut down; make a new one")
+    return engine.runner

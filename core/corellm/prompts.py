@@ -1,0 +1,95 @@
+"""The forms of a prompt: types to annotate with, and which of what a caller gives is one prompt and which are many.
+
+Knows lists, arrays and tensors by their shape, without importing numpy or torch; tokenizers and limits are
+`InputProcessor`'s business.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NotRequired, TypeAlias, TypedDict
+
+from corellm.errors import PromptError
+
+
+class _WithItems(TypedDict):
+    """What both kinds of prompt may have beside the text or the token ids."""
+
+    multi_modal_data: NotRequired[Mapping[str, Any] | None]
+    """`{"image": ..., "video": ..., "audio": ...}`, one item or a list."""
+    mm_processor_kwargs: NotRequired[Mapping[str, Any] | None]
+    """Arguments of the family's processor for this request."""
+    multi_modal_uuids: NotRequired[Mapping[str, Any] | None]
+    """Your own names for items, instead of hashing their content."""
+    cache_salt: NotRequired[str | None]
+    """Requests share cached prefixes only with those of the same salt."""
+    priority: NotRequired[int]
+    """Lower runs first, with `LLM(..., scheduling_policy="priority")`."""
+
+
+class TextPrompt(_WithItems):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(_WithItems):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+    """A list, or an array or tensor of one dimension; placeholders not expanded."""
+    prompt: NotRequired[str | None]
+    """The text they came from; outputs repeat it."""
+
+
+PromptType: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt
+"""One prompt in any form."""
+
+
+def split_prompts(given: Any) -> list[Any]:
+    """The prompts in what `generate` was given: one prompt, or any iterable of prompts.
+
+    A list of integers, or an array of one dimension, is one prompt of token ids; a list of lists, or an array of two
+    dimensions, is a prompt per row.
+    """
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        return [given]
+    if getattr(given, "ndim", None) in (0, 1):
+        return [given]
+    prompts = list(given)
+    return [prompts] if prompts and all(map(_is_integer, prompts)) else prompts
+
+
+def is_token_ids(given: Any) -> bool:
+    """Whether a prompt is token ids alone: a list, an array or a tensor."""
+    return hasattr(given, "tolist") or (isinstance(given, Sequence) and not isinstance(given, (str, bytes)))
+
+
+def plain_token_ids(given: Any) -> list[int]:
+    """Token ids as a list of Python's own integers.
+
+    Raises:
+        PromptError: not one row of integers.
+    """
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(listed, (str, bytes)) or not isinstance(listed, Sequence):
+        raise PromptError(f"prompt_token_ids must be a list of integers, got {given!r:.100}")
+    return [token if type(token) is int else _integer(token) for token in listed]
+
+
+def _integer(token: Any) -> int:
+    if not _is_integer(token):
+        raise PromptError(f"prompt_token_ids must be a list of integers, but holds {type(token).__name__}")
+    return operator.index(token)
+
+
+def _is_integer(value: Any) -> bool:
+    """Python's integers, numpy's and torch's, but no truth values and no rows."""
+    if isinstance(value, bool) or getattr(value, "ndim", None):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True

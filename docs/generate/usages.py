@@ -1,0 +1,214 @@
+"""Usages of vLLM's Python interface that work here, and what of the rest to use instead: tables of `run/from-vllm.md`.
+
+`tests/docs/test_from_vllm.py` runs every row, with the names that `setup` there gives it; what is not there comes from
+`corellm.absent_engine` and `corellm.absent_names`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corellm.absent import Absent
+
+SAME: dict[str, tuple[str, ...]] = {
+    "loading": (
+        'LLM(model="demo")',
+        'LLM("demo", dtype="bfloat16")',
+        'LLM("demo", dtype=None)',
+        'LLM("demo", trust_remote_code=True)',
+        'LLM("demo", revision="main")',
+        'LLM("demo", seed=7)',
+        'LLM("demo", max_model_len=512)',
+        'LLM("demo", gpu_memory_utilization=0.8)',
+        'LLM("demo", swap_space=4)',
+        'LLM("demo", block_size=16)',
+        'LLM("demo", enforce_eager=True)',
+        'LLM("demo", kv_cache_dtype="fp8")',
+        'LLM("demo", enable_prefix_caching=None)',
+        'LLM("demo", enable_chunked_prefill=True)',
+        'LLM("demo", max_num_seqs=16)',
+        'LLM("demo", max_num_batched_tokens=1024)',
+        'LLM("demo", scheduling_policy="priority")',
+        'LLM("demo", limit_mm_per_prompt={"image": 2})',
+        'LLM("demo", mm_processor_kwargs=None)',
+        'LLM("demo", mm_processor_cache_gb=0)',
+    ),
+    "prompts": (
+        'llm.generate("Hello")',
+        'llm.generate(["Hello", "Good morning"])',
+        'llm.generate("Hello", SamplingParams(temperature=0))',
+        "llm.generate(prompts=prompts, sampling_params=params)",
+        "llm.generate(prompts, [params, params])",
+        "llm.generate(prompts, params, use_tqdm=False)",
+        "llm.generate(prompts, params, use_tqdm=tqdm)",
+        "llm.generate(prompts, params, lora_request=None)",
+        "llm.generate(prompts, params, priority=[1, 0])",
+        'llm.generate({"prompt": "Hello"})',
+        'llm.generate(TextPrompt(prompt="Hello"))',
+        'llm.generate({"prompt": asked, "multi_modal_data": {"image": image}}, params)',
+        'llm.generate({"prompt": asked, "multi_modal_data": {"image": [image]}}, params)',
+        'llm.generate({"prompt": asked, "multi_modal_data": {"image": image}, "mm_processor_kwargs": {}}, params)',
+        'llm.generate({"prompt": asked, "multi_modal_data": {"image": image}, "multi_modal_uuids": {"image": "a"}})',
+        'llm.generate({"prompt": "Hello", "cache_salt": "mine"}, params)',
+        "llm.generate([5, 6, 7], params)",
+        "llm.generate([[5, 6, 7], [8, 9]], params)",
+        'llm.generate({"prompt_token_ids": [5, 6, 7]}, params)',
+        "llm.generate(TokensPrompt(prompt_token_ids=[5, 6, 7]), params)",
+        'llm.generate({"prompt_token_ids": np.array([5, 6, 7])}, params)',
+        'llm.generate({"prompt_token_ids": torch.tensor([5, 6, 7])}, params)',
+        'llm.generate(tokenizer(["Hello", "Good morning"])["input_ids"], params)',
+    ),
+    "conversations": (
+        "llm.chat(messages)",
+        "llm.chat(messages, params)",
+        "llm.chat(messages=messages, sampling_params=params, use_tqdm=False)",
+        "llm.chat([messages, messages], params)",
+        "llm.chat(messages, params, chat_template=None)",
+        'llm.chat(messages, params, chat_template="{{ messages[0].content }}")',
+        "llm.chat(messages, params, add_generation_prompt=True)",
+        "llm.chat(messages, params, mm_processor_kwargs=None)",
+        "llm.chat(messages, params, lora_request=None)",
+        'llm.chat(messages, params, chat_template_content_format="auto")',
+        "llm.chat(messages_with_image_url, params)",
+    ),
+    "sampling": (
+        "SamplingParams(n=2)",
+        "SamplingParams(temperature=0.8, top_p=0.95, top_k=-1, min_p=0.1)",
+        "SamplingParams(temperature=0)",
+        "SamplingParams(presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1)",
+        "SamplingParams(seed=7)",
+        "SamplingParams(max_tokens=None)",
+        "SamplingParams(max_tokens=64, min_tokens=2)",
+        'SamplingParams(stop="\\n")',
+        'SamplingParams(stop=["\\n", "USER"], include_stop_str_in_output=True)',
+        "SamplingParams(stop_token_ids=[2])",
+        'SamplingParams(bad_words=["never"])',
+        "SamplingParams(logprobs=5, prompt_logprobs=1)",
+        "SamplingParams(logit_bias={7: -100})",
+        "SamplingParams(allowed_token_ids=[5, 6])",
+        "SamplingParams(ignore_eos=True)",
+        "SamplingParams(skip_special_tokens=False)",
+        "SamplingParams(detokenize=False)",
+    ),
+    "outputs": (
+        "output.request_id",
+        "output.prompt",
+        "output.prompt_token_ids",
+        "output.prompt_logprobs",
+        "output.num_cached_tokens",
+        "output.finished",
+        "output.metrics.arrival_time",
+        "output.metrics.first_token_time",
+        "output.metrics.finished_time",
+        "output.outputs[0].index",
+        "output.outputs[0].text",
+        "output.outputs[0].token_ids",
+        "output.outputs[0].finish_reason",
+        "output.outputs[0].stop_reason",
+        "output.outputs[0].cumulative_logprob",
+        "output.outputs[0].logprobs[0][output.outputs[0].token_ids[0]].logprob",
+        "output.outputs[0].logprobs[0][output.outputs[0].token_ids[0]].rank",
+        "output.outputs[0].logprobs[0][output.outputs[0].token_ids[0]].decoded_token",
+    ),
+    "the loaded model": (
+        "llm.get_tokenizer()",
+        "llm.apply_model(lambda model: type(model).__name__)",
+        "llm.reset_prefix_cache()",
+        "llm.reset_mm_cache()",
+        "del llm",
+    ),
+    "`LLMEngine`": (
+        'engine.add_request("0", "Hello", params)',
+        "engine.has_unfinished_requests()",
+        "engine.step()",
+        'engine.abort_request("0")',
+    ),
+    "`AsyncLLM`": (
+        '[output async for output in async_llm.generate("Hello", params, "mine")]',
+        '[output async for output in async_llm.generate("Hello", params, request_id="mine", lora_request=None)]',
+        '[output async for output in async_llm.generate("Hello", params, "mine", priority=1)]',
+        'await async_llm.abort("mine")',
+        'await async_llm.abort(["mine", "yours"])',
+        "await async_llm.get_tokenizer()",
+        "await async_llm.check_health()",
+        "await async_llm.reset_prefix_cache()",
+        "await async_llm.reset_mm_cache()",
+        "async_llm.is_running",
+        "async_llm.errored",
+    ),
+}
+"""By what they are about."""
+
+DIFFERENT: dict[str, str] = {
+    'AsyncLLM("demo", max_num_seqs=16)': "made like `LLM`, not by `from_engine_args`; ended by `close()`",
+    "with LLM(model) as llm: ...": "leaving the block frees the device; `del llm` does too, when nothing else holds it",
+    "llm.generate(prompts, params, on_error='return')": "a wrong prompt does not end the others; its error is raised "
+    "after they are finished, or left in its output's `error`",
+    "output.outputs[0].finished": "an attribute, not a method",
+    "llm.get_metrics()": "names begin with `corellm:`; counted always, whatever `disable_log_stats` says",
+    "llm.start_profile()": "the trace goes into a file in the current directory, or into `start_profile(trace_file)`; "
+    "no environment variable is read",
+    "llm.stop_profile()": "returns the trace's file",
+    "llm.engine": "is the `LLMEngine`, for `llm.llm_engine`; its configuration is `llm.engine.config`",
+    "async_llm.dead": "the `EngineDeadError`, or None while it serves, for `dead_error`",
+    "[output async for output in async_llm.chat(messages, params)]": "conversations need no template of yours",
+}
+"""How they differ."""
+
+IMPORTS: dict[str, str] = {
+    "from vllm import LLM, SamplingParams": "from corellm import LLM, SamplingParams",
+    "from vllm import RequestOutput, CompletionOutput": "from corellm import RequestOutput, CompletionOutput",
+    "from vllm import TextPrompt, TokensPrompt": "from corellm import TextPrompt, TokensPrompt",
+    "from vllm.inputs import PromptType, TokensPrompt": "from corellm import PromptType, TokensPrompt",
+    "from vllm.outputs import RequestOutput": "from corellm.outputs import RequestOutput",
+    "from vllm.sampling_params import SamplingParams": "from corellm.sampling_params import SamplingParams",
+    "from vllm.logprobs import Logprob": "from corellm import Logprob",
+    "from vllm import LLMEngine": "from corellm import LLMEngine",
+    "from vllm.v1.engine.async_llm import AsyncLLM": "from corellm import AsyncLLM",
+    "from vllm.v1.engine.exceptions import EngineDeadError": "from corellm.errors import EngineDeadError",
+    "from vllm.v1.metrics.reader import Counter, Gauge": "from corellm.engine.metrics import Counter, Gauge",
+}
+"""vLLM's line, and corellm's."""
+
+
+def same() -> str:
+    """A table of what works as it is."""
+    return _table(["about", "usage"], [[about, _code(usage)] for about, usages in SAME.items() for usage in usages])
+
+
+def different() -> str:
+    """A table of what works in another way."""
+    return _table(["usage", "how it differs"], [[_code(usage), how] for usage, how in DIFFERENT.items()])
+
+
+def imports() -> str:
+    """A table of import lines."""
+    return _table(["vLLM", "corellm"], [[_code(theirs), _code(ours)] for theirs, ours in IMPORTS.items()])
+
+
+def absent(module: str, table: str) -> str:
+    """A table of what is not there, from a module of `corellm`.
+
+    Raises:
+        KeyError: there is no such table.
+    """
+    entries: Mapping[str, Absent] = vars(importlib.import_module(f"corellm.{module}"))[table]
+    if any(entry.neutral for entry in entries.values()):
+        rows = [
+            [_code(name), ", ".join(_code(repr(value)) for value in entry.neutral), entry.instead]
+            for name, entry in entries.items()
+        ]
+        return _table(["argument", "accepted", "otherwise"], rows)
+    return _table(["name", "instead"], [[_code(name), entry.instead] for name, entry in entries.items()])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "&#124;")

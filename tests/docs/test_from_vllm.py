@@ -1,0 +1,292 @@
+"""Scripts written for vLLM: every usage that the page calls the same runs, everything else is refused by a sentence."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tqdm.auto import tqdm
+
+import corellm
+from corellm import LLM, AsyncLLM, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
+from corellm.absent import Absent
+from corellm.absent_engine import ENGINE_ARGUMENTS
+from corellm.absent_names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
+from corellm.config import CacheConfig, EngineConfig, ModelConfig, MultiModalConfig, SchedulerConfig
+from corellm.errors import (
+    AbsentMethodError,
+    AbsentNameError,
+    ConfigError,
+    CorellmError,
+    InvalidParameterError,
+    PromptError,
+)
+from docs.generate import usages
+from tests.conftest import random_image
+from tests.docs.test_pages import ROOT
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+class Other:
+    """A value that no argument knows."""
+
+
+def neutral_arguments(table: Mapping[str, Absent], which: int = 0) -> dict[str, object]:
+    return {name: entry.neutral[min(which, len(entry.neutral) - 1)] for name, entry in table.items()}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """The demo model, loaded with every absent argument at the last of its neutral values."""
+    with LLM("demo", scheduling_policy="priority", **neutral_arguments(ENGINE_ARGUMENTS, 9)) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def async_llm() -> Iterator[AsyncLLM]:
+    loaded = AsyncLLM("demo", scheduling_policy="priority", **neutral_arguments(ENGINE_ARGUMENTS))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def setup(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that usages have; `LLM(...)` and `AsyncLLM(...)` check their arguments and load nothing."""
+    picture = {"type": "image_url", "image_url": {"url": (ROOT / "demo/pictures/star.png").as_uri()}}
+    made = {
+        "llm": llm,
+        "engine": llm.engine,
+        "output": llm.generate("Hello", GREEDY, use_tqdm=False)[0],
+        "tokenizer": llm.get_tokenizer(),
+        "params": GREEDY,
+        "prompts": ["Hello", "Good morning"],
+        "asked": "USER: <image>\nWhat shape is it? ASSISTANT:",
+        "image": random_image(40, 30, 1),
+        "messages": MESSAGES,
+        "messages_with_image_url": [{"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}],
+        "model": "demo",
+    }
+    monkeypatch.chdir(tmp_path)  # traces are written there
+    monkeypatch.setattr(LLMEngine, "from_kwargs", lambda **given: _Unloaded(EngineConfig.from_kwargs(**given)))
+    types = {"LLM": LLM, "AsyncLLM": _Arguments, "TextPrompt": TextPrompt, "TokensPrompt": TokensPrompt}
+    return {**made, **types, "SamplingParams": SamplingParams, "np": np, "torch": torch, "tqdm": tqdm}
+
+
+class _Unloaded:
+    """An engine whose configuration was checked."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    def shutdown(self) -> None:
+        """There is nothing to free."""
+
+
+class _Arguments:
+    """`AsyncLLM(...)` without its thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        inspect.signature(AsyncLLM).bind(*args, **kwargs)
+        LLMEngine.from_kwargs(model=args[0], **kwargs)
+
+
+def run(usage: str, names: dict[str, Any]) -> Any:
+    """Run one usage; one that awaits gives a coroutine."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return eval(compile(usage, "<usage>", "exec", flags=flags), dict(names))
+
+
+ROWS = [(about, usage) for about, rows in usages.SAME.items() for usage in rows if about != "`AsyncLLM`"]
+DIFFERENT = [usage for usage in usages.DIFFERENT if "async_llm" not in usage and "profile" not in usage]
+
+
+@pytest.mark.parametrize("usage", [usage for _, usage in ROWS] + DIFFERENT)
+def test_usage_runs(usage: str, setup: dict[str, Any]) -> None:
+    """Without an error, and what was asked of the engine is finished."""
+    run(usage, setup)
+    engine = setup["engine"]
+    while usage.startswith("engine.add") and engine.has_unfinished_requests():
+        engine.step()
+    assert not engine.has_unfinished_requests()
+
+
+def test_async_usages_run(async_llm: AsyncLLM, setup: dict[str, Any]) -> None:
+    """One after the other, in one event loop."""
+    rows = [*usages.SAME["`AsyncLLM`"], *(usage for usage in usages.DIFFERENT if "async_llm" in usage)]
+
+    async def main() -> None:
+        for usage in rows:
+            running = run(usage, {**setup, "async_llm": async_llm})
+            if running is not None:
+                await asyncio.wait_for(running, 60)
+
+    asyncio.run(main())
+    assert async_llm.is_running
+
+
+@pytest.mark.parametrize("line", usages.IMPORTS.values())
+def test_import_lines(line: str) -> None:
+    """What takes the place of vLLM's lines can be imported."""
+    names: dict[str, Any] = {}
+    exec(line, names)
+    wanted = {alias.name for statement in ast.parse(line).body for alias in statement.names}  # type: ignore[attr-defined]
+    assert wanted < names.keys()
+
+
+@pytest.mark.parametrize("name", ENGINE_ARGUMENTS)
+def test_engine_argument(name: str) -> None:
+    """Neutral values are accepted, any other is refused with its name, its value and the way out."""
+    entry = ENGINE_ARGUMENTS[name]
+    for value in entry.neutral:
+        assert EngineConfig.from_kwargs(model="demo", **{name: value}) == EngineConfig.from_kwargs(model="demo")
+    with pytest.raises(ConfigError) as refused:
+        LLM("demo", **{name: Other()})
+    assert f"LLM does not take {name}=<" in str(refused.value)
+    assert str(refused.value).endswith(entry.instead)
+
+
+@pytest.mark.parametrize("name", REQUEST_ARGUMENTS)
+def test_request_argument(name: str, llm: LLM, async_llm: AsyncLLM) -> None:
+    """The same for generate and chat, of both."""
+    entry = REQUEST_ARGUMENTS[name]
+    asked: dict[Any, Any] = {llm.generate: "Hello", llm.chat: MESSAGES}
+    for method, prompt in asked.items():
+        for value in entry.neutral:
+            assert method(prompt, GREEDY, use_tqdm=False, **{name: value})[0].finished
+    for method, prompt in {**asked, async_llm.generate: "Hello", async_llm.chat: MESSAGES}.items():
+        with pytest.raises(InvalidParameterError, match=f"{method.__name__} does not take {name}=<") as refused:
+            method(prompt, GREEDY, **{name: Other()})
+        assert refused.value.param == name
+        assert str(refused.value).endswith(entry.instead)
+
+
+@pytest.mark.parametrize("name", PROMPT_KEYS)
+def test_prompt_key(name: str, llm: LLM) -> None:
+    """The same for keys of a prompt, and that prompt's alone."""
+    assert llm.generate({"prompt": "Hello", name: None}, GREEDY, use_tqdm=False)[0].finished
+    wrong = {"prompt": "Hello", name: torch.zeros(2, 3)}
+    bad, good = llm.generate([wrong, "Hello"], GREEDY, use_tqdm=False, on_error="return")
+    assert isinstance(bad.error, PromptError)
+    assert str(bad.error).endswith(PROMPT_KEYS[name].instead)
+    assert good.finished
+    assert good.error is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method(name: str, llm: LLM, async_llm: AsyncLLM) -> None:
+    """A typed error that is an AttributeError, so that hasattr says the truth."""
+    for owner in (llm, async_llm):
+        assert not hasattr(owner, name)
+        with pytest.raises(AbsentMethodError, match=f"^{type(owner).__name__} has no {name}: ") as refused:
+            getattr(owner, name)()
+        assert str(refused.value).endswith(METHODS[name].instead)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name(name: str) -> None:
+    """Importing it says what to use instead; it can be caught as an ImportError."""
+    with pytest.raises(AbsentNameError, match=f"^corellm has no {name}: ") as refused:
+        exec(f"from corellm import {name}")
+    assert isinstance(refused.value, ImportError)
+
+
+def test_unknown_names_are_told_as_python_does(llm: LLM) -> None:
+    """A name in no table is a plain AttributeError; an argument in no table is told with those there are."""
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'nonsense'") as missing:
+        _ = llm.nonsense  # type: ignore[attr-defined]
+    assert not isinstance(missing.value, CorellmError)
+    with pytest.raises(AttributeError, match="module 'corellm' has no attribute 'Nonsense'"):
+        _ = corellm.Nonsense
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ("LLM()", ConfigError, "LLM: missing a required argument: 'model'; its arguments are model, dtype"),
+        ("LLM('demo', 'demo')", ConfigError, "LLM: too many positional arguments"),
+        ("LLM(None)", ConfigError, "model must be a directory or a hub name, got None"),
+        ("LLM('demo', quantisation=None)", ConfigError, "unknown engine argument 'quantisation'"),
+        ("AsyncEngine()", ConfigError, "AsyncLLM: missing a required argument: 'model'"),
+        ("LLMEngine.from_kwargs()", ConfigError, "model must be a directory or a hub name, got None"),
+        ("llm.generate()", InvalidParameterError, "LLM.generate: missing a required argument: 'prompts'"),
+        ("llm.generate('a', None, False, 1)", InvalidParameterError, "LLM.generate: too many positional arguments"),
+        ("llm.generate('a', temperature=0)", InvalidParameterError, "unexpected keyword argument 'temperature'"),
+        ("llm.generate('a', use_tqdm=[1])", InvalidParameterError, "use_tqdm must be True, False or"),
+        (
+            "llm.generate('a', priority=[1, 2])",
+            InvalidParameterError,
+            "priority must be a list of one integer for each",
+        ),
+        ("llm.generate('a', priority=1)", InvalidParameterError, "priority must be a list"),
+        ("llm.generate('a', priority=['x'])", PromptError, "priority must be an integer, got 'x'"),
+        ("llm.generate(None)", PromptError, "a prompt is text, token ids, .* got None"),
+        ("llm.generate(5)", PromptError, "a prompt is text, token ids, .* got 5"),
+        ("llm.generate(b'text')", PromptError, "a prompt is text, token ids"),
+        ("llm.generate([1.5])", PromptError, "a prompt is text, token ids, .* got 1.5"),
+        ("llm.generate([[1.5]])", PromptError, "prompt_token_ids must be a list of integers, but holds float"),
+        ("llm.generate([[True]])", PromptError, "but holds bool"),
+        ("llm.generate([[[1]]])", PromptError, "but holds list"),
+        ("llm.generate([[]])", PromptError, "the prompt is empty"),
+        ("llm.generate(np.array(5))", PromptError, "prompt_token_ids must be a list of integers, got array"),
+        ("llm.generate(torch.tensor([1.5]))", PromptError, "but holds float"),
+        ("llm.generate(np.array([5, -1]))", PromptError, "the prompt has token -1"),
+        ("llm.chat()", InvalidParameterError, "LLM.chat: missing a required argument: 'messages'"),
+        ("llm.stop_profile()", InvalidParameterError, "no trace is running"),
+        ("llm.start_profile('/nowhere/trace.json')", InvalidParameterError, "trace_file must be a file in a directory"),
+    ],
+)
+def test_misuse_is_typed(call: str, error: type[Exception], message: str, llm: LLM) -> None:
+    """Never a bare TypeError."""
+    names = {"LLM": LLM, "AsyncEngine": AsyncLLM, "LLMEngine": LLMEngine, "llm": llm, "np": np, "torch": torch}
+    with pytest.raises(error, match=message):
+        run(call, names)
+
+
+def test_misuse_of_coroutines_is_typed(async_llm: AsyncLLM) -> None:
+    """Unknown arguments of a conversation, which its iteration finds."""
+
+    async def main() -> None:
+        with pytest.raises(InvalidParameterError, match="unexpected keyword argument 'nonsense'"):
+            _ = [output async for output in async_llm.chat(MESSAGES, GREEDY, nonsense=1)]
+        with pytest.raises(InvalidParameterError, match="unexpected keyword argument 'nonsense'"):
+            _ = [output async for output in async_llm.generate("Hello", GREEDY, nonsense=1)]
+
+    asyncio.run(main())
+
+
+def test_tables_hold_only_what_is_absent() -> None:
+    """What corellm has is in no table of what it lacks, and no page calls it so."""
+    rooms = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
+    assert not ENGINE_ARGUMENTS.keys() & {field.name for room in rooms for field in fields(room)}
+    for method in (LLM.generate, LLM.chat, AsyncLLM.generate, AsyncLLM.chat):
+        assert not REQUEST_ARGUMENTS.keys() & inspect.signature(method).parameters.keys()
+    assert not METHODS.keys() & {*dir(LLM), *dir(AsyncLLM)}
+    assert not NAMES.keys() & {*corellm.__all__}
+
+
+def test_prompt_types_name_every_key() -> None:
+    """The types to annotate with have exactly the keys that a prompt may have."""
+    from corellm.engine.input_processor import PROMPT_KEYS as KNOWN
+
+    assert TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys() == KNOWN
+
+
+def test_the_page_has_every_row() -> None:
+    """Some two hundred usages, each in a table of the page."""
+    from docs.generate.directives import expand
+
+    page = expand((ROOT / "docs/run/from-vllm.md").read_text(encoding="utf-8"), "run/from-vllm.md")
+    tables = (ENGINE_ARGUMENTS, REQUEST_ARGUMENTS, PROMPT_KEYS, METHODS, NAMES)
+    rows = [*(usage for _, usage in ROWS), *usages.DIFFERENT, *usages.IMPORTS, *(name for t in tables for name in t)]
+    assert all(f"`{row}`" in page for row in rows)
+    assert len(rows) > 200
