@@ -487,6 +487,43 @@ def test_stop_strings_and_tokens(llm: LLM) -> None:
     assert (completion.finish_reason, completion.stop_reason) == ("stop", ids[5])
 
 
+def test_a_special_token_as_a_stop_string(llm: LLM) -> None:
+    """It ends the output although the text leaves it out; its text is kept where that is asked for."""
+    eos = llm.get_tokenizer().eos_token_id
+    told = llm.get_tokenizer().eos_token
+    often = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logit_bias": {eos: 100}, "stop": [told]}
+    for keep, text in ((False, ""), (True, told)):
+        params = SamplingParams(include_stop_str_in_output=keep, **often)
+        completion = llm.generate(ask(), params, use_tqdm=False)[0].outputs[0]
+        assert (completion.token_ids, completion.text) == ([eos], text)
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", told)
+    late = llm.generate(ask(), SamplingParams(min_tokens=3, **often), use_tqdm=False)[0].outputs[0]
+    assert len(late.token_ids) == 3
+
+
+def test_the_texts_of_log_probabilities_are_the_text(llm: LLM) -> None:
+    """Joined, those of the sampled tokens: also without special tokens in it, and with a character cut off."""
+    for seed in range(6):
+        params = SamplingParams(temperature=1.9, seed=seed, max_tokens=20, ignore_eos=True, logprobs=2)
+        completion = llm.generate(ask(), params, use_tqdm=False)[0].outputs[0]
+        assert completion.logprobs is not None
+        special = set(llm.get_tokenizer().all_special_ids)
+        texts = [
+            position[token].decoded_token
+            for position, token in zip(completion.logprobs, completion.token_ids, strict=True)
+            if token not in special
+        ]
+        assert "".join(text or "" for text in texts) == completion.text
+
+
+def test_prompt_logprobs_of_one_token(llm: LLM) -> None:
+    """Nothing is said of the first token, which has nothing before it; without the parameter there is no list."""
+    prompt = {"prompt_token_ids": [5]}
+    (output,) = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    assert output.prompt_logprobs == [None]
+    assert llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)[0].prompt_logprobs is None
+
+
 def test_streaming_equals_the_final_text(llm: LLM) -> None:
     """Outputs grow, never take back, and end with what a non-streaming request gives."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from corellm.engine.detokenizer import IncrementalDetokenizer
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.stop_strings import StopStringMatcher
+from corellm.engine.token_texts import TokenTexts
 from corellm.errors import CorellmError
-from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
 
 
@@ -59,7 +59,7 @@ class OutputProcessor:
         self._groups: dict[str, _Group] = {}
         self._completions: dict[str, _Completion] = {}
         self._pending: dict[str, _Group] = {}
-        self._decode = lru_cache(maxsize=65536)(lambda token: tokenizer.decode([token]))
+        self._texts = TokenTexts(tokenizer)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
@@ -73,26 +73,32 @@ class OutputProcessor:
         """Take over a caller's request, run as one engine request per completion."""
         metrics = RequestMetrics(arrival_time=requests[0].arrival_time)
         group = _Group(request_id, prompt, stream, requests, list(requests[0].prompt_token_ids), metrics)
+        if requests[0].sampling_params.prompt_logprobs is not None:
+            group.prompt_logprobs = [None]  # nothing comes before the first token
         for index, request in enumerate(requests):
-            params = request.sampling_params
-            completion = _Completion(
-                group,
-                request,
-                CompletionOutput(
-                    index=index,
-                    logprobs=None if params.logprobs is None else [],
-                    cumulative_logprob=None if params.logprobs is None else 0.0,
-                ),
-                IncrementalDetokenizer(
-                    self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
-                )
-                if params.detokenize
-                else None,
-                StopStringMatcher(params.stop, include=params.include_stop_str_in_output) if params.stop else None,
-            )
+            completion = self._completion(group, request, index)
             group.completions.append(completion)
             self._completions[request.request_id] = completion
         self._groups[request_id] = group
+
+    def _completion(self, group: _Group, request: Request, index: int) -> _Completion:
+        params = request.sampling_params
+        output = CompletionOutput(
+            index=index,
+            logprobs=None if params.logprobs is None else [],
+            cumulative_logprob=None if params.logprobs is None else 0.0,
+        )
+        if not params.detokenize:
+            return _Completion(group, request, output, None, None)
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+        )
+        stop = None
+        if params.stop:
+            stop = StopStringMatcher(
+                params.stop, include=params.include_stop_str_in_output, left_out=detokenizer.left_out_texts
+            )
+        return _Completion(group, request, output, detokenizer, stop)
 
     def engine_request_ids(self, request_id: str) -> list[str]:
         """The engine requests of a caller's request; none if it is not running."""
@@ -156,7 +162,7 @@ class OutputProcessor:
         completion.group.metrics.first_token_time = completion.group.metrics.first_token_time or now
         output.token_ids.append(token)
         if logprobs is not None and output.logprobs is not None:
-            output.logprobs.append(self._position(logprobs))
+            output.logprobs.append(self._texts.position(logprobs, completion.detokenizer))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
         ended_by_token = request.status is RequestStatus.FINISHED_STOPPED
         if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
@@ -167,7 +173,8 @@ class OutputProcessor:
         elif len(output.token_ids) < params.min_tokens:
             output.text += completion.stop.skip(new_text)
         else:
-            output.text += completion.stop.append(new_text)
+            left_out = completion.detokenizer.left_out_text(token)
+            output.text += completion.stop.append(new_text or left_out, left_out=bool(left_out))
             output.stop_reason = completion.stop.matched
 
     def _finish(self, completion: _Completion, now: float) -> None:
@@ -175,6 +182,8 @@ class OutputProcessor:
         self._completions.pop(request.request_id, None)
         if completion.detokenizer is not None and output.stop_reason is None:
             tail = completion.detokenizer.finish()
+            if tail and output.logprobs:
+                _extend_last_text(output, completion.detokenizer, tail)
             if completion.stop is None:
                 output.text += tail
             else:
@@ -201,12 +210,6 @@ class OutputProcessor:
 
     # --- log-probabilities --------------------------------------------------------------------------------------------
 
-    def _position(self, logprobs: TokenLogprobs) -> PositionLogprobs:
-        return {
-            token: Logprob(logprob, rank, self._decode(token))
-            for token, logprob, rank in zip(logprobs.token_ids, logprobs.logprobs, logprobs.ranks, strict=True)
-        }
-
     def _take_prompt_logprobs(self, batch: ScheduledBatch, result: StepResult) -> None:
         if not result.prompt_logprobs:
             return
@@ -215,8 +218,28 @@ class OutputProcessor:
             positions = result.prompt_logprobs.get(chunk.request_id)
             if positions is None or completion is None or completion.output.index:
                 continue  # every completion has the same prompt: the first one's are enough
-            known = (completion.group.prompt_logprobs or [None])[: chunk.start + 1]  # the rest is computed again
-            completion.group.prompt_logprobs = [*known, *(self._position(p) for p in positions)]
+            group = completion.group
+            known = (group.prompt_logprobs or [None])[: chunk.start + 1]  # the rest is computed again
+            group.prompt_logprobs = known + self._texts.prompt(
+                positions,
+                group.prompt_token_ids[: chunk.start + 1],
+                detokenize=completion.request.sampling_params.detokenize,
+            )
+
+
+def _extend_last_text(output: CompletionOutput, detokenizer: IncrementalDetokenizer, tail: str) -> None:
+    """Give the last token with text what was held back for the rest of a character.
+
+    The list is changed, not the positions in it: they may have been handed out.
+    """
+    assert output.logprobs is not None
+    for i in reversed(range(len(output.token_ids))):
+        token = output.token_ids[i]
+        if not detokenizer.left_out_text(token):
+            last = output.logprobs[i][token]
+            whole = replace(last, decoded_token=(last.decoded_token or "") + tail)
+            output.logprobs[i] = {**output.logprobs[i], token: whole}
+            return
 
 
 def _snapshot(group: _Group) -> RequestOutput:
