@@ -106,7 +106,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     """Only these tokens may be generated."""
     bad_words: Sequence[str] | None = ()
-    """Strings that must not be generated, with or without a space before them."""
+    """Strings that must not be generated, with or without a space before them. What is kept from being generated are
+    their usual tokens: a string that is spelled in others can still come."""
     seed: int | None = None
     """Makes this request's sampling repeat exactly, whatever else is in the batch."""
     logprobs: int | None = None

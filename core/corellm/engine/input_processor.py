@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from corellm.config import suggestion
+from corellm.engine.bad_words import bad_words_ids
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
 from corellm.hookspecs import ChatPrompt
@@ -268,14 +269,12 @@ class InputProcessor:
                     )
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of `bad_words`: each word at the start of a text and after a space."""
-        sequences: list[list[int]] = []
-        for word in params.bad_words or ():
-            for variant in (word, " " + word.lstrip()):
-                ids = self.tokenize(variant)
-                if ids and ids not in sequences:
-                    sequences.append(ids)
-        return sequences
+        """Token sequences of `bad_words`."""
+        return bad_words_ids(params.bad_words or (), self.tokenize, self._decode)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        return text
 
 
 def is_unicode(text: str) -> bool:
