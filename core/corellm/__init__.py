@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from corellm.outputs import Logprob as Logprob
     from corellm.outputs import RequestMetrics as RequestMetrics
     from corellm.outputs import RequestOutput as RequestOutput
+    from corellm.sampling_params import RequestOutputKind as RequestOutputKind
     from corellm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.2.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "Logprob": "corellm.outputs",
     "RequestMetrics": "corellm.outputs",
     "RequestOutput": "corellm.outputs",
+    "RequestOutputKind": "corellm.sampling_params",
     "SamplingParams": "corellm.sampling_params",
 }
 
@@ -45,6 +47,7 @@ __all__ = [
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "__version__",
 ]

@@ -17,7 +17,7 @@ from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import CompletionOutput, RequestOutput
-from corellm.sampling_params import SamplingParams
+from corellm.sampling_params import SamplingParams, params_copy
 from corellm.worker.process import usable_cpus
 
 OnError = Literal["raise", "return"]
@@ -206,7 +206,7 @@ class LLM:
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [params_copy(params)] * count
     if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
         raise InvalidParameterError(
             f"sampling_params must be a SamplingParams or a list of them, got {params!r:.100}",
@@ -216,7 +216,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
         raise InvalidParameterError(
             f"{len(params)} sampling_params for {count} prompts; give one for all, or one each", param="sampling_params"
         )
-    return list(params)
+    return [params_copy(p) for p in params]
 
 
 def _failed_output(request_id: str, error: CorellmError, n: int) -> RequestOutput:

@@ -1,5 +1,7 @@
-"""Bad words are kept out wherever they may stand. Oracle: transformers' `NoBadWordsLogitsProcessor` on the tokens of
-whole texts."""
+"""Bad words are kept out wherever they may stand.
+
+Oracle: transformers' `NoBadWordsLogitsProcessor` on the tokens of whole texts.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,10 @@ TOKENIZERS = {
 }
 
 
+def sequences_of(tokenizer: Any, word: str) -> list[list[int]]:
+    return bad_words_ids([word], lambda text: encode(tokenizer, text), lambda ids: decode(tokenizer, ids))
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("word", ["red", " red", "blues"])
 @pytest.mark.parametrize("text", ["{}", "a {}", "a\n{}", "({}"])
@@ -45,15 +51,14 @@ def test_a_word_is_kept_out_wherever_it_stands(name: str, word: str, text: str) 
     """Its last token is forbidden by transformers' processor, given our sequences, where the text would complete it."""
     tokenizer = TOKENIZERS[name]()
     whole = encode(tokenizer, text.format(word.lstrip()))
-    sequences = bad_words_ids([word], lambda t: encode(tokenizer, t), lambda ids: decode(tokenizer, ids))
-    processor = NoBadWordsLogitsProcessor(sequences)
+    processor = NoBadWordsLogitsProcessor(sequences_of(tokenizer, word))
     scores = processor(torch.tensor([[0, *whole[:-1]]]), torch.zeros(1, len(tokenizer)))
     assert scores[0, whole[-1]] == -torch.inf
 
 
-def test_nothing_else_is_kept_out() -> None:
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_nothing_else_is_kept_out(name: str) -> None:
     """Every sequence says the word, with a space before it or without."""
-    for name, make in TOKENIZERS.items():
-        tokenizer = make()
-        for ids in bad_words_ids(["red"], lambda t: encode(tokenizer, t), lambda ids: decode(tokenizer, ids)):
-            assert decode(tokenizer, ids).strip() == "red", name
+    tokenizer = TOKENIZERS[name]()
+    for ids in sequences_of(tokenizer, "red"):
+        assert decode(tokenizer, ids).strip() == "red"
