@@ -64,7 +64,7 @@ def test_config_out_of_range(field: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 10**400), ("stop_token_ids", [10**5000]), ("logit_bias", {10**5000: 1}),
+        ("temperature", 10**400), ("temperature", 1e31), ("stop_token_ids", [10**5000]), ("logit_bias", {10**5000: 1}),
         ("n", 0), ("n", 1000), ("n", 1.0), ("n", True),
         ("temperature", -0.1), ("temperature", float("nan")), ("temperature", "hot"),
         ("top_k", -2), ("top_k", 1.5), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.5),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -26,7 +25,8 @@ _GREEDY_EPS = 1e-5
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_INT = 2**63 - 1
-MAX_FLOAT = sys.float_info.max
+MAX_TEMPERATURE = 1e30
+"""All tokens are as likely then; float32, in which temperatures are applied, has larger numbers."""
 
 
 def shown(value: Any) -> str:
@@ -42,8 +42,7 @@ def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = 
         raise InvalidParameterError(f"{name} must be a finite number, got {shown(value)}", param=name)
     if value < low or value > high or (open_low and value == low):
         bracket = "(" if open_low else "["
-        wanted = f"at least {low:g}" if high == MAX_FLOAT else f"in {bracket}{low:g}, {high:g}]"
-        raise InvalidParameterError(f"{name} must be {wanted}, got {shown(value)}", param=name)
+        raise InvalidParameterError(f"{name} must be in {bracket}{low:g}, {high:g}], got {shown(value)}", param=name)
     return float(value)
 
 
@@ -170,7 +169,7 @@ class SamplingParams(AbsentSampling):
 
     def _check_distribution(self) -> None:
         self.n = _integer("n", self.n, 1, MAX_N)
-        self.temperature = _number("temperature", self.temperature, 0.0, MAX_FLOAT)
+        self.temperature = _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         if self.temperature < _GREEDY_EPS:
             self.temperature = 0.0
         self.top_k = max(0, _integer("top_k", self.top_k, -1))

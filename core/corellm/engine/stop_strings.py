@@ -94,7 +94,9 @@ class StopStringMatcher:
 
     def _release(self, count: int) -> str:
         """Let go of the first characters that are held back; returns those that are not left out."""
-        released = "".join(c for c, out in zip(self._held[:count], self._is_left_out, strict=False) if not out)
+        released = self._held[:count]
+        if True in self._is_left_out:
+            released = "".join(c for c, out in zip(released, self._is_left_out[:count], strict=True) if not out)
         self._held, self._is_left_out = self._held[count:], self._is_left_out[count:]
         return released
 
