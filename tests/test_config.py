@@ -71,7 +71,7 @@ def test_config_out_of_range(field: str, value: Any, message: str) -> None:
         ("presence_penalty", 2.5), ("frequency_penalty", -3), ("repetition_penalty", 0.0), ("repetition_penalty", 11),
         ("logit_bias", {1: 101}), ("logit_bias", {-1: 1}), ("logit_bias", {"x": 1}), ("logit_bias", [1]),
         ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", "12"),
-        ("bad_words", [""]), ("bad_words", [3]), ("seed", 1.5), ("seed", 2**63),
+        ("bad_words", [""]), ("bad_words", [3]), ("bad_words", ["\ud800"]), ("seed", 1.5), ("seed", 2**63),
         ("logprobs", -2), ("logprobs", 101), ("prompt_logprobs", 1.0), ("truncate_prompt_tokens", 0),
         ("max_tokens", 0), ("max_tokens", "many"), ("min_tokens", -1), ("min_tokens", 17),
         ("stop", ""), ("stop", ["a"] * 65), ("stop", ["a" * 1025]), ("stop", 5), ("stop_token_ids", [1.5]),

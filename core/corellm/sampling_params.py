@@ -71,6 +71,10 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
         raise InvalidParameterError(f"{name} must be a string or a list of strings, got {value!r}", param=name)
     if any(not s for s in strings):
         raise InvalidParameterError(f"{name} must not hold an empty string", param=name)
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameterError(f"{name} holds a string that is not valid Unicode text", param=name) from error
     if len(strings) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in strings):
         raise InvalidParameterError(
             f"{name} takes at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters", param=name

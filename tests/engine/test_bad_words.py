@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import NoBadWordsLogitsProcessor, PreTrainedTokenizerFast
 
-from corellm.engine.bad_words import bad_words_ids
+from corellm.engine.bad_words import BadWords
 from tests.engine.test_detokenizer import decode, encode, tokenizer_of
 
 PIECES = ["<unk>", "▁", "▁red", "red", "▁blue", "bl", "ue", "s", "(", "▁(", "1", *"abcdelru"]
@@ -41,7 +41,7 @@ TOKENIZERS = {
 
 
 def sequences_of(tokenizer: Any, word: str) -> list[list[int]]:
-    return bad_words_ids([word], lambda text: encode(tokenizer, text), lambda ids: decode(tokenizer, ids))
+    return BadWords(lambda text: encode(tokenizer, text), lambda ids: decode(tokenizer, ids))([word])
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from corellm.config import suggestion
-from corellm.engine.bad_words import bad_words_ids
+from corellm.engine.bad_words import BadWords
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
 from corellm.hookspecs import ChatPrompt
@@ -270,11 +270,11 @@ class InputProcessor:
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of `bad_words`."""
-        return bad_words_ids(params.bad_words or (), self.tokenize, self._decode)
+        return self._bad_words(params.bad_words or ())
 
-    def _decode(self, token_ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
-        return text
+    @cached_property
+    def _bad_words(self) -> BadWords:
+        return BadWords(self.tokenize, lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)))
 
 
 def is_unicode(text: str) -> bool:
