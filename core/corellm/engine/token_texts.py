@@ -5,7 +5,7 @@ Knows tokenizers and what came before; knows neither requests nor how log-probab
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from corellm.engine.detokenizer import IncrementalDetokenizer
@@ -32,7 +32,7 @@ class TokenTexts:
             logprobs: what the worker found.
             before: holds everything before this position, and is not changed; None for no texts.
         """
-        own, *_ = logprobs.token_ids
+        own = logprobs.token_ids[0]
         is_usual = before is not None and not before.is_at_start and not before.holds_back
         position: PositionLogprobs = {}
         for token, logprob, rank in zip(logprobs.token_ids, logprobs.logprobs, logprobs.ranks, strict=True):
@@ -66,5 +66,8 @@ class TokenTexts:
 
     def _text_in_a_text(self, token_id: int) -> str:
         """A token's text after whole characters. Most tokens are asked for often, and only as alternatives."""
-        context = self._tokenizer("a", add_special_tokens=False)["input_ids"]
-        return IncrementalDetokenizer(self._tokenizer, context).preview(token_id)
+        return self._some_text.preview(token_id)
+
+    @cached_property
+    def _some_text(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self._tokenizer, self._tokenizer("a", add_special_tokens=False)["input_ids"])
