@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from corellm import AsyncLLM, SamplingParams
+from corellm import AsyncLLM, CompletionOutput, RequestOutputKind, SamplingParams
 from corellm.errors import EngineDeadError, InvalidParameterError, MediaError, SurplusPlaceholderError
 from tests.conftest import random_image
 
@@ -60,6 +60,69 @@ def test_concurrent_streams_equal_single_ones(llm: AsyncLLM) -> None:
         together = await asyncio.gather(*(collect(llm, picture(s % 4)) for s in range(12)))
         assert together == alone * 3
         assert all(len(tokens) == 12 for tokens in together)
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_of_deltas_misses_nothing(llm: AsyncLLM) -> None:
+    """What came while it was busy comes at once, and no output that it has read is changed."""
+    whole = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
+    deltas = SamplingParams(
+        temperature=0, max_tokens=40, ignore_eos=True, logprobs=1, output_kind=RequestOutputKind.DELTA
+    )
+
+    async def main() -> None:
+        async for output in llm.generate("USER: a ASSISTANT:", whole):
+            want = output.outputs[0]
+        parts: list[CompletionOutput] = []
+        sizes: list[int] = []
+        async for output in llm.generate("USER: a ASSISTANT:", deltas):
+            parts += output.outputs
+            sizes.append(len(output.outputs[0].token_ids))
+            if len(parts) == 3:
+                await free_blocks(llm)  # until all has been generated
+        assert [len(part.token_ids) for part in parts] == sizes
+        assert max(sizes) > 1
+        assert [token for part in parts for token in part.token_ids] == want.token_ids
+        assert "".join(part.text for part in parts) == want.text
+        assert want.logprobs is not None
+        assert [list(position) for part in parts for position in part.logprobs or ()] == list(map(list, want.logprobs))
+        assert parts[-1].finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_only_the_final_output(llm: AsyncLLM) -> None:
+    """One output with everything, where no other is asked for."""
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    async def main() -> None:
+        (output,) = [output async for output in llm.generate("USER: a ASSISTANT:", params)]
+        assert output.finished
+        assert len(output.outputs[0].token_ids) == 9
+
+    asyncio.run(main())
+
+
+def test_a_request_arrives_before_its_prompt_is_prepared(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token's latency counts preparing, and parameters are the request's own from there on."""
+    process = llm.engine.input_processor.process
+    begun: list[float] = []
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+    def spy(prompt: Any) -> Any:
+        begun.append(time.monotonic())
+        params.max_tokens = 1
+        return process(prompt)
+
+    monkeypatch.setattr(llm.engine.input_processor, "process", spy)
+
+    async def main() -> None:
+        async for output in llm.generate("USER: a ASSISTANT:", params):
+            last = output
+        assert last.metrics is not None
+        assert last.metrics.arrival_time <= begun[0] <= last.metrics.queued_ts
+        assert len(last.outputs[0].token_ids) == 3
 
     asyncio.run(main())
 

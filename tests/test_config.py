@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from corellm.absent_sampling import ABSENT_SAMPLING
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError, InvalidParameterError
 from corellm.sampling_params import SamplingParams
@@ -63,18 +64,19 @@ def test_config_out_of_range(field: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 10**400), ("stop_token_ids", [10**5000]), ("logit_bias", {10**5000: 1}),
+        ("temperature", 10**400), ("temperature", 1e31), ("stop_token_ids", [10**5000]), ("logit_bias", {10**5000: 1}),
         ("n", 0), ("n", 1000), ("n", 1.0), ("n", True),
-        ("temperature", -0.1), ("temperature", 2.1), ("temperature", float("nan")), ("temperature", "hot"),
+        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", "hot"),
         ("top_k", -2), ("top_k", 1.5), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.5),
         ("presence_penalty", 2.5), ("frequency_penalty", -3), ("repetition_penalty", 0.0), ("repetition_penalty", 11),
         ("logit_bias", {1: 101}), ("logit_bias", {-1: 1}), ("logit_bias", {"x": 1}), ("logit_bias", [1]),
         ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", "12"),
-        ("bad_words", [""]), ("bad_words", [3]), ("seed", 1.5), ("seed", 2**63),
-        ("logprobs", -1), ("logprobs", 101), ("prompt_logprobs", 1.0),
+        ("bad_words", [""]), ("bad_words", [3]), ("bad_words", ["\ud800"]), ("seed", 1.5), ("seed", 2**63),
+        ("logprobs", -2), ("logprobs", 101), ("prompt_logprobs", 1.0), ("truncate_prompt_tokens", 0),
         ("max_tokens", 0), ("max_tokens", "many"), ("min_tokens", -1), ("min_tokens", 17),
         ("stop", ""), ("stop", ["a"] * 65), ("stop", ["a" * 1025]), ("stop", 5), ("stop_token_ids", [1.5]),
         ("ignore_eos", 1), ("skip_special_tokens", None), ("include_stop_str_in_output", "yes"),
+        ("spaces_between_special_tokens", 0), ("output_kind", 1), ("truncate_prompt_tokens", 1.5),
     ],
 )  # fmt: skip
 def test_params_out_of_range(field: str, value: Any) -> None:
@@ -97,6 +99,36 @@ def test_none_means_nothing() -> None:
     assert SamplingParams(stop=None, stop_token_ids=None, bad_words=None) == SamplingParams()
 
 
+def test_params_change_until_they_are_used() -> None:
+    """Fields can be assigned; a copy is checked and normalized, shares nothing, and knows no misspelt field."""
+    params = SamplingParams(logit_bias={1: 2.0})
+    params.stop = "end"
+    params.temperature = 0
+    copied = params.clone()
+    assert (copied.stop, copied.greedy, copied.logit_bias) == (("end",), True, {1: 2.0})
+    assert copied.logit_bias is not params.logit_bias
+    params.min_tokens = 99
+    assert copied.min_tokens == 0
+    with pytest.raises(InvalidParameterError, match="min_tokens"):
+        params.clone()
+    with pytest.raises(AttributeError, match="temprature"):
+        params.temprature = 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ABSENT_SAMPLING)
+def test_parameters_of_other_engines(name: str) -> None:
+    """Accepted with a value that asks for nothing, also when assigned; refused with another, with a way out."""
+    for neutral in ABSENT_SAMPLING[name].neutral:
+        assert SamplingParams(**{name: neutral}) == SamplingParams()
+    with pytest.raises(InvalidParameterError, match=f"{name}=.*: .+") as caught:
+        SamplingParams(**{name: 7})
+    assert caught.value.param == name
+    params = SamplingParams()
+    setattr(params, name, "x")
+    with pytest.raises(InvalidParameterError, match=name):
+        params.clone()
+
+
 def test_stop_needs_text() -> None:
     """A stop string cannot be found without detokenizing."""
     with pytest.raises(InvalidParameterError, match="stop needs detokenize=True"):
@@ -104,8 +136,11 @@ def test_stop_needs_text() -> None:
 
 
 def test_children_have_their_own_seeds() -> None:
-    """`n` seeded completions differ from each other, and wrap instead of overflowing."""
+    """`n` seeded completions differ from each other, wrap instead of overflowing, and do not meet -1, which is none."""
     params = SamplingParams(n=3, seed=2**63 - 2)
     seeds = [params.child(i).seed for i in range(3)]
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert [SamplingParams(n=3, seed=-2).child(i).seed for i in range(3)] == [-2, -3, -4]
+    assert [SamplingParams(n=3, seed=-(2**63)).child(i).seed for i in range(2)] == [-(2**63), 2**63 - 1]
+    assert SamplingParams(seed=-1).seed is None
     assert all(params.child(i).n == 1 for i in range(3))

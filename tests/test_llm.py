@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 import transformers
 from PIL import Image
 
-from corellm import LLM, SamplingParams
+from corellm import LLM, RequestOutput, RequestOutputKind, SamplingParams
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -487,6 +489,157 @@ def test_stop_strings_and_tokens(llm: LLM) -> None:
     assert (completion.finish_reason, completion.stop_reason) == ("stop", ids[5])
 
 
+def test_a_special_token_as_a_stop_string(llm: LLM) -> None:
+    """It ends the output although the text leaves it out; its text is kept where that is asked for."""
+    eos = llm.get_tokenizer().eos_token_id
+    told = llm.get_tokenizer().eos_token
+    often = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logit_bias": {eos: 100}, "stop": [told]}
+    for keep, text in ((False, ""), (True, told)):
+        params = SamplingParams(include_stop_str_in_output=keep, **often)
+        completion = llm.generate(ask(), params, use_tqdm=False)[0].outputs[0]
+        assert (completion.token_ids, completion.text) == ([eos], text)
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", told)
+    late = llm.generate(ask(), SamplingParams(min_tokens=3, **often), use_tqdm=False)[0].outputs[0]
+    assert len(late.token_ids) == 3
+
+
+def test_the_texts_of_log_probabilities_are_the_text(llm: LLM) -> None:
+    """Joined, those of the sampled tokens: also without special tokens in it, and with a character cut off."""
+    for seed in range(6):
+        params = SamplingParams(temperature=5.0, seed=seed, max_tokens=20, ignore_eos=True, logprobs=2)
+        completion = llm.generate(ask(), params, use_tqdm=False)[0].outputs[0]
+        assert completion.logprobs is not None
+        special = set(llm.get_tokenizer().all_special_ids)
+        texts = [
+            position[token].decoded_token
+            for position, token in zip(completion.logprobs, completion.token_ids, strict=True)
+            if token not in special
+        ]
+        assert "".join(text or "" for text in texts) == completion.text
+
+
+def test_prompt_logprobs_of_one_token(llm: LLM) -> None:
+    """Nothing is said of the first token, which has nothing before it; without the parameter there is no list."""
+    prompt = {"prompt_token_ids": [5]}
+    (output,) = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    assert output.prompt_logprobs == [None]
+    assert llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)[0].prompt_logprobs is None
+
+
+def test_log_probabilities_of_the_whole_vocabulary(llm: LLM, tiny_llava: Path) -> None:
+    """For -1 every token of the logits is there, for prompt and output, as transformers' logits give it."""
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1)
+    one = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
+    output, beside = llm.generate(["USER: what ASSISTANT:"] * 2, [params, one], use_tqdm=False)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
+    ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    with torch.inference_mode():
+        want = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
+    assert output.prompt_logprobs is not None
+    assert output.outputs[0].logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    for position, found in enumerate([*output.prompt_logprobs[1:], *output.outputs[0].logprobs]):
+        assert found is not None
+        got = torch.tensor([found[token].logprob for token in range(want.shape[1])])
+        torch.testing.assert_close(got, want[position], atol=1e-4, rtol=0)
+        assert sorted(entry.rank or 0 for entry in found.values())[0] == 1
+    assert beside.outputs[0].logprobs is not None
+    assert all(len(position) <= 2 for position in beside.outputs[0].logprobs)
+
+
+def test_parameters_are_taken_when_they_are_given(llm: LLM) -> None:
+    """What is assigned before counts, and is checked; what is assigned while the request is in flight does not."""
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    params.max_tokens = 5
+    llm.engine.add_request("mine", ask(), params)
+    params.max_tokens = 2
+    outputs = [o for _ in iter(llm.engine.has_unfinished_requests, False) for o in llm.engine.step()]
+    assert len(outputs[-1].outputs[0].token_ids) == 5
+    params.top_p = 7
+    with pytest.raises(InvalidParameterError, match="top_p must be"):
+        llm.generate(ask(), params, use_tqdm=False)
+
+
+def test_no_seed_is_random(llm: LLM) -> None:
+    """Requests with the seed -1, or none, differ from each other; a hot temperature is allowed, and random."""
+    for seed in (-1, None):
+        params = SamplingParams(temperature=50.0, seed=seed, max_tokens=12, ignore_eos=True)
+        outputs = llm.generate([ask()] * 3, params, use_tqdm=False)
+        assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 3
+
+
+def test_outputs_of_every_kind(llm: LLM) -> None:
+    """Deltas joined are what the other kinds end with, for every completion, and `generate` gives all in any kind."""
+    last: dict[RequestOutputKind, RequestOutput] = {}
+    for kind in RequestOutputKind:
+        params = SamplingParams(
+            n=2, seed=3, max_tokens=10, ignore_eos=True, logprobs=1, prompt_logprobs=0, output_kind=kind
+        )
+        llm.engine.add_request("kind", ask(), params)
+        outputs = [o for _ in iter(llm.engine.has_unfinished_requests, False) for o in llm.engine.step()]
+        assert (len(outputs) == 1) == (kind is RequestOutputKind.FINAL_ONLY)
+        if kind is RequestOutputKind.DELTA:
+            assert all(len(completion.token_ids) <= 1 for output in outputs for completion in output.outputs)
+            joined = functools.reduce(RequestOutput.followed_by, outputs)
+            assert [len(output.outputs[0].token_ids) for output in outputs][:2] == [1, 1]  # nothing was changed
+            outputs = [*outputs[:-1], joined]
+        last[kind] = outputs[-1]
+        last[kind].metrics = None
+        (whole,) = llm.generate(ask(), params, use_tqdm=False)
+        assert whole.outputs == last[kind].outputs
+    cumulative, delta, final = last.values()
+    cumulative.num_cached_tokens = delta.num_cached_tokens = final.num_cached_tokens = 0
+    assert cumulative == delta == final
+
+
+def test_the_last_tokens_of_a_prompt(llm: LLM) -> None:
+    """The prompt's end is answered as if it were all; items before it go, items in it stay, none is cut."""
+    whole = llm.engine.input_processor.process(ask())
+    (image,) = whole.features
+    length, where = len(whole.token_ids), image.placeholder
+
+    def kept(count: int, prompt: Any, **more: Any) -> RequestOutput:
+        params = SamplingParams(temperature=0, max_tokens=6, truncate_prompt_tokens=count, **more)
+        return llm.generate(prompt, params, use_tqdm=False)[0]
+
+    after = kept(length - where.end, ask())
+    assert after.prompt_token_ids == whole.token_ids[where.end :]
+    assert after.multi_modal_placeholders == {}
+    assert after.outputs[0].token_ids == tokens(
+        llm, {"prompt_token_ids": whole.token_ids[where.end :]}, SamplingParams(temperature=0, max_tokens=6)
+    )
+    with_image = kept(length - where.offset, ask())
+    assert with_image.multi_modal_placeholders == {"image": [replace(where, offset=0)]}
+    other = {"image": random_image(50, 40, 9)}
+    assert with_image.outputs[0].token_ids != kept(length - where.offset, ask() | {"multi_modal_data": other})
+    assert kept(length + 5, ask()).prompt_token_ids == whole.token_ids
+    for count in (length - where.end + 1, length - where.offset - 1):
+        with pytest.raises(InvalidParameterError, match="would cut image 0") as caught:
+            kept(count, ask())
+        assert caught.value.param == "truncate_prompt_tokens"
+    long = {"prompt_token_ids": [5, 6, 7] * llm.engine.max_model_len}
+    room = llm.engine.scheduler.limits.max_total_tokens
+    fitting = kept(-1, long, ignore_eos=True)
+    assert (len(fitting.prompt_token_ids), len(fitting.outputs[0].token_ids)) == (room - 6, 6)
+    with pytest.raises(InvalidParameterError, match="lower max_tokens"):
+        llm.generate(long, SamplingParams(truncate_prompt_tokens=-1, max_tokens=room), use_tqdm=False)
+
+
+def test_outputs_say_where_the_items_are(llm: LLM) -> None:
+    """By modality, in the prompt's order; nothing for a prompt without items."""
+    two = {
+        "prompt": f"{IMAGE_PROMPT} <image>",
+        "multi_modal_data": {"image": [random_image(40, 30, s) for s in (1, 2)]},
+    }
+    output, text = llm.generate([two, "hello"], GREEDY, use_tqdm=False)
+    token = llm.get_tokenizer().convert_tokens_to_ids("<image>")
+    places = output.multi_modal_placeholders["image"]
+    of_items = [i for place in places for i in range(place.offset, place.end)]
+    assert len(places) == 2
+    assert of_items == [i for i, t in enumerate(output.prompt_token_ids) if t == token]
+    assert text.multi_modal_placeholders == {}
+
+
 def test_streaming_equals_the_final_text(llm: LLM) -> None:
     """Outputs grow, never take back, and end with what a non-streaming request gives."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -669,12 +822,18 @@ def test_leaving_the_context_frees_the_model(tiny_llava: Path) -> None:
 
 
 def test_metrics(llm: LLM) -> None:
-    """Times are in order."""
-    (output,) = llm.generate(ask(), GREEDY, use_tqdm=False)
+    """Times are in order, tokens are counted, and both sets of names say the same."""
+    params = SamplingParams(n=2, max_tokens=4, ignore_eos=True)
+    (output,) = llm.generate(ask(), params, use_tqdm=False)
     m = output.metrics
     assert m is not None
-    assert m.first_scheduled_time is not None
-    assert m.first_token_time is not None
-    assert m.finished_time is not None
-    assert m.arrival_time <= m.first_scheduled_time <= m.first_token_time <= m.finished_time
-    assert m.time_to_first_token == m.first_token_time - m.arrival_time
+    times = [m.arrival_time, m.queued_ts, m.scheduled_ts, m.first_token_ts, m.last_token_ts, m.finished_time]
+    known = [time for time in times if time is not None]
+    assert len(known) == len(times)
+    assert known == sorted(known)
+    assert m.first_token_ts is not None
+    assert m.last_token_ts is not None
+    assert m.first_token_ts < m.last_token_ts
+    assert m.num_generation_tokens == 8
+    assert m.first_token_latency == m.first_token_ts - m.arrival_time == m.time_to_first_token
+    assert (m.first_scheduled_time, m.first_token_time) == (m.scheduled_ts, m.first_token_ts)

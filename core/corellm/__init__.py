@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from corellm.prompts import PromptType as PromptType
     from corellm.prompts import TextPrompt as TextPrompt
     from corellm.prompts import TokensPrompt as TokensPrompt
+    from corellm.sampling_params import RequestOutputKind as RequestOutputKind
     from corellm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.2.0"
@@ -36,6 +37,7 @@ _HOMES = {
     "PromptType": "corellm.prompts",
     "RequestMetrics": "corellm.outputs",
     "RequestOutput": "corellm.outputs",
+    "RequestOutputKind": "corellm.sampling_params",
     "SamplingParams": "corellm.sampling_params",
     "TextPrompt": "corellm.prompts",
     "TokensPrompt": "corellm.prompts",
@@ -52,6 +54,7 @@ __all__ = [
     "PromptType",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "TextPrompt",
     "TokensPrompt",

@@ -25,7 +25,7 @@ from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidPa
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.progress import Progress
 from corellm.prompts import split_prompts
-from corellm.sampling_params import SamplingParams
+from corellm.sampling_params import SamplingParams, params_copy
 from corellm.worker.process import usable_cpus
 
 OnError = Literal["raise", "return"]
@@ -273,7 +273,7 @@ class LLM:
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [params_copy(params)] * count
     if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
         raise InvalidParameterError(
             f"sampling_params must be a SamplingParams or a list of them, got {params!r:.100}",
@@ -283,7 +283,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
         raise InvalidParameterError(
             f"{len(params)} sampling_params for {count} prompts; give one for all, or one each", param="sampling_params"
         )
-    return list(params)
+    return [params_copy(p) for p in params]
 
 
 def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int | None]:

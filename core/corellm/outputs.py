@@ -5,10 +5,13 @@ Plain data: this room knows no engine and no tensor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from corellm.errors import CorellmError
+
+if TYPE_CHECKING:
+    from corellm.multimodal.inputs import PlaceholderRange
 
 FinishReason = Literal["stop", "length", "abort", "ignored", "error"]
 
@@ -47,26 +50,56 @@ class CompletionOutput:
         """Whether this completion will not grow any more."""
         return self.finish_reason is not None
 
+    def followed_by(self, later: CompletionOutput) -> CompletionOutput:
+        """What this and the next `DELTA` output of the same completion give as one."""
+        logprobs = later.logprobs if self.logprobs is None else [*self.logprobs, *(later.logprobs or ())]
+        return replace(
+            later, text=self.text + later.text, token_ids=self.token_ids + later.token_ids, logprobs=logprobs
+        )
+
 
 @dataclass(slots=True)
 class RequestMetrics:
     """When things happened, in seconds of `time.monotonic()`, and how often."""
 
     arrival_time: float
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
+    """When the request came; its prompt is prepared after."""
+    queued_ts: float
+    """When it joined the engine's queue."""
+    scheduled_ts: float | None = None
+    """When its first step began; None while it waits, as all of these."""
+    first_token_ts: float | None = None
+    last_token_ts: float | None = None
+    """When its newest token was generated."""
     finished_time: float | None = None
+    num_generation_tokens: int = 0
+    """Tokens generated so far, of all completions."""
     num_preemptions: int = 0
 
     @property
-    def time_to_first_token(self) -> float | None:
+    def first_token_latency(self) -> float | None:
         """Seconds from arrival to the first generated token."""
-        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+        return None if self.first_token_ts is None else self.first_token_ts - self.arrival_time
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """The same as `first_token_latency`."""
+        return self.first_token_latency
+
+    @property
+    def first_scheduled_time(self) -> float | None:
+        """The same as `scheduled_ts`."""
+        return self.scheduled_ts
+
+    @property
+    def first_token_time(self) -> float | None:
+        """The same as `first_token_ts`."""
+        return self.first_token_ts
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of one request: everything generated so far."""
+    """The state of one request: everything generated so far, or as its `output_kind` says."""
 
     request_id: str
     prompt: str | None
@@ -78,5 +111,12 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    multi_modal_placeholders: dict[str, list[PlaceholderRange]] = field(default_factory=dict)
+    """Where the items are in `prompt_token_ids`, by modality."""
     error: CorellmError | None = None
     """Why the request failed or was refused; its completions then end with "error" or "ignored"."""
+
+    def followed_by(self, later: RequestOutput) -> RequestOutput:
+        """What this and the next `DELTA` output give as one; both stay as they are."""
+        outputs = [one.followed_by(other) for one, other in zip(self.outputs, later.outputs, strict=True)]
+        return replace(later, outputs=outputs, prompt_logprobs=self.prompt_logprobs)

@@ -1,4 +1,4 @@
-"""What a caller may ask of sampling, validated once when it is made.
+"""What a caller may ask of sampling, validated when it is made and again when a request takes its copy.
 
 This room knows parameters and their ranges; it knows neither tokenizers nor tensors. Checks that need the model
 (token ids against the logits' width, bad words to token ids) happen when the request meets the engine.
@@ -6,11 +6,14 @@ This room knows parameters and their ranges; it knows neither tokenizers nor ten
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import Enum
+from typing import Any, Self
 
+from corellm.absent_sampling import AbsentSampling
 from corellm.errors import InvalidParameterError
 
 MAX_N = 128
@@ -22,6 +25,8 @@ _GREEDY_EPS = 1e-5
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_INT = 2**63 - 1
+MAX_TEMPERATURE = 1e30
+"""All tokens are as likely then; float32, in which temperatures are applied, has larger numbers."""
 
 
 def shown(value: Any) -> str:
@@ -66,6 +71,10 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
         raise InvalidParameterError(f"{name} must be a string or a list of strings, got {value!r}", param=name)
     if any(not s for s in strings):
         raise InvalidParameterError(f"{name} must not hold an empty string", param=name)
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameterError(f"{name} holds a string that is not valid Unicode text", param=name) from error
     if len(strings) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in strings):
         raise InvalidParameterError(
             f"{name} takes at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters", param=name
@@ -73,13 +82,27 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class RequestOutputKind(Enum):
+    """What the outputs hold that a request gives while it runs."""
+
+    CUMULATIVE = 0
+    """Everything generated so far, after every token."""
+    DELTA = 1
+    """What came since the output before. Outputs that were not read in time are joined, so that none is missed."""
+    FINAL_ONLY = 2
+    """Everything, once it is finished; nothing before."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SamplingParams(AbsentSampling):
     """How to choose tokens, when to stop, and what to report.
 
     Order of operations on the logits of one position, as in `transformers` generation: allowed tokens, bad words,
     `min_tokens`, `logit_bias`, repetition / frequency / presence penalties, then (unless greedy) temperature, top-k,
     top-p, min-p.
+
+    Fields may be assigned: a request takes a copy, which is checked again, and is not changed by what comes after.
+    Arguments that only other engines have are accepted with a value that asks for nothing.
 
     Raises:
         InvalidParameterError: a value out of range or of the wrong type; `param` names the field.
@@ -88,7 +111,7 @@ class SamplingParams:
     n: int = 1
     """How many completions to generate for the prompt."""
     temperature: float = 1.0
-    """0 is greedy; higher is more random. In [0, 2]."""
+    """0 is greedy; higher is more random."""
     top_k: int = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     top_p: float = 1.0
@@ -106,19 +129,23 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     """Only these tokens may be generated."""
     bad_words: Sequence[str] | None = ()
-    """Strings that must not be generated, with or without a space before them."""
+    """Strings that must not be generated, with or without a space before them. What is kept from being generated are
+    their usual tokens: a string that is spelled in others can still come."""
     seed: int | None = None
-    """Makes this request's sampling repeat exactly, whatever else is in the batch."""
+    """Makes this request's sampling repeat exactly, whatever else is in the batch. None or -1 for random numbers of its
+    own, which follow from the engine's seed and the order of requests."""
     logprobs: int | None = None
-    """Report log-probabilities of the sampled token and of this many most likely ones, per generated token."""
+    """Report log-probabilities of the sampled token and of this many most likely ones, per generated token; -1 for the
+    whole vocabulary, which takes time and memory in proportion."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """The same for the prompt's tokens; nothing comes before the first one, whose entry is None."""
     max_tokens: int | None = 16
     """Stop after this many generated tokens; None for as many as fit."""
     min_tokens: int = 0
     """Generate at least this many tokens before an end-of-sequence or stop token may come."""
     stop: Sequence[str] | str | None = ()
-    """Stop as soon as the text holds one of these."""
+    """Stop as soon as the text holds one of these. One that holds a special token's text is looked for in the text with
+    special tokens, also where the output leaves them out."""
     stop_token_ids: Sequence[int] | None = ()
     """Stop as soon as one of these tokens is generated."""
     ignore_eos: bool = False
@@ -127,49 +154,75 @@ class SamplingParams:
     """Keep the stop string (or stop token's text) at the end of the output."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """Keep the space that some tokenizers put between two special tokens; of use without `skip_special_tokens`."""
     detokenize: bool = True
-    """Turn tokens into text; without it `text` stays empty and `stop` is refused."""
+    """Turn tokens into text; without it `text` stays empty, `decoded_token` is None and `stop` is refused."""
+    truncate_prompt_tokens: int | None = None
+    """Keep this many of the prompt's last tokens, placeholders expanded; -1 for as many as leave room for `max_tokens`.
+    Items before them are left out; a prompt that would be cut within an item is refused."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What the outputs of `AsyncLLM` hold; `LLM` gives everything at the end."""
 
     def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)  # frozen: values are normalised in place, once
+        self._check_absent()
+        self._check_distribution()
+        self._check_choice()
+        self._check_length()
+        self._check_report()
 
-        put("n", _integer("n", self.n, 1, MAX_N))
-        put("temperature", _number("temperature", self.temperature, 0.0, 2.0))
+    def _check_distribution(self) -> None:
+        self.n = _integer("n", self.n, 1, MAX_N)
+        self.temperature = _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         if self.temperature < _GREEDY_EPS:
-            put("temperature", 0.0)
-        put("top_k", max(0, _integer("top_k", self.top_k, -1)))
-        put("top_p", _number("top_p", self.top_p, 0.0, 1.0, open_low=True))
-        put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
-        put("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
-        put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
-        put("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True))
+            self.temperature = 0.0
+        self.top_k = max(0, _integer("top_k", self.top_k, -1))
+        self.top_p = _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None and _integer("seed", self.seed, -MAX_INT - 1) == -1:
+            self.seed = None
+
+    def _check_choice(self) -> None:
+        self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         if self.logit_bias is not None:
-            put("logit_bias", self._checked_bias(self.logit_bias))
+            self.logit_bias = self._checked_bias(self.logit_bias)
         if self.allowed_token_ids is not None:
-            put("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidParameterError("allowed_token_ids must not be empty", param="allowed_token_ids")
-        put("bad_words", _strings("bad_words", self.bad_words))
-        if self.seed is not None:
-            put("seed", _integer("seed", self.seed, -MAX_INT - 1))
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                put(name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
+        self.bad_words = _strings("bad_words", self.bad_words)
+
+    def _check_length(self) -> None:
         if self.max_tokens is not None:
-            put("max_tokens", _integer("max_tokens", self.max_tokens, 1))
-        put("min_tokens", _integer("min_tokens", self.min_tokens, 0))
+            self.max_tokens = _integer("max_tokens", self.max_tokens, 1)
+        self.min_tokens = _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameterError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        put("stop", _strings("stop", self.stop))
-        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+        self.stop = _strings("stop", self.stop)
+        self.stop_token_ids = _token_ids("stop_token_ids", self.stop_token_ids)
+        if self.truncate_prompt_tokens is not None:
+            kept = _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+            if kept == 0:
+                raise InvalidParameterError(
+                    "truncate_prompt_tokens must be at least 1, or -1, got 0", param="truncate_prompt_tokens"
+                )
+
+    def _check_report(self) -> None:
+        self.logprobs = _top("logprobs", self.logprobs)
+        self.prompt_logprobs = _top("prompt_logprobs", self.prompt_logprobs)
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} must be True or False, got {getattr(self, name)!r}", param=name)
         if self.stop and not self.detokenize:
             raise InvalidParameterError("stop needs detokenize=True; use stop_token_ids instead", param="stop")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise InvalidParameterError(
+                f"output_kind must be a RequestOutputKind, got {self.output_kind!r:.100}", param="output_kind"
+            )
 
     @staticmethod
     def _checked_bias(bias: Any) -> dict[int, float]:
@@ -185,10 +238,44 @@ class SamplingParams:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
-    def child(self, index: int) -> SamplingParams:
+    def clone(self) -> Self:
+        """A copy, checked.
+
+        Raises:
+            InvalidParameterError: what was assigned since is wrong.
+        """
+        other = copy.copy(self)
+        other.__post_init__()
+        return other
+
+    def child(self, index: int) -> Self:
         """The parameters of completion `index` out of `n`: one completion, its own seed."""
-        seed = None if self.seed is None else _wrapped(self.seed + index)
+        seed = self.seed
+        if seed is not None:  # away from -1, which is no seed
+            seed = _wrapped(seed + index if seed >= 0 else seed - index)
         return replace(self, n=1, seed=seed)
+
+
+def params_copy(given: SamplingParams | None) -> SamplingParams:
+    """A request's own parameters: the defaults for None.
+
+    Raises:
+        InvalidParameterError: they are something else, or wrong.
+    """
+    if given is None:
+        return SamplingParams()
+    if not isinstance(given, SamplingParams):
+        raise InvalidParameterError(f"params must be a SamplingParams, got {type(given).__name__}", param="params")
+    return given.clone()
+
+
+_SWITCHES = (
+    "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "detokenize",
+)  # fmt: skip
+
+
+def _top(name: str, value: Any) -> int | None:
+    return None if value is None else _integer(name, value, -1, MAX_LOGPROBS)
 
 
 def _as_int(token: Any) -> Any:

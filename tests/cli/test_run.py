@@ -170,7 +170,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path
         (["notes.txt", QUESTION], "'notes.txt' is no picture (JPEG"),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
-        (["--temperature", "3", "hi"], "temperature must be in [0, 2], got 3.0"),
+        (["--temperature", "-3", "hi"], "temperature must be in [0, 1e+30], got -3.0"),
         (["--max-model-len", "9999", "hi"], "max_model_len=9999 exceeds the 1024 positions"),
         (["--adapter", "corellm-nothing", "hi"], "adapter 'corellm-nothing' does not serve"),
         (["--attention-backend", "triton", "hi"], "attention_backend 'triton' runs on NVIDIA GPUs, not on cpu"),

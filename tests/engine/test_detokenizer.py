@@ -234,6 +234,21 @@ def test_ids_beyond_the_vocabulary_have_no_text(name: str) -> None:
     assert "".join(streamed(tokenizer, [a, beyond], [beyond, b, beyond])) == "b"
 
 
+def test_spaces_between_special_tokens() -> None:
+    """WordPiece puts a space before a special token; between two of them it can be left out, before words it stays."""
+    tokenizer = tokenizer_of("wordpiece")
+    special = tokenizer.sep_token_id
+    ids = [*encode(tokenizer, "the"), special, special, *encode(tokenizer, "the"), special, special, special]
+    for spaces in (True, False):
+        detokenizer = IncrementalDetokenizer(
+            tokenizer, [], skip_special_tokens=False, spaces_between_special_tokens=spaces
+        )
+        text = "".join(map(detokenizer.append, ids)) + detokenizer.finish()
+        whole = decode(tokenizer, ids, skip=False)
+        assert "[SEP] [SEP]" in whole
+        assert text == (whole if spaces else whole.replace("[SEP] [SEP] [SEP]", "[SEP]" * 3).replace("] [", "]["))
+
+
 class CountingTokenizer(PreTrainedTokenizerFast):
     """Remembers the longest list of tokens it was asked to decode."""
 

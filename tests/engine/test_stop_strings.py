@@ -59,3 +59,37 @@ def test_held_text_is_released_by_skip_and_flush() -> None:
     assert [matcher.append("aE"), matcher.append("N"), matcher.flush(), matcher.matched] == ["a", "", "EN", None]
     matcher = StopStringMatcher(["END"])
     assert [matcher.append("aE"), matcher.skip("N"), matcher.append("ND"), matcher.flush()] == ["a", "EN", "ND", ""]
+
+
+MIXED = st.lists(st.one_of(st.text("ab", max_size=3), st.sampled_from(["<s>", "</s>"])), max_size=12)
+MIXED_STOPS = st.lists(
+    st.lists(st.sampled_from(["a", "b", "<s>", "</s>"]), min_size=1, max_size=3).map("".join), max_size=4
+)
+
+
+@given(pieces=MIXED, stop=MIXED_STOPS, include=st.booleans())
+@example(pieces=["a", "</s>"], stop=["</s>"], include=False)
+@example(pieces=["a", "<s>", "b"], stop=["ab"], include=True)
+@example(pieces=["a", "<s>", "b", "a"], stop=["a<s>bb", "<s>ba"], include=False)
+def test_text_that_is_left_out(pieces: list[str], stop: list[str], include: bool) -> None:
+    """A stop string with a special token is found in the text with them, another in the text without.
+
+    Oracle: a search of every beginning of the text, in both forms.
+    """
+    left_out = {"<s>", "</s>"}
+    matcher = StopStringMatcher(stop, include=include, left_out=left_out)
+    released = "".join(matcher.append(piece, left_out=piece in left_out) for piece in pieces) + matcher.flush()
+    marked = [(c, piece in left_out) for piece in pieces for c in piece]
+    for end in range(1, len(marked) + 1):
+        found: list[tuple[str, str]] = []
+        for string in stop:
+            reads_all = any(text in string for text in left_out)
+            read = [i for i, (_, out) in enumerate(marked[:end]) if reads_all or not out]
+            if read and read[-1] == end - 1 and "".join(marked[i][0] for i in read).endswith(string):
+                start = read[-len(string)]
+                found.append((string, "".join(c for c, out in marked[:start] if not out)))
+        if found:
+            string, before = max(found, key=lambda pair: len(pair[0]))
+            assert (released, matcher.matched) == (before + string if include else before, string)
+            return
+    assert (released, matcher.matched) == ("".join(c for c, out in marked if not out), None)

@@ -362,9 +362,10 @@ def test_a_bad_row_fails_alone(temperature: float) -> None:
 
 
 def test_extreme_parameters_leave_finite_distributions() -> None:
-    """A tiny temperature, a tiny repetition penalty and huge logits overflow nowhere and give a possible token."""
-    logits = torch.tensor([[3e38, -3e38, 1.0, 0.0, -torch.inf]]).repeat(4, 1)
+    """Extreme temperatures, a tiny repetition penalty and huge logits overflow nowhere and give a possible token."""
+    logits = torch.tensor([[3e38, -3e38, 1.0, 0.0, -torch.inf]]).repeat(5, 1)
     params = [
+        SamplingParams(temperature=1e30),
         SamplingParams(temperature=1.1e-5),
         SamplingParams(repetition_penalty=1e-45),
         SamplingParams(repetition_penalty=10.0, temperature=0.0),

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
@@ -26,7 +27,7 @@ from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import Metric, read_metrics
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
-from corellm.sampling_params import SamplingParams
+from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
@@ -37,10 +38,11 @@ _Answer = TypeVar("_Answer")
 class _Stream:
     """Where a request's outputs go: the newest one, for the coroutine that waits in its event loop.
 
-    Outputs are cumulative, so a slow reader misses nothing by getting only the newest.
+    A slow reader misses nothing by getting only the newest: outputs are cumulative, or deltas that are joined.
     """
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, kind: RequestOutputKind) -> None:
+        self._joins = kind is RequestOutputKind.DELTA
         self.request_id = request_id
         """The caller's name for the request."""
         self.is_aborted = False
@@ -54,8 +56,12 @@ class _Stream:
             self._loop.call_soon_threadsafe(self._set, item)
 
     def _set(self, item: RequestOutput | BaseException) -> None:
-        if not (isinstance(self._newest, RequestOutput) and self._newest.finished):  # a final output stays
-            self._newest = item
+        newest = self._newest if isinstance(self._newest, RequestOutput) else None
+        if newest is not None and newest.finished:  # a final output stays
+            item = newest
+        elif self._joins and newest is not None and self._changed.is_set() and isinstance(item, RequestOutput):
+            item = newest.followed_by(item)  # nobody has read it yet
+        self._newest = item
         self._changed.set()
 
     async def get(self) -> RequestOutput:
@@ -152,7 +158,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete a prompt, giving its state after every new token.
+        """Complete a prompt, giving its state after every new token, or what `SamplingParams.output_kind` says.
 
         Closing or cancelling the iteration aborts the request.
 
@@ -233,8 +239,10 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
+        arrival_time = time.monotonic()
+        params = params_copy(params)
         name = str(next(self._ids))
-        stream = _Stream(f"async-{name}" if request_id is None else request_id)
+        stream = _Stream(f"async-{name}" if request_id is None else request_id, params.output_kind)
         if any(other.request_id == stream.request_id for other in self._streams.values()):
             raise InvalidParameterError(f"request id {stream.request_id!r} is running already", param="request_id")
         self._streams[name] = stream
@@ -244,7 +252,7 @@ class AsyncLLM:
                 raise EngineDeadError(str(self._dead)) from self._dead
             pool = self._media_pool if has_media else self._text_pool
             processed = await asyncio.get_running_loop().run_in_executor(pool, prepare)
-            self._inbox.put(partial(self._add, name, processed, params))
+            self._inbox.put(partial(self._add, name, processed, params, arrival_time))
             while not finished:
                 output = await stream.get()
                 finished = output.finished
@@ -258,12 +266,12 @@ class AsyncLLM:
 
     # --- in the engine's thread -------------------------------------------------------------------------------------
 
-    def _add(self, name: str, processed: ProcessedPrompt, params: SamplingParams | None) -> None:
+    def _add(self, name: str, processed: ProcessedPrompt, params: SamplingParams, arrival_time: float) -> None:
         stream = self._streams.get(name)
         if stream is None:
             return  # cancelled meanwhile
         try:
-            self.engine.add_request(name, processed, params)
+            self.engine.add_request(name, processed, params, arrival_time=arrival_time)
         except CorellmError as error:
             stream.put(with_request_id(error, stream.request_id))
         except Exception as error:  # no request may end the engine

@@ -10,6 +10,7 @@ has no end that gives out what it still holds, and does not know slow tokenizers
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,13 +61,20 @@ class IncrementalDetokenizer:
         prompt_token_ids: what comes before; decides, for instance, whether the first word has a space before it. If
             it ends with half a character, that character belongs to the output.
         skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: keep the space that some tokenizers put between two special tokens.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._joins_special_tokens = not (skip_special_tokens or spaces_between_special_tokens)
         self._vocabulary = _vocabulary(tokenizer)
         self._backend: Any = None
         if self._vocabulary.wrapper_adds_nothing:
@@ -99,6 +107,7 @@ class IncrementalDetokenizer:
             self._run.append(token_id)
             return half + self._utf8.decode(byte)
         ended = self._end_run() if self._run else ""
+        follows_special = self._joins_special_tokens and self._window and self._window[-1] in self._vocabulary.special
         self._window.append(token_id)
         text = self._decode(self._window)
         self._half = _REPLACEMENT if text.endswith(_REPLACEMENT) else ""
@@ -107,7 +116,40 @@ class IncrementalDetokenizer:
         self._given_out = max(self._given_out, certain)
         if len(self._window) > _WINDOW:
             self._start_window(self._window[-_CONTEXT:], held=len(self._half))
+        if follows_special and token_id in self._vocabulary.special:
+            new = new.removeprefix(" ")
         return ended + new
+
+    def preview(self, token_id: int) -> str:
+        """What `append` would give for a token, which is not taken in; of a special token always its own text."""
+        if self._is_silent(token_id):
+            return self.left_out_text(token_id)
+        other = copy.copy(self)
+        other._window, other._run = list(self._window), list(self._run)
+        other._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        other._utf8.setstate(self._utf8.getstate())
+        return other.append(token_id)
+
+    def left_out_text(self, token_id: int) -> str:
+        """The text of a special token that `skip_special_tokens` leaves out; nothing for every other token."""
+        if self._skip_special_tokens and token_id in self._vocabulary.skipped:
+            return self._vocabulary.special[token_id]
+        return ""
+
+    @property
+    def left_out_texts(self) -> frozenset[str]:
+        """The texts of all special tokens that are left out."""
+        return self._vocabulary.skipped_texts if self._skip_special_tokens else frozenset()
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether there is no text yet, neither of the prompt nor of the output."""
+        return not self._window and not self._run
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether part of a character may wait for its rest. Some tokenizers say nothing of such a part."""
+        return bool(self._half or self._utf8.getstate()[0]) or not (self._run or self._decode(self._window[-1:]))
 
     def finish(self) -> str:
         """The text still held back, half a character as U+FFFD. Nothing may be appended after it."""
@@ -144,9 +186,12 @@ class _Vocabulary:
     """What detokenization must know of a tokenizer's tokens, found out once per tokenizer."""
 
     size: int
+    special: dict[int, str]
+    """Special tokens with their text."""
     skipped: frozenset[int]
     """Special tokens that have no text with `skip_special_tokens`. They must not enter a window: a window that gains
     no text would have to grow."""
+    skipped_texts: frozenset[str]
     bytes: dict[int, bytes]
     """Byte-fallback tokens."""
     wrapper_adds_nothing: bool
@@ -159,13 +204,24 @@ _vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
 def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
     known = _vocabularies.get(tokenizer)
     if known is None:
-        special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        named = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {
+            token_id: tokenizer.convert_ids_to_tokens(token_id) or ""
+            for token_id in sorted(named.union(tokenizer.all_special_ids))
+        }
         skipped = frozenset(
             token_id
-            for token_id in special.union(tokenizer.all_special_ids)
+            for token_id in special
             if not tokenizer.decode([token_id], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
-        known = _Vocabulary(len(tokenizer), skipped, _byte_tokens(tokenizer), _wrapper_adds_nothing(tokenizer))
+        known = _Vocabulary(
+            len(tokenizer),
+            special,
+            skipped,
+            frozenset(special[token_id] for token_id in skipped) - {""},
+            _byte_tokens(tokenizer),
+            _wrapper_adds_nothing(tokenizer),
+        )
         _vocabularies[tokenizer] = known
     return known
 

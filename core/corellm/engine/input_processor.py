@@ -15,6 +15,7 @@ from typing import Any
 from corellm.absent import check_absent, refusing
 from corellm.absent_names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
 from corellm.config import suggestion
+from corellm.engine.bad_words import BadWords
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
 from corellm.hookspecs import ChatPrompt
@@ -279,14 +280,12 @@ class InputProcessor:
                     )
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of `bad_words`: each word at the start of a text and after a space."""
-        sequences: list[list[int]] = []
-        for word in params.bad_words or ():
-            for variant in (word, " " + word.lstrip()):
-                ids = self.tokenize(variant)
-                if ids and ids not in sequences:
-                    sequences.append(ids)
-        return sequences
+        """Token sequences of `bad_words`."""
+        return self._bad_words(params.bad_words or ())
+
+    @cached_property
+    def _bad_words(self) -> BadWords:
+        return BadWords(self.tokenize, lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)))
 
 
 def is_unicode(text: str) -> bool:

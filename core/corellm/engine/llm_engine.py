@@ -16,9 +16,10 @@ from corellm.engine import upkeep
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
+from corellm.engine.truncation import truncated
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
-from corellm.sampling_params import SamplingParams
+from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.process import collector_paused, set_up_threads
 from corellm.worker.trace import Trace
@@ -87,7 +88,7 @@ class LLMEngine:
             request_id: the caller's name for it; must not be running already.
             prompt: what `InputProcessor.process` takes, or what it gave.
             params: how to sample; None for the defaults.
-            stream: whether `step` gives an output for every new token, or only the final one.
+            stream: whether `step` gives outputs as `params.output_kind` says, or only the final one.
             arrival_time: of `time.monotonic()`; None for now.
 
         Raises:
@@ -98,16 +99,16 @@ class LLMEngine:
             raise EngineDeadError("the engine was shut down; make a new one")
         if request_id in self.output_processor:
             raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise InvalidParameterError(f"params must be a SamplingParams, got {type(params).__name__}", param="params")
+        params = params_copy(params)
         self.input_processor.check_params(params)
         try:
             processed = prompt if isinstance(prompt, ProcessedPrompt) else self.input_processor.process(prompt)
         except CorellmError as error:
             raise with_request_id(error, request_id) from error.__cause__
+        processed = truncated(processed, params, self.scheduler.limits.max_total_tokens)
         bad_words_ids = self.input_processor.bad_words_ids(params)
-        arrival = time.monotonic() if arrival_time is None else arrival_time
+        queued_ts = time.monotonic()
+        arrival = queued_ts if arrival_time is None else arrival_time
         requests = [
             Request(
                 request_id=str(next(self._ids)),
@@ -122,7 +123,8 @@ class LLMEngine:
             )
             for index in range(params.n)
         ]
-        self.output_processor.add(request_id, processed.text, requests, stream=stream)
+        kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
+        self.output_processor.add(request_id, processed.text, requests, kind=kind, queued_ts=queued_ts)
         for request in requests:
             self.scheduler.add_request(request)
         self.output_processor.finish_outside_step(r for r in requests if r.status.is_finished)

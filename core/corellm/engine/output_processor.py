@@ -8,47 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any
 
 from corellm.engine.detokenizer import IncrementalDetokenizer
+from corellm.engine.output_group import GrowingCompletion, OutputGroup
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.stop_strings import StopStringMatcher
-from corellm.errors import CorellmError
-from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from corellm.engine.token_texts import TokenTexts
+from corellm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from corellm.sampling_params import RequestOutputKind
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
-
-
-@dataclass
-class _Group:
-    """A caller's request and its completions."""
-
-    request_id: str
-    prompt: str | None
-    stream: bool
-    requests: list[Request]
-    prompt_token_ids: list[int]
-    """A copy that outputs share: the engine's own list must not be within callers' reach."""
-    metrics: RequestMetrics
-    completions: list[_Completion] = field(default_factory=list)
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
-    error: CorellmError | None = None
-
-    @property
-    def finished(self) -> bool:
-        return all(completion.output.finished for completion in self.completions)
-
-
-@dataclass
-class _Completion:
-    """One of a request's completions while it grows."""
-
-    group: _Group
-    request: Request
-    output: CompletionOutput
-    detokenizer: IncrementalDetokenizer | None
-    stop: StopStringMatcher | None
 
 
 class OutputProcessor:
@@ -56,10 +26,10 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._groups: dict[str, _Group] = {}
-        self._completions: dict[str, _Completion] = {}
-        self._pending: dict[str, _Group] = {}
-        self._decode = lru_cache(maxsize=65536)(lambda token: tokenizer.decode([token]))
+        self._groups: dict[str, OutputGroup] = {}
+        self._completions: dict[str, GrowingCompletion] = {}
+        self._pending: dict[str, OutputGroup] = {}
+        self._texts = TokenTexts(tokenizer)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
@@ -69,30 +39,39 @@ class OutputProcessor:
         """Whether there is something to hand out that no step is needed for."""
         return bool(self._pending)
 
-    def add(self, request_id: str, prompt: str | None, requests: list[Request], *, stream: bool) -> None:
+    def add(
+        self, request_id: str, prompt: str | None, requests: list[Request], *, kind: RequestOutputKind, queued_ts: float
+    ) -> None:
         """Take over a caller's request, run as one engine request per completion."""
-        metrics = RequestMetrics(arrival_time=requests[0].arrival_time)
-        group = _Group(request_id, prompt, stream, requests, list(requests[0].prompt_token_ids), metrics)
+        metrics = RequestMetrics(requests[0].arrival_time, queued_ts)
+        group = OutputGroup(request_id, prompt, kind, requests, metrics)
         for index, request in enumerate(requests):
-            params = request.sampling_params
-            completion = _Completion(
-                group,
-                request,
-                CompletionOutput(
-                    index=index,
-                    logprobs=None if params.logprobs is None else [],
-                    cumulative_logprob=None if params.logprobs is None else 0.0,
-                ),
-                IncrementalDetokenizer(
-                    self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
-                )
-                if params.detokenize
-                else None,
-                StopStringMatcher(params.stop, include=params.include_stop_str_in_output) if params.stop else None,
-            )
+            completion = self._completion(group, request, index)
             group.completions.append(completion)
             self._completions[request.request_id] = completion
         self._groups[request_id] = group
+
+    def _completion(self, group: OutputGroup, request: Request, index: int) -> GrowingCompletion:
+        params = request.sampling_params
+        output = CompletionOutput(
+            index=index,
+            logprobs=None if params.logprobs is None else [],
+            cumulative_logprob=None if params.logprobs is None else 0.0,
+        )
+        if not params.detokenize:
+            return GrowingCompletion(group, request, output, None, None)
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer,
+            request.prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        stop = None
+        if params.stop:
+            stop = StopStringMatcher(
+                params.stop, include=params.include_stop_str_in_output, left_out=detokenizer.left_out_texts
+            )
+        return GrowingCompletion(group, request, output, detokenizer, stop)
 
     def engine_request_ids(self, request_id: str) -> list[str]:
         """The engine requests of a caller's request; none if it is not running."""
@@ -118,8 +97,8 @@ class OutputProcessor:
             batch, result: of the step.
 
         Returns:
-            The outputs to hand out (every step for streaming requests, at the end for others), and the engine
-            requests that a stop string ended.
+            The outputs to hand out, as the requests' `RequestOutputKind`s say, and the engine requests that a stop
+            string ended.
         """
         now = time.monotonic()
         self._take_prompt_logprobs(batch, result)
@@ -142,21 +121,26 @@ class OutputProcessor:
 
     def take_pending(self) -> list[RequestOutput]:
         """Hand out what is due."""
-        due = [group for group in self._pending.values() if group.stream or group.finished]
+        due = [group for group in self._pending.values() if group.is_due]
         self._pending.clear()
-        outputs = [_snapshot(group) for group in due]
+        outputs = [group.take() for group in due]
         for group in due:
             if group.finished:
                 self._groups.pop(group.request_id, None)
         return outputs
 
-    def _take_token(self, completion: _Completion, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+    def _take_token(
+        self, completion: GrowingCompletion, token: int, logprobs: TokenLogprobs | None, now: float
+    ) -> None:
         output, request = completion.output, completion.request
         params = request.sampling_params
-        completion.group.metrics.first_token_time = completion.group.metrics.first_token_time or now
+        metrics = completion.group.metrics
+        metrics.first_token_ts = metrics.first_token_ts or now
+        metrics.last_token_ts = now
+        metrics.num_generation_tokens += 1
         output.token_ids.append(token)
         if logprobs is not None and output.logprobs is not None:
-            output.logprobs.append(self._position(logprobs))
+            output.logprobs.append(self._texts.position(logprobs, completion.detokenizer))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
         ended_by_token = request.status is RequestStatus.FINISHED_STOPPED
         if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
@@ -167,14 +151,17 @@ class OutputProcessor:
         elif len(output.token_ids) < params.min_tokens:
             output.text += completion.stop.skip(new_text)
         else:
-            output.text += completion.stop.append(new_text)
+            left_out = completion.detokenizer.left_out_text(token)
+            output.text += completion.stop.append(new_text or left_out, left_out=bool(left_out))
             output.stop_reason = completion.stop.matched
 
-    def _finish(self, completion: _Completion, now: float) -> None:
+    def _finish(self, completion: GrowingCompletion, now: float) -> None:
         output, request = completion.output, completion.request
         self._completions.pop(request.request_id, None)
         if completion.detokenizer is not None and output.stop_reason is None:
             tail = completion.detokenizer.finish()
+            if tail and output.logprobs:
+                _extend_last_text(output, completion.detokenizer, tail)
             if completion.stop is None:
                 output.text += tail
             else:
@@ -201,12 +188,6 @@ class OutputProcessor:
 
     # --- log-probabilities --------------------------------------------------------------------------------------------
 
-    def _position(self, logprobs: TokenLogprobs) -> PositionLogprobs:
-        return {
-            token: Logprob(logprob, rank, self._decode(token))
-            for token, logprob, rank in zip(logprobs.token_ids, logprobs.logprobs, logprobs.ranks, strict=True)
-        }
-
     def _take_prompt_logprobs(self, batch: ScheduledBatch, result: StepResult) -> None:
         if not result.prompt_logprobs:
             return
@@ -215,39 +196,25 @@ class OutputProcessor:
             positions = result.prompt_logprobs.get(chunk.request_id)
             if positions is None or completion is None or completion.output.index:
                 continue  # every completion has the same prompt: the first one's are enough
-            known = (completion.group.prompt_logprobs or [None])[: chunk.start + 1]  # the rest is computed again
-            completion.group.prompt_logprobs = [*known, *(self._position(p) for p in positions)]
-
-
-def _snapshot(group: _Group) -> RequestOutput:
-    """A copy: what was handed out does not change any more."""
-    first, metrics = group.requests[0], group.metrics
-    metrics.first_scheduled_time = first.first_scheduled_time
-    return RequestOutput(
-        request_id=group.request_id,
-        prompt=group.prompt,
-        prompt_token_ids=group.prompt_token_ids,
-        outputs=[
-            CompletionOutput(
-                index=out.index,
-                text=out.text,
-                token_ids=list(out.token_ids),
-                cumulative_logprob=out.cumulative_logprob,
-                logprobs=None if out.logprobs is None else list(out.logprobs),
-                finish_reason=out.finish_reason,
-                stop_reason=out.stop_reason,
+            group = completion.group
+            known = (group.prompt_logprobs or [None])[: chunk.start + 1]  # the rest is computed again
+            group.prompt_logprobs = known + self._texts.prompt(
+                positions,
+                group.prompt_token_ids[: chunk.start + 1],
+                detokenize=completion.request.sampling_params.detokenize,
             )
-            for out in (completion.output for completion in group.completions)
-        ],
-        finished=group.finished,
-        prompt_logprobs=group.prompt_logprobs,
-        metrics=RequestMetrics(  # not dataclasses.replace, which takes thrice as long for every token
-            metrics.arrival_time,
-            metrics.first_scheduled_time,
-            metrics.first_token_time,
-            metrics.finished_time,
-            metrics.num_preemptions,
-        ),
-        num_cached_tokens=first.num_cached_tokens,
-        error=group.error,
-    )
+
+
+def _extend_last_text(output: CompletionOutput, detokenizer: IncrementalDetokenizer, tail: str) -> None:
+    """Give the last token with text what was held back for the rest of a character.
+
+    The list is changed, not the positions in it: they may have been handed out.
+    """
+    assert output.logprobs is not None
+    for i in reversed(range(len(output.token_ids))):
+        token = output.token_ids[i]
+        if not detokenizer.left_out_text(token):
+            last = output.logprobs[i][token]
+            whole = replace(last, decoded_token=(last.decoded_token or "") + tail)
+            output.logprobs[i] = {**output.logprobs[i], token: whole}
+            return

@@ -5,7 +5,7 @@ Knows text only: no tokens, no tokenizers, no requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class StopStringMatcher:
@@ -15,35 +15,47 @@ class StopStringMatcher:
     end together, the longest. So the result does not depend on how the text is cut into pieces. Only a real beginning
     of a stop string at the end of the text is held back.
 
+    Some of the text may be left out of what is given out: special tokens. A stop string that holds the text of one is
+    looked for in the text with them, every other one in the text without.
+
     Every character moves one Knuth-Morris-Pratt automaton per stop string; no text is looked at twice.
 
     Args:
         stop: the stop strings, none empty.
         include: whether a match is given out, or only the text before it.
+        left_out: the texts that may be left out.
     """
 
-    def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
+    def __init__(self, stop: Sequence[str], *, include: bool = False, left_out: Collection[str] = ()) -> None:
         self._stop = sorted(stop, key=len, reverse=True)
+        self._reads_left_out = [any(text in string for text in left_out) for string in self._stop]
         self._fallbacks = [_fallbacks(string) for string in self._stop]
         self._matched_lengths = [0] * len(self._stop)
         self._held = ""
+        self._is_left_out: list[bool] = []
+        """Of every character that is held back."""
         self._include = include
         self.matched: str | None = None
         """The stop string that was found; nothing is given out after it."""
 
-    def append(self, text: str) -> str:
+    def append(self, text: str, *, left_out: bool = False) -> str:
         """Take in new text; returns what may be given out now, and sets `matched` at the first stop string."""
         if self.matched is not None:
             return ""
-        text = self._held + text
-        for position in range(len(self._held), len(text)):
-            found = self._step(text[position])
+        start = len(self._held)
+        self._held += text
+        self._is_left_out += [left_out] * len(text)
+        for position in range(start, len(self._held)):
+            found = self._step(self._held[position], left_out)
             if found is not None:
-                self.matched, self._held = found, ""
-                return text[: position + 1] if self._include else text[: position + 1 - len(found)]
-        held = max(self._matched_lengths, default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+                before = self._release(self._beginning(found, len(self._stop[found]), position + 1))
+                self.matched = self._stop[found]
+                self._held, self._is_left_out = "", []
+                return before + self.matched if self._include else before
+        end = len(self._held)
+        return self._release(
+            min((self._beginning(i, length, end) for i, length in enumerate(self._matched_lengths)), default=end)
+        )
 
     def skip(self, text: str) -> str:
         """Take in text in which no stop string may be found or begin (`min_tokens`); returns what may be given out."""
@@ -53,20 +65,40 @@ class StopStringMatcher:
 
     def flush(self) -> str:
         """The text still held back, when no more will come."""
-        held, self._held = self._held, ""
-        return held
+        return self._release(len(self._held))
 
-    def _step(self, character: str) -> str | None:
+    def _step(self, character: str, left_out: bool) -> int | None:
+        """Move the automata that read this character; returns the first stop string that it completes."""
         found = None
         for i, (string, fallbacks) in enumerate(zip(self._stop, self._fallbacks, strict=True)):
+            if left_out and not self._reads_left_out[i]:
+                continue
             length = self._matched_lengths[i]
             while length and string[length] != character:
                 length = fallbacks[length - 1]
             length += string[length] == character
             self._matched_lengths[i] = length
             if length == len(string) and found is None:
-                found = string
+                found = i
         return found
+
+    def _beginning(self, i: int, length: int, end: int) -> int:
+        """Where in the held text the last `length` characters before `end` begin, of those that stop string `i` reads.
+
+        Characters that it does not read are passed over.
+        """
+        while length:
+            end -= 1
+            length -= self._reads_left_out[i] or not self._is_left_out[end]
+        return end
+
+    def _release(self, count: int) -> str:
+        """Let go of the first characters that are held back; returns those that are not left out."""
+        released = self._held[:count]
+        if True in self._is_left_out:
+            released = "".join(c for c, out in zip(released, self._is_left_out[:count], strict=True) if not out)
+        self._held, self._is_left_out = self._held[count:], self._is_left_out[count:]
+        return released
 
 
 def _fallbacks(string: str) -> list[int]:

@@ -10,8 +10,12 @@ from torch import Tensor
 from corellm.worker.batch import TokenLogprobs
 from corellm.worker.transfers import Download
 
+ALL = -1
+"""For the number of most likely tokens: the whole vocabulary."""
 _LOGIT_ROWS = 128
 """Prompt positions whose logits are held at once."""
+_ALL_ROWS = 8
+"""The same where log-probabilities of the whole vocabulary are held beside them."""
 
 
 class PendingLogprobs:
@@ -21,7 +25,7 @@ class PendingLogprobs:
         logits: `[n, vocab]`, any float dtype, as the model gave them.
         token_ids: `[n]` int64 on their device, the token at each position. A prompt's placeholder id beyond the logits'
             width has log-probability minus infinity and the rank after everything else.
-        num_top: how many of the most likely tokens to report; 0 for none.
+        num_top: how many of the most likely tokens to report; 0 for none, `ALL` for all.
     """
 
     def __init__(self, logits: Tensor, token_ids: Tensor, num_top: int) -> None:
@@ -31,7 +35,7 @@ class PendingLogprobs:
         beyond = tokens >= vocab_size
         own = values.gather(1, tokens.clamp(0, vocab_size - 1)).masked_fill(beyond, -torch.inf)
         own_rank = ((values > own).sum(dim=-1, keepdim=True) + 1).masked_fill(beyond, vocab_size + 1)
-        top, top_ids = values.topk(min(num_top, vocab_size), dim=-1)
+        top, top_ids = values.topk(vocab_size if num_top == ALL else min(num_top, vocab_size), dim=-1)
         place = torch.arange(1, top.shape[1] + 1, device=values.device).expand(top.shape)
         lower_than_left = torch.cat([torch.ones_like(top[:, :1], dtype=torch.bool), top[:, 1:] < top[:, :-1]], dim=1)
         top_rank = place.where(lower_than_left, 0).cummax(dim=-1).values if top.shape[1] else place
@@ -64,5 +68,6 @@ def prompt_logprobs(
         token_ids: `[num_tokens]` int64.
         num_top: of the most likely tokens.
     """
-    parts = zip(torch.split(hidden, _LOGIT_ROWS), torch.split(token_ids, _LOGIT_ROWS), strict=True)
+    num_rows = _ALL_ROWS if num_top == ALL else _LOGIT_ROWS
+    parts = zip(torch.split(hidden, num_rows), torch.split(token_ids, num_rows), strict=True)
     return [found for rows, ids in parts for found in PendingLogprobs(logits_of(rows), ids, num_top).wait()]

@@ -17,7 +17,7 @@ from corellm.errors import CorellmError, InvalidParameterError, RequestFailedErr
 from corellm.worker.batch import TokenLogprobs
 from corellm.worker.device_sampling import Sample, sample_by
 from corellm.worker.logit_edits import edit_logits
-from corellm.worker.logprobs import PendingLogprobs
+from corellm.worker.logprobs import ALL, PendingLogprobs
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.token_weights import token_weights
 from corellm.worker.transfers import Download, upload
@@ -203,10 +203,14 @@ def _start_logprobs(
         return None
     rows = [row for row, _ in wanted]
     index = upload(np.array(rows, dtype=np.int64), logits.device)
-    return rows, PendingLogprobs(logits[index], token_ids[index], max(num_top for _, num_top in wanted))
+    asked = [num_top for _, num_top in wanted]
+    num_top = ALL if ALL in asked else max(asked)
+    return rows, PendingLogprobs(logits[index], token_ids[index], num_top)
 
 
 def _first(found: TokenLogprobs, num_top: int | None) -> TokenLogprobs:
     """The token itself and no more than `num_top` others."""
+    if num_top == ALL:
+        return found
     end = (num_top or 0) + 1
     return TokenLogprobs(found.token_ids[:end], found.logprobs[:end], found.ranks[:end])

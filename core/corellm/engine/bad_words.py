@@ -1,0 +1,45 @@
+"""Words that must not be generated, as token sequences.
+
+Knows tokenizers; does not know how a sequence is kept from being completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+_BEFORE = ("\n", "(", "1")
+"""What may stand directly before a word. One that merges with the word, or is read as a space, is passed over."""
+
+
+class BadWords:
+    """Finds the token sequences of words; remembers those it was asked for last.
+
+    A word is looked at at the beginning of a text, after a space, and directly after other text: tokenizers of the
+    sentencepiece kind put a space before every text, so the last form is in none of the others.
+
+    Args:
+        tokenize: text to token ids, nothing added.
+        decode: token ids to text.
+    """
+
+    def __init__(self, tokenize: Callable[[str], list[int]], decode: Callable[[list[int]], str]) -> None:
+        self._tokenize, self._decode = tokenize, decode
+        self._of_word = lru_cache(maxsize=1024)(self._find)
+
+    def __call__(self, words: Sequence[str]) -> list[list[int]]:
+        """The distinct sequences of some words. Spaces before a word do not matter."""
+        return [list(ids) for ids in dict.fromkeys(ids for word in words for ids in self._of_word(word))]
+
+    def _find(self, word: str) -> list[tuple[int, ...]]:
+        stem = word.lstrip() or word
+        found = (self._tokenize(stem), self._tokenize(" " + stem), self._directly_after_text(stem))
+        return [tuple(ids) for ids in found if ids]
+
+    def _directly_after_text(self, word: str) -> list[int]:
+        for before in _BEFORE:
+            first, both = self._tokenize(before), self._tokenize(before + word)
+            is_apart = both[: len(first)] == first
+            if is_apart and self._decode(both) == self._decode(first) + word:
+                return both[len(first) :]
+        return []

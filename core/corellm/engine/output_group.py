@@ -1,0 +1,111 @@
+"""A caller's request and its completions while they grow, and the outputs that are copies of them.
+
+Knows what is handed out when; knows neither tokenizers nor steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from corellm.engine.detokenizer import IncrementalDetokenizer
+from corellm.engine.request import Request
+from corellm.engine.stop_strings import StopStringMatcher
+from corellm.errors import CorellmError
+from corellm.multimodal.inputs import PlaceholderRange
+from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
+from corellm.sampling_params import RequestOutputKind
+
+
+@dataclass
+class OutputGroup:
+    """A caller's request, run as one engine request per completion."""
+
+    request_id: str
+    prompt: str | None
+    kind: RequestOutputKind
+    requests: list[Request]
+    metrics: RequestMetrics
+    prompt_token_ids: list[int] = field(init=False)
+    """A copy that outputs share: the engine's own list must not be within callers' reach."""
+    placeholders: dict[str, list[PlaceholderRange]] = field(init=False)
+    completions: list[GrowingCompletion] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    error: CorellmError | None = None
+    _has_given: bool = False
+
+    def __post_init__(self) -> None:
+        first = self.requests[0]
+        self.prompt_token_ids = list(first.prompt_token_ids)
+        self.placeholders = {}
+        for feature in first.features:
+            self.placeholders.setdefault(feature.modality, []).append(feature.placeholder)
+        if first.sampling_params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]  # nothing comes before the first token
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions are."""
+        return all(completion.output.finished for completion in self.completions)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a change is to be handed out."""
+        return self.kind is not RequestOutputKind.FINAL_ONLY or self.finished
+
+    def take(self) -> RequestOutput:
+        """What is handed out now: a copy, which does not change any more."""
+        metrics = self.metrics
+        metrics.scheduled_ts = self.requests[0].first_scheduled_time
+        is_delta = self.kind is RequestOutputKind.DELTA
+        told_before = is_delta and self._has_given
+        self._has_given = True
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[completion.take(is_delta=is_delta) for completion in self.completions],
+            finished=self.finished,
+            prompt_logprobs=None if told_before else self.prompt_logprobs,
+            metrics=RequestMetrics(  # not dataclasses.replace, which takes thrice as long for every token
+                metrics.arrival_time,
+                metrics.queued_ts,
+                metrics.scheduled_ts,
+                metrics.first_token_ts,
+                metrics.last_token_ts,
+                metrics.finished_time,
+                metrics.num_generation_tokens,
+                metrics.num_preemptions,
+            ),
+            num_cached_tokens=self.requests[0].num_cached_tokens,
+            multi_modal_placeholders=self.placeholders,
+            error=self.error,
+        )
+
+
+@dataclass
+class GrowingCompletion:
+    """One of a request's completions."""
+
+    group: OutputGroup
+    request: Request
+    output: CompletionOutput
+    detokenizer: IncrementalDetokenizer | None
+    stop: StopStringMatcher | None
+    _given_characters: int = 0
+    """Of the text, handed out as deltas."""
+    _given_tokens: int = 0
+
+    def take(self, *, is_delta: bool) -> CompletionOutput:
+        """A copy of everything, or of what came since the last one was taken."""
+        out, text, tokens = self.output, self._given_characters, self._given_tokens
+        if is_delta:
+            self._given_characters, self._given_tokens = len(out.text), len(out.token_ids)
+        return CompletionOutput(
+            index=out.index,
+            text=out.text[text:],
+            token_ids=out.token_ids[tokens:],
+            cumulative_logprob=out.cumulative_logprob,
+            logprobs=None if out.logprobs is None else out.logprobs[tokens:],
+            finish_reason=out.finish_reason,
+            stop_reason=out.stop_reason,
+        )

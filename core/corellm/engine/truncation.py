@@ -1,0 +1,54 @@
+"""A prompt's last tokens instead of all of them: `truncate_prompt_tokens`.
+
+Knows tokens and where items stand among them; knows no tokenizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.errors import InvalidParameterError
+from corellm.sampling_params import SamplingParams
+
+_NAME = "truncate_prompt_tokens"
+
+
+def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens: int) -> ProcessedPrompt:
+    """The prompt with as many of its last tokens as `params` keep; `prompt` stays as it is.
+
+    Args:
+        prompt: items that stand wholly before what is kept are left out.
+        params: of the request.
+        max_total_tokens: longest sequence, prompt and output together.
+
+    Raises:
+        InvalidParameterError: an item would be cut, or no prompt leaves room for `max_tokens`.
+    """
+    kept = params.truncate_prompt_tokens
+    if kept == -1:
+        kept = max_total_tokens - (params.max_tokens or 1)
+        if kept < 1:
+            raise InvalidParameterError(
+                f"{_NAME}=-1 leaves room for max_tokens={params.max_tokens}, but prompt and output together have at "
+                f"most {max_total_tokens} tokens; lower max_tokens",
+                param="max_tokens",
+            )
+    if kept is None or kept >= len(prompt.token_ids):
+        return prompt
+    start = len(prompt.token_ids) - kept
+    for feature in prompt.features:
+        where = feature.placeholder
+        if where.offset < start < where.end:
+            raise InvalidParameterError(
+                f"{_NAME}={kept} would cut {feature.modality} {feature.item}, which has the prompt's tokens "
+                f"{where.offset} to {where.end - 1} of {len(prompt.token_ids)}; keep at least "
+                f"{len(prompt.token_ids) - where.offset} tokens, or at most {len(prompt.token_ids) - where.end}",
+                param=_NAME,
+            )
+    features = [
+        replace(feature, placeholder=replace(feature.placeholder, offset=feature.placeholder.offset - start))
+        for feature in prompt.features
+        if feature.placeholder.offset >= start
+    ]
+    return replace(prompt, token_ids=prompt.token_ids[start:], features=features)
