@@ -1,6 +1,6 @@
 """Whether an encoded video is whole, and how much its tables announce, before FFmpeg builds anything from them.
 
-Knows the outer structure of MP4/MOV and Matroska/WebM; of frames and codecs it knows nothing (`container`).
+Knows the outer structure of MP4/MOV, Matroska/WebM, AVI and MPEG-TS; nothing of frames and codecs (`container`).
 FFmpeg reads what there is of a truncated file without a word, and makes tables as long as a header says, in this very
 process: so they are counted first. Of an MP4, tracks other than video are hidden from it: nobody needs what is there.
 """
@@ -23,15 +23,22 @@ _MP4_START = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"
 _MP4_NESTS = frozenset({b"trak", b"edts", b"mdia", b"minf", b"stbl", b"traf"})
 _MP4_UNWANTED = frozenset({b"udta", b"meta"})  # tags, cover pictures, tiled still pictures
 
+_TS_SYNC, _TS_PACKET, _TS_STAMPED = 0x47, 188, 192  # the bytes of a packet, plain and with a time before it (AVCHD)
+_TS_CHECKED = 4  # packets that must begin as they do
+
 _EBML, _SEGMENT, _CLUSTER = b"\x1aE\xdf\xa3", b"\x18S\x80g", b"\x1fC\xb6u"
 
 
 def identify(data: bytes) -> str | None:
-    """What `data` is by its signature: "mov" and "matroska" (FFmpeg's names), "gif", or None for anything else."""
+    """What `data` is by its signature: "mov", "matroska", "avi", "mpegts" (FFmpeg's names), "gif", or None."""
     if data[4:8] in _MP4_START:
         return "mov"
     if data.startswith(_EBML):
         return "matroska"
+    if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
+        return "avi"
+    if _ts_packet_bytes(data):
+        return "mpegts"
     return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else None
 
 
@@ -40,7 +47,7 @@ def boxes_to_hide(data: bytes, container: str) -> Sequence[int]:
 
     Args:
         data: the whole file.
-        container: "mov" or "matroska".
+        container: "mov", "matroska", "avi" or "mpegts".
 
     Returns:
         Where, in an MP4, the boxes that are not about video have their kind, ascending: for `HidingReader`.
@@ -52,7 +59,13 @@ def boxes_to_hide(data: bytes, container: str) -> Sequence[int]:
     try:
         if container == "mov":
             return _Mp4(data).boxes_to_hide()
-        _check_matroska(data)
+        if container == "avi":
+            _check_avi(data)
+        elif container == "mpegts":
+            if len(data) % _ts_packet_bytes(data):
+                raise MediaError(BROKEN)
+        else:
+            _check_matroska(data)
     except (IndexError, struct.error) as error:  # a field beyond the end
         raise MediaError(BROKEN) from error
     return ()
@@ -228,3 +241,25 @@ def _check_matroska(data: bytes) -> None:
             raise MediaError(BROKEN)
     if not has_segment:
         raise MediaError(BROKEN)
+
+
+# --- AVI, MPEG-TS -----------------------------------------------------------------------------------------------------
+
+
+def _check_avi(data: bytes) -> None:
+    """Walk over the parts, of a gigabyte at most each, that long recordings have."""
+    at = 0
+    while data[at : at + 4] == b"RIFF":
+        end = at + 8 + int(struct.unpack_from("<I", data, at + 4)[0])
+        if end > len(data) or end == at + 8:
+            raise MediaError(BROKEN)
+        at = end + end % 2
+
+
+def _ts_packet_bytes(data: bytes) -> int:
+    """The bytes of each packet of an MPEG-TS; 0 if it is none."""
+    for size in (_TS_PACKET, _TS_STAMPED):
+        begins = data[size - _TS_PACKET : _TS_CHECKED * size : size]
+        if len(begins) >= 2 and set(begins) == {_TS_SYNC}:
+            return size
+    return 0

@@ -110,7 +110,7 @@ def _open(data: bytes, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
 
     container = identify(data)
     if container is None:
-        raise MediaError("is not an MP4, MOV, MKV, WebM or GIF video")
+        raise MediaError("is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video")
     if container == "gif":
         from corellm.multimodal.video.gif import GifVideo
 
