@@ -2,7 +2,7 @@
 
 Knows the outer structure of MP4/MOV, Matroska/WebM, AVI and MPEG-TS; nothing of frames and codecs (`container`).
 FFmpeg reads what there is of a truncated file without a word, and makes tables as long as a header says, in this very
-process: so they are counted first. Of an MP4, tracks other than video are hidden from it: nobody needs what is there.
+process: so they are counted first. Of an MP4, tracks that are not read are hidden from it, as is what is no track.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ def identify(data: bytes) -> str | None:
     return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else None
 
 
-def boxes_to_hide(data: bytes, container: str) -> Sequence[int]:
+def boxes_to_hide(data: bytes, container: str, wanted: bytes = b"vide") -> Sequence[int]:
     """Check a file, and find out what of it FFmpeg should not read.
 
     Args:
         data: the whole file.
         container: "mov", "matroska", "avi" or "mpegts".
+        wanted: the tracks of an MP4 that are read: b"vide" or b"soun", as it calls them.
 
     Returns:
-        Where, in an MP4, the boxes that are not about video have their kind, ascending: for `HidingReader`.
+        Where, in an MP4, the boxes that are not about these have their kind, ascending: for `HidingReader`.
 
     Raises:
         MediaTooLargeError: it announces more frames or parts than `bounds` allows.
@@ -58,7 +59,7 @@ def boxes_to_hide(data: bytes, container: str) -> Sequence[int]:
     """
     try:
         if container == "mov":
-            return _Mp4(data).boxes_to_hide()
+            return _Mp4(data, wanted).boxes_to_hide()
         if container == "avi":
             _check_avi(data)
         elif container == "mpegts":
@@ -107,14 +108,15 @@ class _Mp4:
     A box is its size (4 bytes, 0 for "to the end", 1 for "in 8 more bytes"), its kind (4 bytes) and its content.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, wanted: bytes) -> None:
         self._data = data
+        self._wanted = wanted
         self._parts = 0
         self._samples = 0
         self._unwanted: list[int] = []  # where the boxes to hide have their kind
 
     def boxes_to_hide(self) -> list[int]:
-        """Where every box that is not needed to show the video has its kind, ascending.
+        """Where every box that is not needed for the tracks wanted has its kind, ascending.
 
         Raises:
             MediaError, MediaTooLargeError: see `boxes_to_hide`.
@@ -160,7 +162,7 @@ class _Mp4:
                     yield kind, body, end
 
     def _read_moov(self, start: int, limit: int) -> set[bytes]:
-        """Check the video tracks, hide everything else; gives their ids."""
+        """Check the tracks wanted, hide everything else; gives their ids."""
         tracks = set()
         for kind, box, body, end in self._boxes(start, limit):
             if kind == b"cmov":
@@ -169,7 +171,7 @@ class _Mp4:
                 self._unwanted.append(box + 4)
             elif kind == b"trak":
                 leaves = list(self._leaves(body, end))
-                if any(leaf == b"hdlr" and self._data[at + 8 : at + 12] == b"vide" for leaf, at, _ in leaves):
+                if any(leaf == b"hdlr" and self._data[at + 8 : at + 12] == self._wanted for leaf, at, _ in leaves):
                     tracks.add(self._check_track(leaves))
                 else:
                     self._unwanted.append(box + 4)
