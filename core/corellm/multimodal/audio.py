@@ -18,7 +18,7 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from io import BytesIO
 from itertools import chain
@@ -26,9 +26,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
-from corellm.multimodal.files import name_of, open_regular_file, shown_path
+from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
 from corellm.multimodal.items import is_array, is_tensor
 
 MAX_CHANNELS = 32
@@ -56,7 +57,9 @@ _SIGNATURE_BYTES = 12
 _UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's word for it
 
 
-def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+def load_audio(
+    source: Any, sampling_rate: int, max_seconds: float, formats: Collection[str] = MEDIA_FORMATS
+) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Read one sound.
 
     Args:
@@ -66,6 +69,7 @@ def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarra
             shorter side is the channels); a bare array or tensor `[n]`, taken to be at `sampling_rate` already.
         sampling_rate: samples per second of the result.
         max_seconds: a longer sound is refused, as soon as that can be known.
+        formats: of files that are let in.
 
     Returns:
         `[num_samples]`, at least one, finite. Memory of its own.
@@ -86,10 +90,10 @@ def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarra
             )
         return _from_samples(source, sampling_rate, sampling_rate, max_seconds)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds)
+        return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds, formats)
     if isinstance(source, (str, os.PathLike)):
         with open_regular_file(source) as stream:
-            return _decode(stream, shown_path(source), sampling_rate, max_seconds)
+            return _decode(stream, shown_path(source), sampling_rate, max_seconds, formats)
     raise MediaError(
         f"{type(source).__name__} is not a sound; give a path, bytes, (samples, rate), or an array at the model's rate",
         got=type(source).__name__,
@@ -99,7 +103,9 @@ def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarra
 # --- encoded sounds ---------------------------------------------------------------------------------------------------
 
 
-def _decode(stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float) -> np.ndarray[Any, Any]:
+def _decode(
+    stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
+) -> np.ndarray[Any, Any]:
     start = stream.read(_SIGNATURE_BYTES)
     if not start:
         raise MediaError(f"{name} is empty (0 bytes)")
@@ -107,6 +113,7 @@ def _decode(stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float)
     if known is None:
         raise MediaError(f"{name} is not a {_READ} sound")
     format_name, _, taken_for = known
+    check_format(format_name.lower(), name, formats)
     if isinstance(taken_for, str):
         stream.seek(0)
         return _decode_stream(stream.read(), taken_for, name, sampling_rate, max_seconds)

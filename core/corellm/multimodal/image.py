@@ -19,7 +19,7 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from typing import IO, Any, BinaryIO
@@ -36,8 +36,9 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.files import name_of, open_regular_file, shown_path
+from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
 from corellm.multimodal.image_cost import check_jpeg, check_tiff, check_tiff_parts
 from corellm.multimodal.items import is_array, is_tensor
 from corellm.multimodal.pixels import array_to_rgb, channels_last, to_rgb
@@ -77,7 +78,7 @@ _callers_picture = threading.Lock()
 """Held while a picture of the caller's is read: the same one may come in several requests, from several threads."""
 
 
-def load_image(source: Any, max_pixels: int) -> Image.Image:
+def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FORMATS) -> Image.Image:
     """Read one picture.
 
     Args:
@@ -85,6 +86,7 @@ def load_image(source: Any, max_pixels: int) -> Image.Image:
             `[h, w, c]` or `[c, h, w]` with 1, 3 or 4 channels, of uint8, uint16, bool, or floats from 0 to 1. Where
             both ends of a shape could be the channels, they are last in an array and first in a tensor.
         max_pixels: a larger picture is refused.
+        formats: of files that are let in.
 
     Returns:
         A new RGB picture; `source` stays as it was, save that a `PIL.Image` opened lazily has been read.
@@ -100,10 +102,10 @@ def load_image(source: Any, max_pixels: int) -> Image.Image:
         _check_size(pixels.shape[1], pixels.shape[0], max_pixels)
         return array_to_rgb(pixels)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), name_of(source), max_pixels)
+        return _decode(BytesIO(source), name_of(source), max_pixels, formats)
     if isinstance(source, (str, os.PathLike)):
         with open_regular_file(source) as stream:
-            return _decode(stream, shown_path(source), max_pixels)
+            return _decode(stream, shown_path(source), max_pixels, formats)
     raise MediaError(
         f"{type(source).__name__} is not a picture; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,
@@ -113,7 +115,7 @@ def load_image(source: Any, max_pixels: int) -> Image.Image:
 # --- encoded pictures -------------------------------------------------------------------------------------------------
 
 
-def _decode(stream: BinaryIO, name: str, max_pixels: int) -> Image.Image:
+def _decode(stream: BinaryIO, name: str, max_pixels: int, formats: Collection[str]) -> Image.Image:
     start = stream.read(_SIGNATURE_BYTES)
     stream.seek(0)
     if not start:
@@ -122,6 +124,7 @@ def _decode(stream: BinaryIO, name: str, max_pixels: int) -> Image.Image:
     if known is None:
         raise MediaError(f"{name} is not a JPEG, PNG, GIF, WebP, BMP or TIFF image")
     format_name, _, opener = known
+    check_format(format_name.lower(), name, formats)
     with _errors_as_media(f"{name}: broken or truncated {format_name}", max_pixels):
         image = _open(stream, format_name, opener, max_pixels)
         image.load()
