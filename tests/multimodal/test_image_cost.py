@@ -18,7 +18,7 @@ from PIL import Image
 
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.multimodal.image import load_image
-from corellm.multimodal.image_cost import MAX_PARTS, MAX_SCANS
+from corellm.multimodal.image_cost import MAX_BMP_BYTES, MAX_PARTS, MAX_SCANS
 
 LIMIT = 1_000_000
 SIDE = 2800
@@ -244,3 +244,25 @@ def test_the_scans_of_jpegs_in_a_tiff_are_counted() -> None:
         load_image(jpeg_in_tiff(grey_scans(50), 1000), LIMIT)
     with pytest.raises(MediaError, match="parts overlap"):
         load_image(jpeg_in_tiff(grey_scans(10), 1000, strips=2), 2 * LIMIT)
+
+
+# --- BMP --------------------------------------------------------------------------------------------------------------
+
+
+def compressed_bmp(width: int, height: int, runs: bytes) -> bytes:
+    """A BMP in 256 greys whose pixels come in runs."""
+    palette = b"".join(bytes([grey, grey, grey, 0]) for grey in range(256))
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    start = 14 + len(header) + len(palette)
+    return b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start) + header + palette + runs
+
+
+def test_a_compressed_bmp_is_read_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow decodes these in Python: runs of nothing take its time, a leap over 255 wide rows all memory."""
+    rows = b"\x64\x07\0\0" * 100  # a run of 100 pixels, and the end of the row
+    assert load_image(compressed_bmp(100, 100, rows + b"\0\1"), LIMIT).getcolors() == [(10_000, (7, 7, 7))]
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded a bomb"))
+    with pytest.raises(MediaTooLargeError, match=r"a compressed BMP of \d+ bytes, 100 pixels wide; at most"):
+        load_image(compressed_bmp(100, 100, b"\0\2\0\0" * (MAX_BMP_BYTES // 4) + rows + b"\0\1"), LIMIT)
+    with pytest.raises(MediaTooLargeError, match=r"a compressed BMP of .* 1000000 pixels wide"):
+        load_image(compressed_bmp(LIMIT, 1, b"\0\2\0\xff"), LIMIT)

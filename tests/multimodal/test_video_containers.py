@@ -1,4 +1,4 @@
-"""AVI and MPEG-TS, and MP4 files whose clock stands still: every frame, in order, at its time.
+"""AVI and MPEG-TS, and files whose clock stands still: every frame, in order, at its time.
 
 Oracle: PyAV's own decoding from start to end, and known colours.
 """
@@ -146,4 +146,23 @@ def test_an_mp4_of_no_frames_a_second_has_all_of_them(stated: bool, rate: int, o
     assert same_colour(next(video.read([6])), 6)
     delay = 1 if options is REORDERED and stated else 0  # which the duration counts, with reordering
     assert video.metadata.fps == pytest.approx(10 * rate / (10 + delay) if stated else rate)
+    assert video.timestamps(range(10)) == pytest.approx([n / video.metadata.fps for n in range(10)])
+
+
+@pytest.mark.parametrize("container", ["matroska", "mpegts"])
+def test_so_has_any_other_file_whose_frames_are_all_at_one_time(container: str) -> None:
+    """Written with the same time in every packet."""
+    buffer = BytesIO()
+    timed = encode([plain(n) for n in range(10)], options={"bf": "0"})
+    with av.open(BytesIO(timed)) as source, av.open(buffer, "w", container) as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.pts = packet.dts = 0
+                packet.stream = stream
+                output.mux(packet)
+    video = load(buffer.getvalue())
+    assert video.num_frames == 10
+    assert all(same_colour(frame, n) for n, frame in enumerate(video.read()))
+    assert video.metadata.fps is not None
     assert video.timestamps(range(10)) == pytest.approx([n / video.metadata.fps for n in range(10)])

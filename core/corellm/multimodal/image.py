@@ -39,7 +39,7 @@ from PIL import (
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
-from corellm.multimodal.image_cost import check_jpeg, check_tiff, check_tiff_parts
+from corellm.multimodal.image_cost import check_bmp, check_jpeg, check_tiff, check_tiff_parts
 from corellm.multimodal.items import is_array, is_tensor
 from corellm.multimodal.pixels import array_to_rgb, channels_last, to_rgb
 
@@ -92,7 +92,8 @@ def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FO
         A new RGB picture; `source` stays as it was, save that a `PIL.Image` opened lazily has been read.
 
     Raises:
-        MediaTooLargeError: the header (or shape) announces more pixels; `expected` and `got` have the numbers.
+        MediaTooLargeError: the header (or shape) announces more pixels, or the file more work than its pixels are worth
+            (`image_cost`); `expected` and `got` have the numbers.
         MediaError: no such file, no picture, broken, truncated, empty, or of values out of range.
     """
     if isinstance(source, Image.Image):
@@ -148,6 +149,8 @@ def _open(
         image = opener(stream)
     elif format_name == "JPEG":
         check_jpeg(stream, image, max_pixels)
+    elif format_name == "BMP":
+        check_bmp(stream, image)
     elif isinstance(image, TiffImagePlugin.TiffImageFile):
         # A tile is decoded whole, whatever little of it the image shows.
         width, height = (image.tag_v2.get(tag, 1) for tag in _TILE_SIZE_TAGS)

@@ -1,15 +1,18 @@
-"""What decoding an image file would take beyond its pixels: a JPEG's scans, a TIFF's parts. Decodes nothing.
+"""What decoding an image file would take beyond its pixels: JPEG's scans, TIFF's parts, BMP's runs. Decodes nothing.
 
 A decoder passes over the whole image once for each scan of a JPEG, and a scan of an empty image takes ten bytes: four
 thousand of them keep it busy for ten seconds. Programs write 10, a few up to 20. A TIFF's tiles may have a pixel each.
+Compressed BMPs are decoded by Pillow in Python, a run of pixels at a time: one may have none, or leave out 255 rows.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import BinaryIO
 
 from PIL import Image
+from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 
 from corellm.errors import MediaError, MediaTooLargeError
@@ -19,6 +22,8 @@ MAX_SCANS = 100
 _SCANS_AT_LIMIT = 20
 MAX_PARTS = 1 << 16
 """Strips or tiles of a TIFF: 67 million pixels in tiles of 32 by 32."""
+MAX_BMP_BYTES, MAX_BMP_WIDTH = 1 << 22, 1 << 16
+"""Of one that is compressed."""
 
 _SCAN, _END = 0xDA, 0xD9
 _SCAN_MARKER = b"\xff\xda"
@@ -37,6 +42,21 @@ def check_jpeg(stream: BinaryIO, image: Image.Image, max_pixels: int) -> None:
     stream.seek(0)
     _check_scans(_count_scans(stream.read()), image.width * image.height, max_pixels)
     stream.seek(at)
+
+
+def check_bmp(stream: BinaryIO, image: ImageFile) -> None:
+    """Raises `MediaTooLargeError` for a compressed BMP that is too large or too wide. Leaves the stream where it is."""
+    if all(tile.codec_name != "bmp_rle" for tile in image.tile):
+        return
+    at = stream.tell()
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(at)
+    if size > MAX_BMP_BYTES or image.width > MAX_BMP_WIDTH:
+        raise MediaTooLargeError(
+            f"a compressed BMP of {size} bytes, {image.width} pixels wide; at most {MAX_BMP_BYTES} bytes and "
+            f"{MAX_BMP_WIDTH} pixels are allowed; save it as PNG",
+            expected=(MAX_BMP_BYTES, MAX_BMP_WIDTH), got=(size, image.width),
+        )  # fmt: skip
 
 
 def check_tiff(stream: BinaryIO, image: TiffImageFile, max_pixels: int) -> None:

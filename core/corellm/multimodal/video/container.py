@@ -9,7 +9,7 @@ What comes out is what a viewer shows:
 - edit lists apply;
 - pixels are taken to be square, and colours wider than 8 bits are brought to 8 without tone mapping.
 
-Containers say when each frame is shown, save AVI, and an MP4 whose clock stands still: of those, frames are numbered in
+Containers say when each frame is shown, save AVI, and a file whose clock stands still: of those, frames are numbered in
 the order the decoder gives them.
 
 The whole file stays in memory, so "seeking" is to pass packets by: a decoder starts afresh at a key frame that needs
@@ -81,7 +81,7 @@ class EncodedVideo:
         self._max_decoded_pixels = limits.max_video_decoded_pixels
         self._keeps_time = container != "avi"
         timeline = self._read_timeline()
-        if container == "mov" and timeline.stands_still():
+        if timeline.stands_still():
             self._keeps_time = False  # nor can its edit list
             timeline = self._read_timeline().evenly()
         self._index = timeline.index() if self._keeps_time else timeline.index_in_order()
