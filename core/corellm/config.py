@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -18,6 +18,12 @@ from corellm.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
+MEDIA_FORMATS = (
+    "jpeg", "png", "gif", "webp", "bmp", "tiff",
+    "mp4", "mkv", "avi", "mpegts",
+    "wav", "flac", "ogg", "mp3", "aac",
+)  # fmt: skip
+"""Files that are read: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -182,6 +188,9 @@ class MultiModalConfig:
     max_audio_seconds: float = 600.0
     """Longer sounds are refused while they are decoded. Ten minutes take 38 MB at 16 kHz, and a second or two to read;
     a model may hear less of them."""
+    media_formats: Collection[str] = MEDIA_FORMATS
+    """Files that are let in, known by their first bytes; by default all that can be read. Arrays and open images always
+    are."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.limit_mm_per_prompt, Mapping):
@@ -195,6 +204,11 @@ class MultiModalConfig:
         for name in ("max_video_pixels", "max_video_frames", "max_video_decoded_pixels", "max_video_bytes"):
             _positive(name, getattr(self, name))
         _not_negative("max_audio_seconds", self.max_audio_seconds)
+        if not isinstance(self.media_formats, (list, tuple, set, frozenset)):
+            raise ConfigError(f'media_formats must be a list like ["jpeg", "png"], got {self.media_formats!r}')
+        for name in self.media_formats:
+            if name not in MEDIA_FORMATS:
+                raise ConfigError(f"unknown media format {name!r}; known: {', '.join(MEDIA_FORMATS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

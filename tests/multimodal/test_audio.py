@@ -220,7 +220,7 @@ NOISE = np.random.default_rng(0).bytes(5000)
     ("source", "words"),
     [
         (b"", "the data is empty"),
-        (NOISE, "the data is not a WAV, FLAC, Ogg or MP3 sound"),
+        (NOISE, "the data is not a WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM sound"),
         (b"RIFF....AVI LIST", "not a WAV"),
         (encoded(tones(99), 44_100, "AIFF"), "not a WAV"),
         (encoded(tones(0), 44_100, "WAV"), r"the sound is empty \(0 samples\)"),
@@ -440,7 +440,7 @@ def test_many_threads_hear_the_same() -> None:
 def test_a_missing_extra_is_named(missing: str, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingExtraError, match=rf"sounds need {missing}: pip install 'corellm\[audio\]'"):
+    with pytest.raises(MissingExtraError, match=rf"this audio needs {missing}: pip install 'corellm\[audio\]'"):
         load(source)
 
 

@@ -448,7 +448,7 @@ def test_texts_that_name_other_places_open_nothing(
         server.settimeout(0.01)
         for name in ("clip.mp4", "clip.m3u8", "clip.sdp"):
             (tmp_path / name).write_bytes(text)
-            with pytest.raises(MediaError, match=r"clip.* is not an MP4, MOV, MKV, WebM or GIF video$"):
+            with pytest.raises(MediaError, match=r"clip.* is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video$"):
                 load(tmp_path / name)
         with pytest.raises(TimeoutError):
             server.accept()

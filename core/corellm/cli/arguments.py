@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Collection
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.media import MediaFile, open_file, sort_words
-from corellm.config import DTYPES, KV_CACHE_DTYPES, CacheConfig, ModelConfig, SchedulerConfig
+from corellm.config import DTYPES, KV_CACHE_DTYPES, MEDIA_FORMATS, CacheConfig, ModelConfig, SchedulerConfig
 from corellm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mm-processor-kwargs", type=_processor_arguments, default={}, metavar="JSON",
         help="arguments of the model's processor, e.g. '{\"max_pixels\": 200704}'",
+    )  # fmt: skip
+    group.add_argument(
+        "--media-formats", type=_names, default=MEDIA_FORMATS, metavar="NAMES",
+        help=f"files to let in, e.g. jpeg,png (default: all: {', '.join(MEDIA_FORMATS)})",
     )  # fmt: skip
     group.add_argument(
         "--device", metavar="NAME", default=glossary["device"], help="cpu, cuda or cuda:N (default: auto)"
@@ -87,6 +92,10 @@ def _memory(text: str) -> int:
     return int(float(number) * 1024 ** " KMGT".index(unit.upper() or " "))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _processor_arguments(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
@@ -101,17 +110,19 @@ def open_media(args: argparse.Namespace) -> tuple[list[MediaFile], str | None]:
     """The media, read once so that no model is loaded for nothing, and the text; None if there is none.
 
     Raises:
-        RequestError: a file cannot be read.
+        RequestError: a file cannot be read, or is of a format that is not let in.
+        ConfigError: there is no such format.
     """
     names, words = sort_words(args.words)
-    media = [open_file(name, modality) for modality, name in args.media]
-    media += [_open(name, has_text=bool(words)) for name in names]
+    formats = args.media_formats
+    media = [open_file(name, modality, formats) for modality, name in args.media]
+    media += [_open(name, formats, has_text=bool(words)) for name in names]
     return media, " ".join(words) if words else None
 
 
-def _open(name: str, *, has_text: bool) -> MediaFile:
+def _open(name: str, formats: Collection[str], *, has_text: bool) -> MediaFile:
     try:
-        return open_file(name)
+        return open_file(name, formats=formats)
     except RequestError as error:
         if has_text and "no such file" in str(error):
             raise RequestError(f"{error} (a question with spaces must be in quotes)") from error
@@ -140,7 +151,7 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
         device=args.device, gpu_memory_utilization=args.gpu_memory_utilization, kv_cache_dtype=args.kv_cache_dtype,
         enforce_eager=args.enforce_eager, attention_backend=args.attention_backend,
         fuse_layers=not args.no_fuse_layers,
-        mm_processor_kwargs=args.mm_processor_kwargs, max_num_seqs=1,
+        mm_processor_kwargs=args.mm_processor_kwargs, media_formats=args.media_formats, max_num_seqs=1,
     )  # fmt: skip
     return LLMEngine(config, check_encoders=check_encoders)
 

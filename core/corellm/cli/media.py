@@ -5,16 +5,17 @@ Reading is the core's own (`multimodal.parsing`), so that what is accepted here 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from corellm.config import MEDIA_FORMATS, MultiModalConfig
 from corellm.errors import MediaError, MissingExtraError, RequestError
 
 SUFFIXES = {
     "image": {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif"},
-    "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv"},
+    "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mts", ".m2ts", ".mpg", ".mpeg", ".wmv"},
     "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma"},
 }
 """By which a word is taken for a file even if there is none, so that a typing error is reported as one. A GIF is a
@@ -68,12 +69,13 @@ def _modality_of(name: str) -> str | None:
     return next((modality for modality, suffixes in SUFFIXES.items() if suffix in suffixes), None)
 
 
-def open_file(name: str, modality: str | None = None) -> MediaFile:
+def open_file(name: str, modality: str | None = None, formats: Collection[str] = MEDIA_FORMATS) -> MediaFile:
     """Read a file, to know before a model is loaded that it can be read.
 
     Args:
         name: of the file; `~` is expanded.
         modality: None to go by the name's ending, and where that says nothing, by what can read it.
+        formats: those let in.
 
     Raises:
         RequestError: what is wrong with it.
@@ -85,23 +87,24 @@ def open_file(name: str, modality: str | None = None) -> MediaFile:
     reasons: list[Exception] = []
     for candidate in [known] if known else SUFFIXES:
         try:
-            return MediaFile(str(path), candidate, _read(path, candidate))
+            return MediaFile(str(path), candidate, _read(path, candidate, formats))
         except (MediaError, MissingExtraError) as error:
             reasons.append(error)
     if len(reasons) == 1 or not path.is_file():
         named = "" if path.name in str(reasons[0]) else f"{name}: "
         raise RequestError(f"{named}{reasons[0]}") from reasons[0]
     raise RequestError(
-        f"{name!r} is no picture (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, GIF) or sound (WAV, "
-        f"FLAC, Ogg, MP3) that can be read"
+        f"{name!r} is no picture (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, AVI, MPEG-TS, GIF) or "
+        f"sound (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
     ) from reasons[0]
 
 
-def _read(path: Path, modality: str) -> str:
+def _read(path: Path, modality: str, formats: Collection[str]) -> str:
     """Read it, and say how large or long it is."""
     from corellm.multimodal.parsing import DataParser
 
-    item = DataParser(sampling_rate=_SAMPLING_RATE).modality_parsers()[modality].load(path)
+    limits = MultiModalConfig(media_formats=formats)
+    item = DataParser(limits, sampling_rate=_SAMPLING_RATE).modality_parsers()[modality].load(path)
     if modality == "image":
         return f"{item.width} x {item.height}"
     if modality == "audio":

@@ -1,15 +1,15 @@
 """One sound, from whatever it comes as, to mono float32 samples at the model's rate.
 
 Knows sample formats, channels, rates and how long a sound may be; whether a file is whole is `audio_files`' business,
-and it knows neither requests nor models. Files are decoded in blocks by libsndfile and resampled as they come by soxr
-(the same samples, bit for bit, as `librosa.load` gives), so that neither a header's lies nor a small file full of
-silence can take more memory than the longest sound allowed.
+and what FFmpeg reads is in `audio_streams`; it knows neither requests nor models. Files are decoded in blocks, and
+resampled as they come by soxr (the same samples, bit for bit, as `librosa.load` gives), so that neither a header's lies
+nor a small file full of silence can take more memory than the longest sound allowed.
 
 - Channels become one by their mean.
 - Integers are PCM: int16 and int32 are divided by their largest magnitude, uint8 is centred on 128.
 - Floats are taken as they are, about -1 to 1.
 
-soundfile and soxr are in the extra `corellm[audio]`, each imported when it is first needed.
+soundfile and soxr are in the extra `corellm[audio]`, PyAV in `corellm[video]`, each imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from io import BytesIO
+from itertools import chain
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
-from corellm.multimodal.files import name_of, open_regular_file, shown_path
+from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
 from corellm.multimodal.items import is_array, is_tensor
 
 MAX_CHANNELS = 32
@@ -39,26 +42,34 @@ _LOUDEST = 256.0
 """Far above what any recording reaches, far below what 16-bit PCM in floats does."""
 _BLOCK_FRAMES = 1 << 16
 
-_FORMATS: tuple[tuple[str, re.Pattern[bytes], frozenset[str]], ...] = (
-    # What it is called here, how it begins, what libsndfile may then take it for.
+_FORMATS: tuple[tuple[str, re.Pattern[bytes], frozenset[str] | str], ...] = (
+    # What it is called here, how it begins, what libsndfile may then take it for, or FFmpeg's name for it.
     ("WAV", re.compile(rb"RIFF.{4}WAVE", re.DOTALL), frozenset({"WAV", "WAVEX"})),
     ("FLAC", re.compile(rb"fLaC"), frozenset({"FLAC"})),
     ("Ogg", re.compile(rb"OggS"), frozenset({"OGG"})),
     ("MP3", re.compile(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]"), frozenset({"MP3"})),
+    ("AAC", re.compile(rb"\xff[\xf0\xf1\xf8\xf9]"), "aac"),
+    ("MP4", re.compile(rb".{4}(ftyp|moov|mdat|wide|free|skip)", re.DOTALL), "mov"),
+    ("MKV", re.compile(rb"\x1aE\xdf\xa3"), "matroska"),
 )
+_READ = "WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM"
 _SIGNATURE_BYTES = 12
 _UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's word for it
 
 
-def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+def load_audio(
+    source: Any, sampling_rate: int, max_seconds: float, formats: Collection[str] = MEDIA_FORMATS
+) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Read one sound.
 
     Args:
-        source: encoded bytes (WAV, FLAC, Ogg Vorbis or Opus, MP3); the path of a regular file; `(samples, rate)`, with
+        source: encoded bytes (WAV, FLAC, Ogg Vorbis or Opus, MP3, AAC; M4A, MP4, MOV, MKV or WebM, of which the first
+            audio track is read); the path of a regular file; `(samples, rate)`, with
             samples a numpy array, torch tensor or list of floats, `[n]`, or `[channels, n]` or `[n, channels]` (the
             shorter side is the channels); a bare array or tensor `[n]`, taken to be at `sampling_rate` already.
         sampling_rate: samples per second of the result.
         max_seconds: a longer sound is refused, as soon as that can be known.
+        formats: of files that are let in.
 
     Returns:
         `[num_samples]`, at least one, finite. Memory of its own.
@@ -66,7 +77,7 @@ def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarra
     Raises:
         MediaTooLargeError: longer than allowed.
         MediaError: no such file, no sound, broken, truncated, without samples, or with values that are no samples.
-        MissingExtraError: soundfile, or soxr where the rates differ, is not installed.
+        MissingExtraError: soundfile or PyAV, or soxr where the rates differ, is not installed.
     """
     if isinstance(source, tuple) and len(source) == 2:
         return _from_samples(*source, sampling_rate, max_seconds)
@@ -79,10 +90,10 @@ def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarra
             )
         return _from_samples(source, sampling_rate, sampling_rate, max_seconds)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds)
+        return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds, formats)
     if isinstance(source, (str, os.PathLike)):
         with open_regular_file(source) as stream:
-            return _decode(stream, shown_path(source), sampling_rate, max_seconds)
+            return _decode(stream, shown_path(source), sampling_rate, max_seconds, formats)
     raise MediaError(
         f"{type(source).__name__} is not a sound; give a path, bytes, (samples, rate), or an array at the model's rate",
         got=type(source).__name__,
@@ -92,21 +103,34 @@ def load_audio(source: Any, sampling_rate: int, max_seconds: float) -> np.ndarra
 # --- encoded sounds ---------------------------------------------------------------------------------------------------
 
 
-def _decode(stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float) -> np.ndarray[Any, Any]:
+def _decode(
+    stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
+) -> np.ndarray[Any, Any]:
     start = stream.read(_SIGNATURE_BYTES)
     if not start:
         raise MediaError(f"{name} is empty (0 bytes)")
     known = next((entry for entry in _FORMATS if entry[1].match(start)), None)
     if known is None:
-        raise MediaError(f"{name} is not a WAV, FLAC, Ogg or MP3 sound")
+        raise MediaError(f"{name} is not a {_READ} sound")
     format_name, _, taken_for = known
+    check_format(format_name.lower(), name, formats)
+    if isinstance(taken_for, str):
+        stream.seek(0)
+        return _decode_stream(stream.read(), taken_for, name, sampling_rate, max_seconds)
+    return _decode_file(stream, format_name, taken_for, name, sampling_rate, max_seconds)
+
+
+def _decode_file(
+    stream: BinaryIO, format_name: str, taken_for: frozenset[str], name: str, sampling_rate: int, max_seconds: float
+) -> np.ndarray[Any, Any]:
+    """By libsndfile."""
     soundfile = _import_extra("soundfile")
     least = _check_whole(stream, format_name, name)
     stream.seek(0)
     try:
         with soundfile.SoundFile(stream) as reader:
             if reader.format not in taken_for:
-                raise MediaError(f"{name} is not a WAV, FLAC, Ogg or MP3 sound, but {reader.format}")
+                raise MediaError(f"{name} is not a {_READ} sound, but {reader.format}")
             _check_rate(reader.samplerate)
             _check_channels(reader.channels)
             reader.seekable = lambda: False  # else it seeks after every block, and an MP3's decoder starts over
@@ -114,6 +138,34 @@ def _decode(stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float)
             return _to_rate(blocks, reader.samplerate, sampling_rate)
     except soundfile.SoundFileError as error:  # its texts hold addresses
         raise MediaError(f"{name}: broken or truncated {format_name}") from error
+
+
+def _decode_stream(
+    data: bytes, container: str, name: str, sampling_rate: int, max_seconds: float
+) -> np.ndarray[Any, Any]:
+    """By FFmpeg."""
+    _import_extra("av", "video")
+    from corellm.multimodal.audio_streams import stream_blocks
+
+    with closing(stream_blocks(data, container, name)) as blocks:
+        rate, first = next(blocks)
+        _check_rate(rate)
+        return _to_rate(_mono_stream(chain([(rate, first)], blocks), name, max_seconds), rate, sampling_rate)
+
+
+def _mono_stream(
+    blocks: Iterable[tuple[int, np.ndarray[Any, Any]]], name: str, max_seconds: float
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Samples `[n]` of blocks `[channels, n]`, no more of them than allowed."""
+    decoded, first_rate = 0, None
+    for rate, block in blocks:
+        first_rate = first_rate or rate
+        if rate != first_rate:
+            raise MediaError(f"{name} changes its sampling rate from {first_rate} to {rate} Hz on its way")
+        _check_channels(len(block))
+        decoded += block.shape[1]
+        _check_length(decoded, len(block), rate, max_seconds)
+        yield _to_mono(_to_float32(block))
 
 
 def _check_whole(stream: BinaryIO, format_name: str, name: str) -> int | None:
@@ -281,8 +333,8 @@ def _check_values(block: np.ndarray[Any, Any]) -> None:
         )  # fmt: skip
 
 
-def _import_extra(module: str) -> Any:
+def _import_extra(module: str, extra: str = "audio") -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: soundfile is there, libsndfile is not
-        raise MissingExtraError(f"sounds need {module}: pip install 'corellm[audio]'") from error
+        raise MissingExtraError(f"this audio needs {module}: pip install 'corellm[{extra}]'") from error

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 from corellm.config import MultiModalConfig
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal.chat import render_chat
+from corellm.multimodal.image_sides import check_scaled, plain_size, refusals_named
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.video import Video
 
@@ -60,10 +61,14 @@ class ProcessingDefaults:
 
         Raises:
             ProcessorKwargsError: it does not know an argument, or does not take its value for this item.
+            MediaError: it does not take an image of such sides, or would make it enormous.
         """
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
         check_sizes(processor, self.config.mm_processor_kwargs, mm_kwargs)
+        images = mm_data.get("image", ())
+        for image in images:
+            check_scaled(image, processor, mm_kwargs, self.config.max_image_pixels)
         media: dict[str, Any] = {HF_ARGUMENT[modality]: list(items) for modality, items in mm_data.items()}
         if "audio" in media:
             media["sampling_rate"] = processor.feature_extractor.sampling_rate
@@ -72,7 +77,8 @@ class ProcessingDefaults:
             media |= video_arguments(video, self.config.max_video_bytes)
         text = {} if processes_media_alone(processor) else {"text": prompt}
         try:
-            outputs: Mapping[str, Any] = processor(**text, return_tensors="pt", **{**mm_kwargs, **media})
+            with refusals_named(images):
+                outputs: Mapping[str, Any] = processor(**text, return_tensors="pt", **{**mm_kwargs, **media})
         except Exception as error:
             if isinstance(error, CorellmError) or not mm_kwargs:
                 raise
@@ -192,22 +198,16 @@ def check_sizes(processor: Any, operators: Mapping[str, Any], mm_kwargs: Mapping
         planned = operators.get(name, getattr(getattr(processor, "image_processor", None), name, None))
         if planned is not None and name in mm_kwargs and _extent(mm_kwargs[name]) > _extent(planned):
             raise ProcessorKwargsError(
-                f"mm_processor_kwargs: {name} {mm_kwargs[name]} of a request is above {_plain(planned)}, for which "
+                f"mm_processor_kwargs: {name} {mm_kwargs[name]} of a request is above {plain_size(planned)}, for which "
                 f"memory was planned at start; start with LLM(..., mm_processor_kwargs={{{name!r}: ...}}) for more",
                 expected=planned,
                 got=mm_kwargs[name],
             )
 
 
-def _plain(size: Any) -> Any:
-    """A size as people write it, not as transformers' class of that name."""
-    given = asdict(size) if is_dataclass(size) and not isinstance(size, type) else size
-    return {side: value for side, value in given.items() if value is not None} if isinstance(given, Mapping) else given
-
-
 def _extent(size: Any) -> float:
     """Pixels that a size allows; 0 for what is none, which the processor will say."""
-    size = _plain(size)
+    size = plain_size(size)
     sides = list(size.values()) if isinstance(size, Mapping) else size if isinstance(size, (list, tuple)) else [size]
     numbers = [side for side in sides if isinstance(side, (int, float))]
     if isinstance(size, Mapping) and {"height", "width"} <= set(size) and len(numbers) == len(sides):

@@ -1,4 +1,4 @@
-"""Media as files: paths and `data:` URLs to the bytes behind them. Knows no format.
+"""Media as files: paths and `data:` URLs to the bytes behind them, and which formats are let in. Reads no format.
 
 Strings are paths or `data:` URLs; nothing is fetched. Only regular files are opened, and none of them can make this
 wait.
@@ -10,6 +10,7 @@ import base64
 import binascii
 import os
 import stat
+from collections.abc import Collection
 from typing import Any, BinaryIO
 from urllib.parse import unquote_to_bytes
 
@@ -28,6 +29,25 @@ class FileContent(bytes):
 def name_of(content: object) -> str:
     """How a message calls encoded bytes."""
     return content.path if isinstance(content, FileContent) else "the data"
+
+
+def check_format(name: str, shown: str, formats: Collection[str]) -> None:
+    """Refuse a file of a format that is not let in.
+
+    Args:
+        name: as `config.MEDIA_FORMATS` has it.
+        shown: what a message calls the file.
+        formats: those let in.
+
+    Raises:
+        MediaError: it is none of them.
+    """
+    if name not in formats:
+        raise MediaError(
+            f"{shown} is of the format {name}, which is not let in here; let in: {', '.join(formats) or 'none'} "
+            "(media_formats)",
+            expected=tuple(formats), got=name,
+        )  # fmt: skip
 
 
 def encoded_bytes(value: Any) -> bytes | None:

@@ -17,7 +17,6 @@ from corellm.errors import (
     ContractError,
     EmbeddingInputError,
     MediaError,
-    MediaTooLargeError,
     MultiModalError,
     UnsupportedModalityError,
 )
@@ -37,9 +36,6 @@ from corellm.multimodal.video import Video, is_frame, is_frames_and_metadata, lo
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
-
-MAX_ASPECT_RATIO = 200
-"""Longer to shorter side of a picture: a line of a few bytes is scaled up to gigabytes otherwise."""
 
 _EMBEDS = "_embeds"
 _CHANNELS = frozenset({1, 3, 4})
@@ -168,19 +164,11 @@ class DataParser:
 
         Raises:
             MediaError: see `image.load_image`; also URLs other than `data:`, which are not fetched here.
-            A picture much longer than wide is a `MediaTooLargeError`.
         """
         from corellm.multimodal.image import load_image
 
-        image = load_image(read_url(value) if isinstance(value, str) else value, self.limits.max_image_pixels)
-        if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
-            raise MediaTooLargeError(
-                f"{image.width} x {image.height} pixels: one side is more than {MAX_ASPECT_RATIO} times the other; "
-                "processors that scale by the shorter side would make it enormous",
-                expected=MAX_ASPECT_RATIO,
-                got=image.size,
-            )
-        return image
+        source = read_url(value) if isinstance(value, str) else value
+        return load_image(source, self.limits.max_image_pixels, self.limits.media_formats)
 
     def split_videos(self, value: Any) -> RawItems:
         """What is under `"video"`: a list of frames is one video, a list of anything else several.
@@ -225,7 +213,8 @@ class DataParser:
         rate = self.sampling_rate() if callable(self.sampling_rate) else self.sampling_rate
         if rate is None:
             raise ContractError("get_data_parser: a DataParser for sounds needs a sampling_rate")
-        return load_audio(read_url(value) if isinstance(value, str) else value, rate, self.limits.max_audio_seconds)
+        source = read_url(value) if isinstance(value, str) else value
+        return load_audio(source, rate, self.limits.max_audio_seconds, self.limits.media_formats)
 
     def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
         if not isinstance(mm_data, Mapping):

@@ -19,6 +19,7 @@ from corellm.errors import (
     AlreadyExpandedError,
     EmbeddingInputError,
     ItemLimitError,
+    MediaError,
     PlaceholderError,
     ProcessorKwargsError,
     UnsupportedModalityError,
@@ -78,6 +79,17 @@ def test_equals_the_hf_processor(llm: LLM, processor: Any, text: str, shape: tup
     tokenizer = processor.tokenizer
     for prompt in (text, tokenizer(text)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]):
         assert_same(process(llm, prompt, image), want)
+
+
+def test_sides_are_for_the_processor_to_refuse(llm: LLM, processor: Any) -> None:
+    """What transformers takes is taken; a side that it would scale to nothing is refused by name."""
+    assert_same(
+        process(llm, QUESTION, picture(1, 205)), processor(text=QUESTION, images=picture(1, 205), return_tensors="pt")
+    )
+    with pytest.raises(ValueError, match="width=0"):
+        processor(text=QUESTION, images=picture(1, 500), return_tensors="pt")
+    with pytest.raises(MediaError, match="image 0: 1 x 500 pixels: this model's processor does not take such sides"):
+        process(llm, QUESTION, picture(1, 500))
 
 
 @given(text=texts.filter(bool))

@@ -20,6 +20,7 @@ from corellm import LLM, SamplingParams
 from corellm.errors import (
     CheckpointError,
     EmbeddingInputError,
+    MediaError,
     MultiModalError,
     PlaceholderError,
     ProcessorKwargsError,
@@ -315,6 +316,15 @@ def test_too_large_a_picture(process: Process) -> None:
     """A request that would scale a picture up to more than the model takes is refused at once."""
     with pytest.raises(PromptTooLongError, match=r"picture of 40 x 40 pixels becomes .* more than max_model_len=4096"):
         process(IMAGE, {"image": picture(40, 40, 0)}, min_pixels=10**12, max_pixels=10**12)
+
+
+@pytest.mark.parametrize("size", [(201, 1), (2, 500)])
+def test_sides_that_the_processor_does_not_take(process: Process, size: tuple[int, int]) -> None:
+    """As transformers has it, 200 times as long as wide at most; in a request's words."""
+    with pytest.raises(ValueError, match="absolute aspect ratio must be smaller than 200"):
+        transformers.Qwen2VLImageProcessorPil()([picture(*size, 0)])
+    with pytest.raises(MediaError, match=rf"{size[0]} x {size[1]} pixels: absolute aspect ratio must be smaller"):
+        process(IMAGE, {"image": picture(*size, 0)})
 
 
 def test_items_side_by_side(llm: LLM) -> None:

@@ -17,6 +17,9 @@ DECODERS = (
 _ENTRY_AS_FLAGGED = frozenset({"libdav1d", "mjpeg", "mpeg1video", "mpeg2video", "mpeg4", "prores", "vp9"})
 """Codecs whose key frames need nothing before them, and whose decoders notice a frame that is called one wrongly."""
 
+INTRA_ONLY = frozenset({"mjpeg", "prores"})
+"""Codecs whose frames need no others, and come out of the decoder in the order they went in."""
+
 STRICT = frozenset({"ffv1", "mjpeg"})
 """Decoders that tell of a frame they could not finish only if asked to stop at errors. The others flag it; they are not
 asked, as a stream cut out of a longer one may refer to what is gone, and be shown correctly all the same.

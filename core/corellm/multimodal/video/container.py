@@ -9,6 +9,9 @@ What comes out is what a viewer shows:
 - edit lists apply;
 - pixels are taken to be square, and colours wider than 8 bits are brought to 8 without tone mapping.
 
+Containers say when each frame is shown, save AVI, and a file whose clock stands still: of those, frames are numbered in
+the order the decoder gives them.
+
 The whole file stays in memory, so "seeking" is to pass packets by: a decoder starts afresh at a key frame that needs
 nothing before it. Where that is not known it decodes from the start: which frames come out never depends on it.
 """
@@ -19,6 +22,7 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import av
@@ -26,10 +30,11 @@ import numpy as np
 
 from corellm.errors import MediaError
 from corellm.multimodal.video.bounds import PixelBudget, check_packets, check_size
-from corellm.multimodal.video.codec import DECODERS, STRICT, is_entry, is_shown
+from corellm.multimodal.video.codec import DECODERS, INTRA_ONLY, STRICT, is_entry, is_shown
 from corellm.multimodal.video.frame import Orientation, to_rgb
-from corellm.multimodal.video.index import FrameIndex, PacketInfo, Stretch
+from corellm.multimodal.video.index import PacketInfo, Stretch
 from corellm.multimodal.video.integrity import BROKEN, HidingReader, boxes_to_hide
+from corellm.multimodal.video.timeline import Timeline
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -41,7 +46,6 @@ if TYPE_CHECKING:
     from corellm.config import MultiModalConfig
 
 _THREADS = 2  # of one decoder; several videos may be read at once
-_RATE_TOLERANCE = 0.01
 
 
 class _NotAnEntryError(Exception):
@@ -61,7 +65,7 @@ class EncodedVideo:
 
     Args:
         data: the whole file.
-        container: "mov" or "matroska", as `integrity.identify` says.
+        container: "mov", "matroska", "avi" or "mpegts", as `integrity.identify` says.
         limits: `max_video_pixels` (of a frame) and `max_video_decoded_pixels` (of one reading) count.
 
     Raises:
@@ -75,21 +79,24 @@ class EncodedVideo:
         self._hidden = boxes_to_hide(data, container)
         self._max_pixels = limits.max_video_pixels
         self._max_decoded_pixels = limits.max_video_decoded_pixels
-        with self._open() as (opened, stream):
-            packets, last_duration = _packet_infos(opened, stream, container)
-            self._index = FrameIndex(packets)
-            tick = stream.time_base
-            nominal = stream.average_rate
-        assert tick is not None, "every stream that was opened has a clock"
-        start = self._index.pts[0]
-        self.times = tuple((pts - start) * tick.numerator / tick.denominator for pts in self._index.pts)
-        self.duration, self.fps = _duration_and_rate(self.times, last_duration * float(tick), float(nominal or 0))
+        self._keeps_time = container != "avi"
+        timeline = self._read_timeline()
+        if timeline.stands_still():
+            self._keeps_time = False  # nor can its edit list
+            timeline = self._read_timeline().evenly()
+        self._index = timeline.index() if self._keeps_time else timeline.index_in_order()
+        self.times = timeline.times(self._index, by_number=not self._keeps_time)
+        self.duration, self.fps = timeline.duration_and_rate(self.times)
         self._size = 0, 0  # until the first frame has come
         with closing(self._decode([0])) as frames:
             first = next(frames)
         self._orientation = Orientation(first)
         self._size = first.width, first.height
         self.width, self.height = self._size[::-1] if self._orientation.transposes else self._size
+
+    def _read_timeline(self) -> Timeline:
+        with self._open() as (opened, stream):
+            return _timeline(opened, stream, self._format)
 
     def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
         """The frames `numbers` (ascending, each once), each decoded when it is asked for.
@@ -124,7 +131,8 @@ class EncodedVideo:
             budget.check(sum(stretch.num_packets for stretch in stretches) * self._pixels(decoder))
             packets = _numbered_packets(opened, stream)
             for stretch in stretches:
-                yield from self._pick(stretch, self._frames_of(stretch, decoder, packets, budget))
+                frames = self._frames_of(stretch, decoder, packets, budget)
+                yield from self._pick(stretch, frames if self._keeps_time else _numbered(frames, stretch.first))
                 decoder.flush_buffers()
 
     def _pick(self, stretch: Stretch, decoded: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
@@ -180,6 +188,8 @@ class EncodedVideo:
         """The container and its video stream, checked; closed afterwards, also where a reader is abandoned."""
         # No codecs: FFmpeg would decode frames to guess what headers do not say.
         options = {"format_whitelist": self._format, "protocol_whitelist": "", "codec_whitelist": "none"}
+        if self._format == "mov" and not self._keeps_time:
+            options["ignore_editlist"] = "1"
         # Twice the pixels: FFmpeg counts rows with their padding. What it lets pass is checked again, frame by frame.
         limits = {"codec_whitelist": ",".join(DECODERS), "max_pixels": str(2 * self._max_pixels)}
         try:
@@ -227,8 +237,15 @@ def _numbered_packets(container: InputContainer, stream: VideoStream) -> Iterato
     return enumerate(packet for packet in container.demux(stream) if packet.size)
 
 
-def _packet_infos(container: InputContainer, stream: VideoStream, container_name: str) -> tuple[list[PacketInfo], int]:
-    """What the index is made from, and the duration of the frame shown last, in ticks (0: not said).
+def _numbered(frames: Iterator[VideoFrame], first: int) -> Iterator[VideoFrame]:
+    """Frames in the order the decoder gives them, each with its number in place of its time."""
+    for number, frame in enumerate(frames, first):
+        frame.pts = number
+        yield frame
+
+
+def _timeline(container: InputContainer, stream: VideoStream, container_name: str) -> Timeline:
+    """Read all packets.
 
     Raises:
         MediaTooLargeError: too many packets.
@@ -236,31 +253,28 @@ def _packet_infos(container: InputContainer, stream: VideoStream, container_name
     """
     codec = stream.codec_context.name
     extradata = stream.codec_context.extradata or b""
-    infos: list[PacketInfo] = []
+    packets: list[PacketInfo] = []
+    decoded_at: list[int] = []
     last, last_duration = None, 0
     for number, packet in _numbered_packets(container, stream):
         check_packets(number + 1)
         if packet.is_corrupt:
             raise MediaError(BROKEN)
-        if packet.pts is None:
+        pts = packet.dts if packet.pts is None and container_name == "avi" else packet.pts
+        if pts is None:
             raise MediaError("does not say when its frames are shown; write it anew: ffmpeg -i IN OUT.mp4")
         entry = packet.is_keyframe and is_entry(codec, packet, extradata)
         shown = not packet.is_discard and is_shown(codec, packet)
-        infos.append(PacketInfo(packet.pts, packet.is_keyframe, entry, shown))
-        if shown and (last is None or packet.pts > last):
-            last, last_duration = packet.pts, max(0, packet.duration or 0)
-    if container_name == "mov" and len(infos) < len(stream.index_entries):
+        packets.append(PacketInfo(pts, packet.is_keyframe, entry, shown))
+        decoded_at.append(pts if packet.dts is None else packet.dts)
+        if shown and (last is None or pts > last):
+            last, last_duration = pts, max(0, packet.duration or 0)
+    if container_name == "mov" and len(packets) < len(stream.index_entries):
         raise MediaError(BROKEN)  # the demuxer ends in silence at a sample beyond the end
-    return infos, last_duration
-
-
-def _duration_and_rate(times: Sequence[float], last: float, nominal: float) -> tuple[float | None, float | None]:
-    """Seconds in all, and frames per second, from frames' times and what the container says of the last and on average.
-
-    Times are rounded in some containers, to milliseconds in Matroska; the rate named there is not.
-    """
-    duration = times[-1] + (last or times[-1] / max(1, len(times) - 1))
-    if duration <= 0:
-        return None, None
-    measured = len(times) / duration
-    return duration, nominal if abs(measured - nominal) < _RATE_TOLERANCE * measured else measured
+    if container_name == "mpegts" and any(first > second for first, second in pairwise(decoded_at)):
+        raise MediaError("begins anew on its way; cut it there, or write it anew: ffmpeg -i IN OUT.mp4")
+    assert stream.time_base is not None, "every stream that was opened has a clock"
+    return Timeline(
+        packets, decoded_at, last_duration, stream.duration or 0, stream.time_base, float(stream.average_rate or 0),
+        codec in INTRA_ONLY,
+    )  # fmt: skip

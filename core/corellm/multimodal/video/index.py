@@ -55,13 +55,17 @@ class FrameIndex:
 
     Attributes:
         pts: when each frame is shown, ascending.
-        packets: the packet of each frame.
+        packets: the packet of each frame, or the last one to decode for it.
+
+    Args:
+        stream: its packets.
+        lookahead: packets to decode beyond a frame's own, where frames are numbered as they come out of the decoder.
 
     Raises:
         MediaError: there are no frames.
     """
 
-    def __init__(self, stream: Sequence[PacketInfo]) -> None:
+    def __init__(self, stream: Sequence[PacketInfo], lookahead: int = 0) -> None:
         start = next((n for n, packet in enumerate(stream) if packet.is_key), len(stream))
         shown: dict[int, int] = {}
         entries: list[tuple[int, int]] = []  # (pts, packet), both ascending
@@ -76,7 +80,7 @@ class FrameIndex:
         if not shown:
             raise MediaError("has no frames")
         self.pts = tuple(sorted(shown))
-        self.packets = tuple(shown[pts] for pts in self.pts)
+        self.packets = tuple(min(shown[pts] + lookahead, len(stream) - 1) for pts in self.pts)
         self._entry_pts = [pts for pts, _ in entries]
         self._entry_packets = [packet for _, packet in entries]
 

@@ -1,8 +1,8 @@
 """Whether an encoded video is whole, and how much its tables announce, before FFmpeg builds anything from them.
 
-Knows the outer structure of MP4/MOV and Matroska/WebM; of frames and codecs it knows nothing (`container`).
+Knows the outer structure of MP4/MOV, Matroska/WebM, AVI and MPEG-TS; nothing of frames and codecs (`container`).
 FFmpeg reads what there is of a truncated file without a word, and makes tables as long as a header says, in this very
-process: so they are counted first. Of an MP4, tracks other than video are hidden from it: nobody needs what is there.
+process: so they are counted first. Of an MP4, tracks that are not read are hidden from it, as is what is no track.
 """
 
 from __future__ import annotations
@@ -23,27 +23,35 @@ _MP4_START = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"
 _MP4_NESTS = frozenset({b"trak", b"edts", b"mdia", b"minf", b"stbl", b"traf"})
 _MP4_UNWANTED = frozenset({b"udta", b"meta"})  # tags, cover pictures, tiled still pictures
 
+_TS_SYNC, _TS_PACKET, _TS_STAMPED = 0x47, 188, 192  # the bytes of a packet, plain and with a time before it (AVCHD)
+_TS_CHECKED = 4  # packets that must begin as they do
+
 _EBML, _SEGMENT, _CLUSTER = b"\x1aE\xdf\xa3", b"\x18S\x80g", b"\x1fC\xb6u"
 
 
 def identify(data: bytes) -> str | None:
-    """What `data` is by its signature: "mov" and "matroska" (FFmpeg's names), "gif", or None for anything else."""
+    """What `data` is by its signature: "mov", "matroska", "avi", "mpegts" (FFmpeg's names), "gif", or None."""
     if data[4:8] in _MP4_START:
         return "mov"
     if data.startswith(_EBML):
         return "matroska"
+    if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
+        return "avi"
+    if _ts_packet_bytes(data):
+        return "mpegts"
     return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else None
 
 
-def boxes_to_hide(data: bytes, container: str) -> Sequence[int]:
+def boxes_to_hide(data: bytes, container: str, wanted: bytes = b"vide") -> Sequence[int]:
     """Check a file, and find out what of it FFmpeg should not read.
 
     Args:
         data: the whole file.
-        container: "mov" or "matroska".
+        container: "mov", "matroska", "avi" or "mpegts".
+        wanted: the tracks of an MP4 that are read: b"vide" or b"soun", as it calls them.
 
     Returns:
-        Where, in an MP4, the boxes that are not about video have their kind, ascending: for `HidingReader`.
+        Where, in an MP4, the boxes that are not about these have their kind, ascending: for `HidingReader`.
 
     Raises:
         MediaTooLargeError: it announces more frames or parts than `bounds` allows.
@@ -51,8 +59,14 @@ def boxes_to_hide(data: bytes, container: str) -> Sequence[int]:
     """
     try:
         if container == "mov":
-            return _Mp4(data).boxes_to_hide()
-        _check_matroska(data)
+            return _Mp4(data, wanted).boxes_to_hide()
+        if container == "avi":
+            _check_avi(data)
+        elif container == "mpegts":
+            if len(data) % _ts_packet_bytes(data):
+                raise MediaError(BROKEN)
+        else:
+            _check_matroska(data)
     except (IndexError, struct.error) as error:  # a field beyond the end
         raise MediaError(BROKEN) from error
     return ()
@@ -94,14 +108,15 @@ class _Mp4:
     A box is its size (4 bytes, 0 for "to the end", 1 for "in 8 more bytes"), its kind (4 bytes) and its content.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, wanted: bytes) -> None:
         self._data = data
+        self._wanted = wanted
         self._parts = 0
         self._samples = 0
         self._unwanted: list[int] = []  # where the boxes to hide have their kind
 
     def boxes_to_hide(self) -> list[int]:
-        """Where every box that is not needed to show the video has its kind, ascending.
+        """Where every box that is not needed for the tracks wanted has its kind, ascending.
 
         Raises:
             MediaError, MediaTooLargeError: see `boxes_to_hide`.
@@ -147,7 +162,7 @@ class _Mp4:
                     yield kind, body, end
 
     def _read_moov(self, start: int, limit: int) -> set[bytes]:
-        """Check the video tracks, hide everything else; gives their ids."""
+        """Check the tracks wanted, hide everything else; gives their ids."""
         tracks = set()
         for kind, box, body, end in self._boxes(start, limit):
             if kind == b"cmov":
@@ -156,7 +171,7 @@ class _Mp4:
                 self._unwanted.append(box + 4)
             elif kind == b"trak":
                 leaves = list(self._leaves(body, end))
-                if any(leaf == b"hdlr" and self._data[at + 8 : at + 12] == b"vide" for leaf, at, _ in leaves):
+                if any(leaf == b"hdlr" and self._data[at + 8 : at + 12] == self._wanted for leaf, at, _ in leaves):
                     tracks.add(self._check_track(leaves))
                 else:
                     self._unwanted.append(box + 4)
@@ -228,3 +243,25 @@ def _check_matroska(data: bytes) -> None:
             raise MediaError(BROKEN)
     if not has_segment:
         raise MediaError(BROKEN)
+
+
+# --- AVI, MPEG-TS -----------------------------------------------------------------------------------------------------
+
+
+def _check_avi(data: bytes) -> None:
+    """Walk over the parts, of a gigabyte at most each, that long recordings have."""
+    at = 0
+    while data[at : at + 4] == b"RIFF":
+        end = at + 8 + int(struct.unpack_from("<I", data, at + 4)[0])
+        if end > len(data) or end == at + 8:
+            raise MediaError(BROKEN)
+        at = end + end % 2
+
+
+def _ts_packet_bytes(data: bytes) -> int:
+    """The bytes of each packet of an MPEG-TS; 0 if it is none."""
+    for size in (_TS_PACKET, _TS_STAMPED):
+        begins = data[size - _TS_PACKET : _TS_CHECKED * size : size]
+        if len(begins) >= 2 and set(begins) == {_TS_SYNC}:
+            return size
+    return 0

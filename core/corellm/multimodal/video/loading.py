@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
+from corellm.multimodal.files import check_format
 from corellm.multimodal.items import is_array, is_picture, is_tensor
 from corellm.multimodal.video.clip import Video, VideoMetadata
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from corellm.multimodal.video.container import EncodedVideo
     from corellm.multimodal.video.gif import GifVideo
 
+_FORMATS = {"mov": "mp4", "matroska": "mkv"}
+"""What `config.MEDIA_FORMATS` calls a container that FFmpeg calls otherwise."""
 _KEYS = ("fps", "frames_indices", "total_num_frames", "duration", "do_sample_frames")
 _BOUNDS = {"fps": (1e-4, 1e5), "duration": (1e-6, 1e9)}
 _MOST_FRAMES = 10**9
@@ -89,8 +92,14 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
 def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -> Video:
     if not data:
         raise MediaError(f"{name} is empty (0 bytes)")
+    from corellm.multimodal.video.integrity import identify
+
+    container = identify(data)
+    if container is None:
+        raise MediaError(f"{name} is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video")
+    check_format(_FORMATS.get(container, container), name, limits.media_formats)
     try:
-        source = _open(data, limits)
+        source = _open(data, container, limits)
     except MediaError as error:
         error.args = (f"{name} {error}",)
         raise
@@ -105,12 +114,7 @@ def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -
     return Video(source, metadata, max_frames=limits.max_video_frames, content=content)
 
 
-def _open(data: bytes, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
-    from corellm.multimodal.video.integrity import identify
-
-    container = identify(data)
-    if container is None:
-        raise MediaError("is not an MP4, MOV, MKV, WebM or GIF video")
+def _open(data: bytes, container: str, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
     if container == "gif":
         from corellm.multimodal.video.gif import GifVideo
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
-from corellm.errors import CheckpointError, PromptTooLongError
+from corellm.errors import CheckpointError, MediaError, PromptTooLongError
 from corellm_qwen_vl.settings import VideoSettings, check_arguments, pixel_bounds
 from corellm_qwen_vl.video_processor import process_video
 
@@ -96,7 +96,10 @@ class QwenVLProcessor:
     def _process_image(self, image: Image, kwargs: Mapping[str, Any], max_tokens: int | None) -> Mapping[str, Any]:
         least, most = self._image_bounds(kwargs)
         pixels = {"min_pixels": least, "max_pixels": most}
-        patches = self.image_processor.get_number_of_image_patches(image.height, image.width, pixels)
+        try:
+            patches = self.image_processor.get_number_of_image_patches(image.height, image.width, pixels)
+        except ValueError as error:
+            raise MediaError(f"{image.width} x {image.height} pixels: {error}", got=image.size) from error
         tokens = patches // self.image_processor.merge_size**2
         if max_tokens is not None and tokens > max_tokens:
             raise PromptTooLongError(

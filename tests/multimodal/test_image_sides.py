@@ -1,0 +1,72 @@
+"""Images much longer than wide: taken where transformers' processor takes them, refused by name where it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from corellm.config import MultiModalConfig
+from corellm.errors import MediaError, MediaTooLargeError
+from corellm.hookspecs import ModelContext
+from corellm.multimodal import DataParser
+from corellm.multimodal.defaults import ProcessingDefaults
+from tests.conftest import random_image
+
+
+@pytest.fixture(scope="module")
+def processor(tiny_llava: Path) -> Any:
+    """A LLaVA's: scales the shorter side to its size, and crops."""
+    return transformers.AutoProcessor.from_pretrained(tiny_llava)
+
+
+def call(processor: Any, image: Image.Image, mm_kwargs: dict[str, Any] | None = None, **limits: int) -> Any:
+    """What the core makes of an image that it parsed."""
+    config = MultiModalConfig(**limits)
+    context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
+    parsed = DataParser(config).parse({"image": image})["image"].get(0)
+    return ProcessingDefaults(context, config).call_hf_processor("<image>", {"image": [parsed]}, mm_kwargs or {})
+
+
+@pytest.mark.parametrize("size", [(201, 1), (1, 500), (3000, 5)])
+def test_what_the_processor_takes_is_taken(processor: Any, size: tuple[int, int]) -> None:
+    """The tensors are those of transformers."""
+    image = random_image(*size, 0)
+    expected = processor(text="<image>", images=[image], return_tensors="pt")
+    assert torch.equal(call(processor, image)["pixel_values"], expected["pixel_values"])
+
+
+def test_what_would_become_enormous_is_refused_unscaled(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the size it would have; the operator's limit decides, and a request's own size counts."""
+    edge = processor.image_processor.size.shortest_edge
+    image = Image.new("RGB", (60_000, 1))
+    monkeypatch.setattr(type(processor.image_processor), "resize", lambda *_, **__: pytest.fail("scaled it"))
+    with pytest.raises(MediaTooLargeError, match=r"60000 x 1 pixels: one side is 60000 times the other") as caught:
+        call(processor, image, max_image_pixels=edge * edge * 60_000 - 1)
+    assert caught.value.got == edge * edge * 60_000
+    with pytest.raises(pytest.fail.Exception, match="scaled it"):
+        call(processor, image, max_image_pixels=edge * edge * 60_000)
+    with pytest.raises(pytest.fail.Exception, match="scaled it"):
+        call(processor, image, {"size": {"shortest_edge": 1}}, max_image_pixels=60_000)
+
+
+def test_a_small_limit_of_pixels_is_for_images_as_they_come(processor: Any) -> None:
+    """Usual ones are scaled up however few pixels are allowed."""
+    assert "pixel_values" in call(processor, random_image(20, 20, 0), max_image_pixels=400)
+
+
+def test_what_the_processor_refuses_is_the_requests_fault(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence with the sides; of an image of usual sides the processor's own error comes through."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("height and width\nmust be > 0")
+
+    monkeypatch.setattr(type(processor.image_processor), "preprocess", refuse)
+    with pytest.raises(MediaError, match="201 x 1 pixels: this model's processor does not take such sides"):
+        call(processor, random_image(201, 1, 0))
+    with pytest.raises(ValueError, match="height and width\nmust be > 0"):
+        call(processor, random_image(200, 1, 0))

@@ -1,0 +1,90 @@
+"""Which formats of files are let in: all that are read, or fewer by the operator's choice; by content, not by name."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
+from corellm.errors import ConfigError, MediaError
+from corellm.multimodal import DataParser
+from tests.multimodal.clips import encode, plain
+from tests.multimodal.test_audio_streams import encoded, tones
+
+RATE = 16_000
+FRAMES = [plain(n) for n in range(3)]
+
+
+def image(format_name: str) -> bytes:
+    """A small image as a file."""
+    buffer = BytesIO()
+    Image.fromarray(FRAMES[0]).save(buffer, format_name)
+    return buffer.getvalue()
+
+
+def audio(container: str) -> bytes:
+    """A quarter of a second, as libsndfile writes it."""
+    buffer = BytesIO()
+    soundfile.write(buffer, tones(4000, RATE).T, RATE, format=container)
+    return buffer.getvalue()
+
+
+FILES: dict[tuple[str, str], Any] = {
+    **{("image", name): lambda name=name: image(name.upper()) for name in MEDIA_FORMATS[:6]},
+    **{("audio", name): lambda name=name: audio(name.upper()) for name in ("wav", "flac", "ogg", "mp3")},
+    ("audio", "aac"): lambda: encoded("AAC", tones(20_000, 44_100)),
+    ("audio", "mp4"): lambda: encoded("M4A", tones(20_000, 44_100)),
+    ("audio", "mkv"): lambda: encoded("WebM, Opus", tones(20_000, 48_000)),
+    ("video", "mp4"): lambda: encode(FRAMES, container="mov"),
+    ("video", "mkv"): lambda: encode(FRAMES, container="matroska"),
+    ("video", "avi"): lambda: encode(FRAMES, container="avi"),
+    ("video", "mpegts"): lambda: encode(FRAMES, container="mpegts"),
+    ("video", "gif"): lambda: image("GIF"),
+}  # fmt: skip
+
+
+def parse(modality: str, data: Any, formats: Any = MEDIA_FORMATS) -> Any:
+    """One item, read to its end."""
+    parser = DataParser(MultiModalConfig(media_formats=formats), sampling_rate=RATE)
+    item = parser.parse({modality: data})[modality].get(0)
+    return list(item.read()) if modality == "video" else item
+
+
+def test_every_format_has_a_file_here() -> None:
+    """So that the tests below leave none out."""
+    assert {name for _, name in FILES} == set(MEDIA_FORMATS)
+
+
+@pytest.mark.parametrize(("modality", "name"), FILES, ids="-".join)
+def test_a_format_is_let_in_alone_or_kept_out_alone(modality: str, name: str, tmp_path: Path) -> None:
+    """As bytes and as a file, whose name says nothing; the error names what is let in."""
+    data = FILES[modality, name]()
+    path = tmp_path / "file.png"
+    path.write_bytes(data)
+    others = [other for other in MEDIA_FORMATS if other != name]
+    for source, shown in ((data, "the (data|video)"), (path, r"'.*file\.png'")):
+        assert len(np.asarray(parse(modality, source, [name])))
+        with pytest.raises(MediaError, match=rf"{modality} 0: {shown} is of the format {name}, which is not .*media_f"):
+            parse(modality, source, others)
+
+
+def test_what_is_no_file_is_always_let_in() -> None:
+    """Arrays, samples and open images."""
+    assert parse("image", FRAMES[0], []).size == (64, 48)
+    assert parse("image", Image.open(BytesIO(image("PNG"))), []).size == (64, 48)
+    assert len(parse("video", np.stack(FRAMES), [])) == 3
+    assert len(parse("audio", (np.zeros(100), RATE), [])) == 100
+
+
+def test_names_that_are_none() -> None:
+    """Typed errors that list the known ones."""
+    with pytest.raises(ConfigError, match=r"unknown media format 'jpg'; known: jpeg, png, gif, .*mpegts.*, aac"):
+        EngineConfig.from_kwargs(model="demo", media_formats=["png", "jpg"])
+    with pytest.raises(ConfigError, match=r"media_formats must be a list like .*, got 'png'"):
+        MultiModalConfig(media_formats="png")
