@@ -328,7 +328,7 @@ def get_prompt_updates(
 
     Args:
         mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the row count of a precomputed embedding
-            and None for a picture.
+            and None for a picture. An item that came as its uuid alone has no media (`is_stored`): use its tensors.
         mm_kwargs: processor arguments.
         out_mm_kwargs: `{modality: [the item's tensors]}`, e.g. `out_mm_kwargs["image"][i]["pixel_values"].data`.
 
