@@ -202,6 +202,16 @@ def test_priorities_where_requests_are_scheduled_by_them(tiny_llava: Path) -> No
         assert tokens(urgent, {"prompt": prompt, "priority": -3}) == tokens(urgent, prompt)
 
 
+def test_arguments_for_images_alone_are_arguments(llm: LLM) -> None:
+    """In the group or outside it: the same item, and not the same as without."""
+    process = llm.engine.input_processor.process
+
+    def identifier(**kwargs: Any) -> str:
+        return process(ask(mm_processor_kwargs=kwargs)).features[0].identifier
+
+    assert identifier() != identifier(do_normalize=False) == identifier(images_kwargs={"do_normalize": False})
+
+
 # --- what can be wrong ------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +241,12 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
         ("broken \udcff text", PromptError, "not valid Unicode"),
         ({"prompt": "x", "cache_salt": "\ud800"}, PromptError, "cache_salt must be a non-empty string"),
         ({"prompt_token_ids": [10**5000]}, PromptError, "an absurdly large number"),
+        (
+            ask(mm_processor_kwargs={"images_kwargs": {"sise": 3}}),
+            ProcessorKwargsError,
+            "images_kwargs: 'sise' is no arg",
+        ),
+        (ask(mm_processor_kwargs={"videos_kwargs": {"fps": 3}}), ProcessorKwargsError, "this model takes no video"),
         (ask(multi_modal_uuids={"video": "v"}), InvalidParameterError, "'video'.* names nothing: .*has image"),
         ({"prompt": "x", "priority": "high"}, PromptError, "priority must be an integer"),
         ({"prompt": "x", "priority": 1}, InvalidParameterError, "priority 1 .*'fcfs'.*scheduling_policy=.priority."),

@@ -16,7 +16,7 @@ from corellm.hookspecs import hookimpl
 from corellm.multimodal import DataParser, MultiModalFieldConfig, PromptReplacement, dummy_images
 from corellm.multimodal.processor import MultiModalProcessor
 
-IMAGE = 9
+IMAGE, VIDEO = 9, 8
 
 
 class Toy:
@@ -70,7 +70,7 @@ def make(adapter: Toy, **config: Any) -> MultiModalProcessor:
     return MultiModalProcessor(
         manager.hook,
         MultiModalConfig(**config),
-        tokenize=lambda text: [IMAGE if c == "I" else ord(c) for c in text],
+        tokenize=lambda text: [{"I": IMAGE, "V": VIDEO}.get(c, ord(c)) for c in text],
         token_text=lambda token: "I" if token == IMAGE else chr(token),
         namespace=("toy", "1"),
         seq_len=100,

@@ -32,6 +32,7 @@ from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsIte
 from corellm.multimodal.hashing import hash_item, hash_uuid
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, naming_item
+from corellm.multimodal.kwargs import KwargsByModality, ask_names
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.prompt_updates import apply_prompt_updates
 from corellm.multimodal.uuids import Uuids, check_uuids, mark_stored, read_uuids
@@ -133,6 +134,13 @@ class MultiModalProcessor:
         parser.limits = limits  # the operator's, whoever made the parser
         return parser
 
+    @cached_property
+    def _kwargs(self) -> KwargsByModality:
+        """The operator's processor arguments, and what each modality depends on. Asked once, at load."""
+        with _adapter_at_work("get_mm_kwargs_names"):
+            names = {modality: ask_names(self.hooks, modality) for modality in self.limits}
+        return KwargsByModality(self.config.mm_processor_kwargs, names)
+
     # --- one request ------------------------------------------------------------------------------------------------
 
     def process(
@@ -148,7 +156,7 @@ class MultiModalProcessor:
         Args:
             token_ids: the prompt with unexpanded placeholders.
             mm_data: `{modality: item or list of items}`; may be empty.
-            mm_kwargs: processor arguments, laid over the operator's.
+            mm_kwargs: processor arguments, laid over the operator's (see `KwargsByModality`).
             uuids: `{modality: id or list of ids}` to use instead of content hashes. An item that has one may be None
                 in `mm_data`, if it was processed before and is still cached.
             cache_salt: items are shared with requests of the same salt only, whatever they are known by.
@@ -179,20 +187,18 @@ class MultiModalProcessor:
     ) -> tuple[list[int], list[MultiModalFeature]]:
         self._check_embeddings(items)
         counts = {modality: count for modality, count in items.get_counts().items() if count}
-        kwargs = {**self.config.mm_processor_kwargs, **(mm_kwargs or {})}
+        kwargs = self._kwargs.resolve(mm_kwargs)
         identifiers = {
-            modality: self._identify(items[modality], kwargs, (uuids or {}).get(modality), salt) for modality in counts
+            modality: self._identify(items[modality], kwargs[modality], (uuids or {}).get(modality), salt)
+            for modality in counts
         }
         processed = {
-            modality: self._process_items(items[modality], identifiers[modality], kwargs) for modality in counts
+            modality: self._process_items(items[modality], identifiers[modality], kwargs[modality])
+            for modality in counts
         }
         with _adapter_at_work("get_prompt_updates"):
             tokens = ask(self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids), mm_counts=counts)
-            updates = (
-                ask(self.hooks, "get_prompt_updates", mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed)
-                if counts
-                else []
-            )
+            updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
                 expanded, placeholders = apply_prompt_updates(
                     tokens, updates, counts, self._tokenize, placeholder_token_ids=placeholder_token_ids
@@ -214,6 +220,29 @@ class MultiModalProcessor:
         ]
         features.sort(key=lambda feature: feature.placeholder.offset)
         return expanded, features
+
+    def _prompt_updates(
+        self,
+        items: MultiModalItems,
+        kwargs: Mapping[str, Mapping[str, Any]],
+        processed: Mapping[str, Sequence[MultiModalKwargsItem]],
+    ) -> list[Any]:
+        """How each item gets into the prompt, by the arguments that it was processed with."""
+
+        def ask_with(arguments: Mapping[str, Any]) -> list[Any]:
+            given = {"mm_items": items, "mm_kwargs": arguments, "out_mm_kwargs": processed}
+            return list(ask(self.hooks, "get_prompt_updates", **given))
+
+        if not kwargs:
+            return []
+        if len(kwargs) == 1 or not any(kwargs.values()):
+            return ask_with(next(iter(kwargs.values())))
+        return [
+            update
+            for modality, arguments in kwargs.items()
+            for update in ask_with(arguments)
+            if getattr(update, "modality", modality) == modality
+        ]
 
     def _named_token(self, match: re.Match[str]) -> str:
         """`token 32000` as people know it: `'<image>' (token 32000)`."""
