@@ -135,7 +135,7 @@ class MultiModalProcessor:
         return parser
 
     @cached_property
-    def _kwargs(self) -> KwargsByModality:
+    def kwargs(self) -> KwargsByModality:
         """The operator's processor arguments, and what each modality depends on. Asked once, at load."""
         with _adapter_at_work("get_mm_kwargs_names"):
             names = {modality: ask_names(self.hooks, modality) for modality in self.limits}
@@ -187,7 +187,7 @@ class MultiModalProcessor:
     ) -> tuple[list[int], list[MultiModalFeature]]:
         self._check_embeddings(items)
         counts = {modality: count for modality, count in items.get_counts().items() if count}
-        kwargs = self._kwargs.resolve(mm_kwargs)
+        kwargs = self.kwargs.resolve(mm_kwargs)
         identifiers = {
             modality: self._identify(items[modality], kwargs[modality], (uuids or {}).get(modality), salt)
             for modality in counts
