@@ -52,6 +52,7 @@ def test_unknown_argument_suggests_the_nearest() -> None:
         ("limit_mm_per_prompt", {"image": -1}, r"limit_mm_per_prompt\['image'\] must be an integer of at least 0"),
         ("limit_mm_per_prompt", 3, "limit_mm_per_prompt must be like"),
         ("mm_processor_kwargs", [], "mm_processor_kwargs must be a dict"),
+        ("mm_processor_kwargs", {"images_kwargs": 5}, r"mm_processor_kwargs\['images_kwargs'\] must be a dict, got 5"),
         ("mm_processor_cache_gb", float("nan"), "mm_processor_cache_gb must be a finite number, 0 or more"),
     ],
 )

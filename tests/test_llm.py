@@ -27,6 +27,7 @@ from corellm.errors import (
     EngineDeadError,
     InvalidParameterError,
     ItemLimitError,
+    ItemNotCachedError,
     MediaError,
     MissingPlaceholderError,
     ProcessorKwargsError,
@@ -182,6 +183,37 @@ def test_uuids_name_items(llm: LLM) -> None:
     assert tokens(llm, ask(first, **named)) == tokens(llm, ask(other, **named)) == tokens(llm, ask(first))
 
 
+def test_a_uuid_stands_in_for_an_image_sent_before(llm: LLM) -> None:
+    """Its answer is the image's, with nothing but the name sent; another tenant's same name is another image."""
+    first, other = random_image(60, 50, 21), random_image(60, 50, 22)
+    named = {"multi_modal_uuids": {"image": "scan"}, "cache_salt": "first"}
+    want, others = tokens(llm, ask(first)), tokens(llm, ask(other))
+    assert want != others
+    assert tokens(llm, ask(first, **named)) == tokens(llm, ask([None], **named)) == want
+    with pytest.raises(ItemNotCachedError, match="image 0: only its uuid 'scan' came"):
+        tokens(llm, ask([None], **named | {"cache_salt": "second"}))
+    (output,) = llm.generate(ask(other, **named | {"cache_salt": "second"}), GREEDY, use_tqdm=False)
+    assert (output.outputs[0].token_ids, output.num_cached_tokens) == (others, 0)
+    assert tokens(llm, ask([None], **named)) == want
+
+
+def test_priorities_where_requests_are_scheduled_by_them(tiny_llava: Path) -> None:
+    """The answer is the same; without the policy a priority is refused (see the table below)."""
+    with LLM(str(tiny_llava), dtype="float32", scheduling_policy="priority") as urgent:
+        prompt = "USER: hello ASSISTANT:"
+        assert tokens(urgent, {"prompt": prompt, "priority": -3}) == tokens(urgent, prompt)
+
+
+def test_arguments_for_images_alone_are_arguments(llm: LLM) -> None:
+    """In the group or outside it: the same item, and not the same as without."""
+    process = llm.engine.input_processor.process
+
+    def identifier(**kwargs: Any) -> str:
+        return process(ask(mm_processor_kwargs=kwargs)).features[0].identifier
+
+    assert identifier() != identifier(do_normalize=False) == identifier(images_kwargs={"do_normalize": False})
+
+
 # --- what can be wrong ------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +243,15 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
         ("broken \udcff text", PromptError, "not valid Unicode"),
         ({"prompt": "x", "cache_salt": "\ud800"}, PromptError, "cache_salt must be a non-empty string"),
         ({"prompt_token_ids": [10**5000]}, PromptError, "an absurdly large number"),
+        (
+            ask(mm_processor_kwargs={"images_kwargs": {"sise": 3}}),
+            ProcessorKwargsError,
+            "images_kwargs: 'sise' is no arg",
+        ),
+        (ask(mm_processor_kwargs={"videos_kwargs": {"fps": 3}}), ProcessorKwargsError, "this model takes no video"),
+        (ask(multi_modal_uuids={"video": "v"}), InvalidParameterError, "'video'.* names nothing: .*has image"),
+        ({"prompt": "x", "priority": "high"}, PromptError, "priority must be an integer"),
+        ({"prompt": "x", "priority": 1}, InvalidParameterError, "priority 1 .*'fcfs'.*scheduling_policy=.priority."),
         (ask(multi_modal_uuids={"image": 5}), InvalidParameterError, "must hold strings"),
     ]
 

@@ -25,6 +25,15 @@ MEDIA_FORMATS = (
 )  # fmt: skip
 """Files that are read: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
 
+KWARGS_GROUPS: Mapping[str, str] = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
+"""`{modality: the key of mm_processor_kwargs that holds arguments for it alone}`, named as transformers has them."""
+
+
+def kwargs_for(modality: str, mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The processor arguments for items of one modality: those for all, and those of its own group."""
+    shared = {name: value for name, value in mm_processor_kwargs.items() if name not in KWARGS_GROUPS.values()}
+    return shared | dict(mm_processor_kwargs.get(KWARGS_GROUPS.get(modality, ""), {}))
+
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """What to say after an unknown name: the nearest known one, or all of them."""
@@ -171,7 +180,8 @@ class MultiModalConfig:
     limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
     """`{modality: most items per prompt}`; a modality not named has the model's own limit."""
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments for the model's processor, for every request; a request's own are laid over them."""
+    """Arguments for the model's processor, for every request; a request's own are laid over them one by one. Under
+    `images_kwargs`, `videos_kwargs` and `audio_kwargs` are those for one modality."""
     mm_processor_cache_gb: float = 1.0
     """GiB of processed items kept by content hash; 0 for none."""
     max_image_pixels: int = 89_478_485
@@ -199,6 +209,11 @@ class MultiModalConfig:
             _positive(f"limit_mm_per_prompt[{modality!r}]", limit, minimum=0)
         if not isinstance(self.mm_processor_kwargs, Mapping):
             raise ConfigError(f"mm_processor_kwargs must be a dict, got {self.mm_processor_kwargs!r}")
+        for group in KWARGS_GROUPS.values():
+            if not isinstance(self.mm_processor_kwargs.get(group, {}), Mapping):
+                raise ConfigError(
+                    f"mm_processor_kwargs[{group!r}] must be a dict, got {self.mm_processor_kwargs[group]!r}"
+                )
         _not_negative("mm_processor_cache_gb", self.mm_processor_cache_gb)
         _positive("max_image_pixels", self.max_image_pixels)
         for name in ("max_video_pixels", "max_video_frames", "max_video_decoded_pixels", "max_video_bytes"):

@@ -20,6 +20,7 @@
     │       ├── ItemLimitError                 more items than allowed
     │       ├── MediaError                     broken, empty or foreign media
     │       │   └── MediaTooLargeError         refused before decoding
+    │       ├── ItemNotCachedError             a uuid came without its media, and they are not known
     │       ├── EmbeddingInputError            precomputed embeddings of a wrong rank, size or dtype
     │       ├── ProcessorKwargsError           `mm_processor_kwargs` the processor does not know
     │       └── PlaceholderError               the prompt and the items do not match
@@ -160,6 +161,10 @@ class MediaError(MultiModalError):
 
 class MediaTooLargeError(MediaError):
     """Media whose header announces more pixels, frames or bytes than allowed; it was not decoded."""
+
+
+class ItemNotCachedError(MultiModalError):
+    """An item came as its uuid alone, and what was made of it before is not in the processor cache: send its data."""
 
 
 class EmbeddingInputError(MultiModalError):

@@ -24,17 +24,17 @@ Whatever a hook raises fails the one request it was called for, or, at load, the
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
 `get_supported_mm_limits`, `get_multimodal_embedding_width`, `register_processor`, `get_data_parser`, `get_dummy_*`,
-`get_mm_max_tokens_per_item`; per request, in the front end, `make_context`, `get_placeholder_str`, `refuse_embeddings`,
-`call_hf_processor`, `get_mm_fields_config`, `apply_hf_processor_tokens_only`, `get_prompt_updates`; in the worker, once
-per request `get_rope_positions`, and per step `get_multimodal_embeddings`, `get_input_embeddings`,
-`merge_multimodal_embeddings`, `compute_logits`.
+`get_mm_kwargs_names`, `get_mm_max_tokens_per_item`; per request, in the front end, `make_context`,
+`get_placeholder_str`, `refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`,
+`apply_hf_processor_tokens_only`, `get_prompt_updates`; in the worker, once per request `get_rope_positions`, and per
+step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -108,7 +108,7 @@ class ModelContext:
     device: torch.device
     """Where the model runs."""
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Processor arguments given at start, valid for every request."""
+    """Processor arguments given at start, valid for every request; `kwargs_for` has those of one modality."""
     trust_remote_code: bool = False
     """Whether Python code from the checkpoint may run."""
     max_model_len: int | None = None
@@ -122,6 +122,12 @@ class ModelContext:
         """The Hugging Face processor, made on first use."""
         assert self.make_processor is not None, "the core binds this before the adapter can ask"
         return self.make_processor()
+
+    def kwargs_for(self, modality: str) -> dict[str, Any]:
+        """The processor arguments given at start for items of one modality: for all, and in its own group."""
+        from corellm.config import kwargs_for
+
+        return kwargs_for(modality, self.mm_processor_kwargs)
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -285,6 +291,22 @@ def get_data_parser() -> DataParser | None:
 
 
 @_first_result
+def get_mm_kwargs_names(modality: str) -> Collection[str] | None:
+    """Name the processor arguments that items of one modality depend on.
+
+    An argument that is named for other modalities only is kept from this one: items need not be processed again when it
+    changes. Without an answer every item gets all arguments, and depends on all.
+
+    Returns:
+        The names, as users write them in `mm_processor_kwargs`; None where they are not known.
+        Default: what the Hugging Face processor declares, unless the adapter answers `call_hf_processor` itself.
+
+    Example:
+        `return {"image": ["size"], "video": ["size", "fps"]}[modality]`
+    """
+
+
+@_first_result
 def call_hf_processor(
     prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
@@ -294,7 +316,8 @@ def call_hf_processor(
         prompt: `get_dummy_text` for this one item.
         mm_data: `{modality: [item]}` with a single parsed item: a `PIL.Image` in RGB, a `corellm.multimodal.Video`, or
             samples `[num_samples]` float32 at the model's rate.
-        mm_kwargs: processor arguments, the request's laid over the operator's.
+        mm_kwargs: processor arguments, the request's laid over the operator's; of this item's modality only (see
+            `get_mm_kwargs_names`).
 
     Returns:
         The processor's `BatchFeature` with torch tensors. Text keys such as `input_ids` are ignored.
@@ -328,8 +351,9 @@ def get_prompt_updates(
 
     Args:
         mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the row count of a precomputed embedding
-            and None for a picture.
-        mm_kwargs: processor arguments.
+            and None for a picture. An item that came as its uuid alone has no media (`is_stored`): use its tensors.
+        mm_kwargs: processor arguments. Where modalities have arguments of their own, this is asked once for each, and
+            of the answer the updates for that modality count.
         out_mm_kwargs: `{modality: [the item's tensors]}`, e.g. `out_mm_kwargs["image"][i]["pixel_values"].data`.
 
     Returns:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pluggy
 import pytest
 import torch
 import transformers
 
+from corellm import hookspecs
 from corellm.config import MultiModalConfig
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
@@ -40,3 +42,25 @@ def test_dummy_text_only_where_it_is_needed(tiny_llava: Path, insists: bool) -> 
     outputs = call(Insisting.from_pretrained(tiny_llava) if insists else plain)
     assert torch.equal(outputs["pixel_values"], expected["pixel_values"])
     assert ("input_ids" in outputs) == insists
+
+
+@pytest.mark.parametrize("calls_itself", [False, True])
+def test_arguments_are_the_processors_own(tiny_llava: Path, calls_itself: bool) -> None:
+    """As it declares them, for the parts that it has; unknown beside an adapter that calls it in its own way."""
+    processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
+    context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
+    defaults = ProcessingDefaults(context, MultiModalConfig())
+    manager = pluggy.PluginManager("corellm")
+    manager.add_hookspecs(hookspecs)
+    manager.register(defaults)
+    if calls_itself:
+        own = type("Own", (), {"call_hf_processor": hookspecs.hookimpl(lambda self, mm_kwargs: None)})
+        manager.register(own())
+    defaults.hooks = manager.hook
+    names = manager.hook.get_mm_kwargs_names(modality="image")
+    if calls_itself:
+        assert names is None
+    else:
+        assert {"size", "do_normalize", "image_mean"} <= names
+        assert not names & {"fps", "images", "text", "return_tensors"}
+        assert manager.hook.get_mm_kwargs_names(modality="video") is None

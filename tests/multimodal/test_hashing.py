@@ -37,9 +37,10 @@ def content(
     modality: str = "image",
     kwargs: dict[Any, Any] | None = None,
     namespace: tuple[str, ...] = ("m", "a"),
+    salt: str | None = None,
 ) -> str:
     """`hash_item` with most arguments filled in."""
-    return hash_item(media, modality=modality, kwargs=kwargs or {}, namespace=namespace)
+    return hash_item(media, modality=modality, kwargs=kwargs or {}, namespace=namespace, salt=salt)
 
 
 SCALARS = (
@@ -164,6 +165,49 @@ def test_modality_and_namespace_count() -> None:
     }) == 6  # fmt: skip
 
 
+def image_of(mode: str, size: tuple[int, int], value: int) -> Image.Image:
+    """A plain image; every mode's pixels are made of the same bytes."""
+    bits = {"1": 1, "L": 8, "P": 8, "RGB": 24, "RGBA": 32, "CMYK": 32, "I;16": 16}[mode]
+    return Image.frombytes(mode, size, bytes([value]) * (-(-size[0] * bits // 8) * size[1]))
+
+
+REQUESTS = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["1", "L", "P", "RGB", "RGBA", "CMYK", "I;16"]),
+        "size": st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        "value": st.sampled_from([0, 255]),
+        "uuid": st.none() | st.sampled_from(["a", "b"]),
+        "salt": st.none() | st.sampled_from(["a", "b", "ab"]),
+        "modality": st.sampled_from(["image", "video"]),
+        "kwargs": st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([0, False, "a", None]), max_size=2),
+        "namespace": st.sampled_from([("m", "a"), ("m", "b"), ("m", "a", "b"), ("m",)]),
+    }
+)
+
+
+@given(a=REQUESTS, b=REQUESTS, together=st.sets(st.sampled_from(["media", "uuid", "salt", "modality", "kwargs"])))
+@settings(max_examples=300, deadline=None)
+def test_requests_share_an_entry_exactly_when_all_is_equal(
+    a: dict[str, Any], b: dict[str, Any], together: set[str]
+) -> None:
+    """Size, mode, pixels (or the name), tenant, arguments, modality, model; `together` makes near misses likely."""
+    b = b | {name: a[name] for name in together - {"media"}}
+    if "media" in together:
+        b = b | {name: a[name] for name in ("mode", "size", "value", "namespace")}
+
+    def entry(request: dict[str, Any]) -> str:
+        keys = {name: request[name] for name in ("modality", "kwargs", "namespace", "salt")}
+        if request["uuid"] is not None:
+            return hash_uuid(request["uuid"], **keys)
+        return hash_item(image_of(request["mode"], request["size"], request["value"]), **keys)
+
+    def what_counts(request: dict[str, Any]) -> dict[str, Any]:
+        ignored = {"mode", "size", "value"} if request["uuid"] is not None else set()
+        return {name: value for name, value in request.items() if name not in ignored}
+
+    assert (entry(a) == entry(b)) == same(what_counts(a), what_counts(b))
+
+
 @given(text=st.text(min_size=1), kwargs=st.dictionaries(st.text(), SCALARS, max_size=2))
 def test_a_uuid_is_never_a_content_hash(text: str, kwargs: dict[str, Any]) -> None:
     """Not even where the content is that very string, or the uuid a content hash; and it obeys arguments, too."""
@@ -173,6 +217,7 @@ def test_a_uuid_is_never_a_content_hash(text: str, kwargs: dict[str, Any]) -> No
     assert hash_uuid(by_content, **keys) != by_content
     assert by_name == hash_uuid(text, **keys)
     assert by_name != hash_uuid(text, **keys | {"modality": "audio"})
+    assert by_name != hash_uuid(text, **keys, salt=text)
     assert by_name != hash_uuid(text, **keys | {"namespace": ("m", "b")})
     assert by_name != hash_uuid(text, **keys | {"kwargs": {**kwargs, "one more": 1}})
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pluggy
 import pytest
 import torch
-from PIL import Image
 
-from corellm import hookspecs
-from corellm.config import MultiModalConfig
 from corellm.errors import (
     ContractError,
     EmbeddingInputError,
@@ -26,73 +21,7 @@ from corellm.errors import (
     UnsupportedModalityError,
 )
 from corellm.hookspecs import hookimpl
-from corellm.multimodal import DataParser, MultiModalFieldConfig, PromptReplacement, dummy_images
-from corellm.multimodal.processor import MultiModalProcessor
-
-IMAGE = 9
-
-
-class Toy:
-    """A picture `w` pixels wide becomes `w` tokens; its only tensor is its width and colour."""
-
-    def __init__(self) -> None:
-        self.processed = 0
-
-    @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {"image": 4}
-
-    @hookimpl
-    def get_data_parser(self) -> DataParser:
-        return DataParser(MultiModalConfig(max_image_pixels=10**6), hidden_size=8)
-
-    @hookimpl
-    def get_dummy_text(self) -> str:
-        return "I"
-
-    @hookimpl
-    def get_dummy_mm_data(self) -> Mapping[str, Any]:
-        return {"image": dummy_images(1, width=20, height=2)}
-
-    @hookimpl
-    def call_hf_processor(self, mm_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        (image,) = mm_data["image"]
-        self.processed += 1
-        return {"pixel_values": torch.tensor([[image.width, *image.getpixel((0, 0))]]), "input_ids": torch.ones(1, 3)}
-
-    @hookimpl
-    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        return {"pixel_values": MultiModalFieldConfig.batched("image")}
-
-    @hookimpl
-    def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
-        return token_ids
-
-    @hookimpl
-    def get_prompt_updates(self, out_mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
-        def replacement(i: int) -> list[int]:
-            return [IMAGE] * int(out_mm_kwargs["image"][i]["pixel_values"].data[0])
-
-        return [PromptReplacement("image", target=[IMAGE], replacement=replacement)]
-
-
-def make(adapter: Toy, **config: Any) -> MultiModalProcessor:
-    manager = pluggy.PluginManager("corellm")
-    manager.add_hookspecs(hookspecs)
-    manager.register(adapter)
-    return MultiModalProcessor(
-        manager.hook,
-        MultiModalConfig(**config),
-        tokenize=lambda text: [IMAGE if c == "I" else ord(c) for c in text],
-        token_text=lambda token: "I" if token == IMAGE else chr(token),
-        namespace=("toy", "1"),
-        seq_len=100,
-        executor=ThreadPoolExecutor(2),
-    )
-
-
-def picture(width: int, red: int = 0) -> Image.Image:
-    return Image.new("RGB", (width, 2), (red, 0, 0))
+from tests.multimodal.toy import IMAGE, Toy, make, picture
 
 
 def test_expands_and_places_items() -> None:
@@ -204,7 +133,7 @@ def test_adapters_that_fail(hook: str, answer: Any, error: type[Exception], mess
     processor = make(broken)
     items = processor._parser.parse({"image": picture(2)})
     with pytest.raises(error, match=message):
-        processor._expand([IMAGE], items, None, None, {})
+        processor._expand([IMAGE], items, {})
 
 
 def test_stated_maximum_must_cover_the_dummy() -> None:

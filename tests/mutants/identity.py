@@ -76,6 +76,13 @@ MUTANTS = (
         """,
     ),
     LLAVA.edited(
+        "an image is looked at to place it",
+        "test_a_uuid_stands_in_for_its_item",
+        "get_prompt_updates",
+        old="            if count is None:\n                count",
+        new='            if count is None and mm_items["image"].get(index):\n                count',
+    ),
+    LLAVA.edited(
         "the model is kept in the class",
         "test_models_are_kept_apart",
         "get_multimodal_embeddings",

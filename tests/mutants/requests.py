@@ -45,6 +45,13 @@ MUTANTS = (
         new="    kwargs = {name: value for name, value in kwargs.items() if name in ACCEPTED}\n"
         "    if unknown := sorted(set(kwargs) - set(ACCEPTED)):",
     ),
+    QWEN2.of("settings.py").edited(
+        "arguments of images are said to be videos' alone",
+        "test_processor_arguments_mean_what_they_mean",
+        "get_mm_kwargs_names",
+        old='FOR_IMAGES = ("max_pixels", "min_pixels", "size")',
+        new="FOR_IMAGES = ()",
+    ),
     LLAVA.given(
         "one request's arguments stay for the next",
         "test_processor_arguments_mean_what_they_mean",

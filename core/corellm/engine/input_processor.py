@@ -57,6 +57,7 @@ class InputProcessor:
         embedding_size: token ids in prompts are below, those of placeholders excepted.
         chat_template: the checkpoint's, or None.
         max_model_len: of the engine; families that shorten conversations keep to it.
+        scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class InputProcessor:
         embedding_size: int,
         max_model_len: int,
         chat_template: str | None = None,
+        scheduling_policy: str = "fcfs",
     ) -> None:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
@@ -78,6 +80,7 @@ class InputProcessor:
         self._embedding_size = embedding_size
         self._max_model_len = max_model_len
         self._chat_template = chat_template
+        self._scheduling_policy = scheduling_policy
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
@@ -111,17 +114,33 @@ class InputProcessor:
         token_ids = self._token_ids(fields)
         if not mm_data and (text == "" or not token_ids):
             raise PromptError("the prompt is empty; write at least one character, or give an item")
-        expanded, features = self.mm_processor.process(
-            token_ids, mm_data, fields.get("mm_processor_kwargs"), fields.get("multi_modal_uuids")
-        )
-        if not expanded:
-            raise PromptError("the prompt is empty; write at least one character, or give an item")
         salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
         if salt is not None and not (isinstance(salt, str) and salt and is_unicode(salt)):
             raise PromptError(f"cache_salt must be a non-empty string of valid Unicode, got {salt!r:.100}")
+        self._check_priority(priority)
+        expanded, features = self.mm_processor.process(
+            token_ids, mm_data, fields.get("mm_processor_kwargs"), fields.get("multi_modal_uuids"), salt
+        )
+        if not expanded:
+            raise PromptError("the prompt is empty; write at least one character, or give an item")
+        return ProcessedPrompt(text, expanded, features, salt, priority)
+
+    def _check_priority(self, priority: Any) -> None:
+        """A priority is an integer, and not given where it would change nothing.
+
+        Raises:
+            PromptError: it is no integer.
+            InvalidParameterError: requests are not scheduled by priority.
+        """
         if not isinstance(priority, int):
             raise PromptError(f"priority must be an integer, got {priority!r:.100}")
-        return ProcessedPrompt(text, expanded, features, salt, priority)
+        if priority and self._scheduling_policy != "priority":
+            raise InvalidParameterError(
+                f"priority {shown(priority)} would change nothing under "
+                f"scheduling_policy={self._scheduling_policy!r}; leave it out, or start with "
+                'LLM(..., scheduling_policy="priority")',
+                param="priority",
+            )
 
     @staticmethod
     def _fields(prompt: Any) -> Mapping[str, Any]:

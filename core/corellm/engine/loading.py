@@ -149,6 +149,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
             embedding_size=weights.embedding_size,
             max_model_len=sizes.max_model_len,
             chat_template=context.chat_template,
+            scheduling_policy=config.scheduler.scheduling_policy,
         ),
         scheduler=_make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
         runner=runner,

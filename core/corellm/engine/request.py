@@ -63,7 +63,7 @@ class Request:
     priority: int = 0
     """Lower goes first, under `scheduling_policy="priority"`."""
     cache_salt: str | None = None
-    """Requests share cached prefixes only with requests of the same salt."""
+    """Requests share items and cached prefixes only with requests of the same salt."""
     arrival_time: float = 0.0
     """In seconds of the scheduler's clock (`time.monotonic`)."""
     bad_words_ids: Sequence[Sequence[int]] = ()

@@ -7,11 +7,11 @@ from the outside only: how they are made, called, and which arguments they accep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from corellm.config import MultiModalConfig
+from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal.chat import render_chat
@@ -22,11 +22,9 @@ from corellm.multimodal.video import Video
 HF_ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}
 """Under which name a Hugging Face processor takes the media of a modality."""
 
-_SUBPROCESSORS = {
-    "image_processor": "images_kwargs",
-    "video_processor": "videos_kwargs",
-    "feature_extractor": "audio_kwargs",
-}
+_SUBPROCESSORS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
+"""Which part of a Hugging Face processor processes the items of a modality."""
+
 _NOT_FOR_USERS = frozenset(
     {"return_tensors", "device", "disable_grouping", "data_format", "input_data_format"}
     | {"raw_speech", "sampling_rate", "return_attention_mask", "video_metadata", "return_metadata"}
@@ -54,6 +52,14 @@ class ProcessingDefaults:
         )
 
     @hookimpl(trylast=True)
+    def get_mm_kwargs_names(self, modality: str) -> Collection[str] | None:
+        """What the Hugging Face processor takes for the modality; unknown where an adapter calls it in its own way."""
+        callers = self.hooks.call_hf_processor.get_hookimpls()
+        if any(caller.plugin is not self and not caller.wrapper for caller in callers):
+            return None
+        return declared_arguments(self.context.hf_processor, modality)
+
+    @hookimpl(trylast=True)
     def call_hf_processor(
         self, prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
@@ -65,7 +71,8 @@ class ProcessingDefaults:
         """
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
-        check_sizes(processor, self.config.mm_processor_kwargs, mm_kwargs)
+        for modality in mm_data:
+            check_sizes(processor, modality, kwargs_for(modality, self.config.mm_processor_kwargs), mm_kwargs)
         images = mm_data.get("image", ())
         for image in images:
             check_scaled(image, processor, mm_kwargs, self.config.max_image_pixels)
@@ -158,17 +165,20 @@ def processes_media_alone(processor: Any) -> bool:
 
 def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:
     """The argument names a Hugging Face processor takes for media, or None where it does not say."""
-    declared = getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None)
-    if declared is None:
+    if getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None) is None:
         return None
-    names: set[str] = set()
-    for attribute, group in _SUBPROCESSORS.items():
-        subprocessor = getattr(processor, attribute, None)
-        if subprocessor is None:
-            continue
-        names.update(getattr(declared.get(group), "__annotations__", ()))
-        names.update(getattr(getattr(subprocessor, "valid_kwargs", None), "__annotations__", ()))
-    return frozenset(names - _NOT_FOR_USERS)
+    return frozenset().union(*(declared_arguments(processor, modality) or () for modality in _SUBPROCESSORS))
+
+
+def declared_arguments(processor: Any, modality: str) -> frozenset[str] | None:
+    """The arguments that a Hugging Face processor hands on to its part for one modality; None where it does not say."""
+    declared = getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None)
+    subprocessor = getattr(processor, _SUBPROCESSORS.get(modality, ""), None)
+    if declared is None or subprocessor is None:
+        return None
+    kinds = (declared.get(KWARGS_GROUPS[modality]), getattr(subprocessor, "valid_kwargs", None))
+    named = [kind.__annotations__ for kind in kinds if hasattr(kind, "__annotations__")]
+    return frozenset().union(*named) - _NOT_FOR_USERS if named else None
 
 
 def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None:
@@ -188,14 +198,15 @@ def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None
         )
 
 
-def check_sizes(processor: Any, operators: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
+def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
     """Refuse a `size` or `crop_size` above the operator's or the checkpoint's: for those memory was planned.
 
     Raises:
         ProcessorKwargsError: with both sizes, and how to have the larger one.
     """
+    part = getattr(processor, _SUBPROCESSORS.get(modality, ""), None) or getattr(processor, "image_processor", None)
     for name in ("size", "crop_size"):
-        planned = operators.get(name, getattr(getattr(processor, "image_processor", None), name, None))
+        planned = operators.get(name, getattr(part, name, None))
         if planned is not None and name in mm_kwargs and _extent(mm_kwargs[name]) > _extent(planned):
             raise ProcessorKwargsError(
                 f"mm_processor_kwargs: {name} {mm_kwargs[name]} of a request is above {plain_size(planned)}, for which "

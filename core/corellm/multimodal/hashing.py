@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     _Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_SCHEME = "corellm item 1"
+_SCHEME = "corellm item 2"
 """First field of every hash; to be changed with the framing."""
 _MAX_DEPTH = 64
 
@@ -37,7 +37,9 @@ class _UnhashableError(TypeError):
     """A value of a kind that has no stable content."""
 
 
-def hash_item(media: Any, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str]) -> str:
+def hash_item(
+    media: Any, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str], salt: str | None = None
+) -> str:
     """The content hash of one item.
 
     Args:
@@ -46,8 +48,9 @@ def hash_item(media: Any, *, modality: str, kwargs: Mapping[str, Any], namespace
             members, and lists, tuples and dicts of these. Types count: `1`, `True`, `1.0` and `"1"` differ, as do a
             list and a tuple of the same.
         modality: `"image"`, `"video"` or `"audio"`.
-        kwargs: the resolved processor arguments; their order does not count.
+        kwargs: the processor arguments that the item is processed with; their order does not count.
         namespace: what else the result depends on, e.g. model id and adapter version.
+        salt: the request's `cache_salt`: items of different salts never have the same hash.
 
     Returns:
         64 hexadecimal digits, the same in every process on every machine of the same byte order.
@@ -56,12 +59,14 @@ def hash_item(media: Any, *, modality: str, kwargs: Mapping[str, Any], namespace
         MediaError: media of an unknown kind, or a picture that cannot be read.
         ProcessorKwargsError: an argument of an unknown kind.
     """
-    digest = _start("content", modality, kwargs, namespace)
+    digest = _start("content", modality, kwargs, namespace, salt)
     _add_or_raise(digest, media, MediaError, f"{modality} media")
     return digest.hexdigest()
 
 
-def hash_uuid(uuid: str, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str]) -> str:
+def hash_uuid(
+    uuid: str, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str], salt: str | None = None
+) -> str:
     """The hash of an item that the user gave a name; arguments as for `hash_item`, never equal to any of its results.
 
     Raises:
@@ -70,13 +75,14 @@ def hash_uuid(uuid: str, *, modality: str, kwargs: Mapping[str, Any], namespace:
     """
     if not isinstance(uuid, str) or not uuid:
         raise InvalidParameterError(f"a {modality}'s uuid must be a string, not empty", param="multi_modal_uuids")
-    digest = _start("uuid", modality, kwargs, namespace)
+    digest = _start("uuid", modality, kwargs, namespace, salt)
     _add(digest, uuid)
     return digest.hexdigest()
 
 
-def _start(kind: str, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str]) -> _Hash:
+def _start(kind: str, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str], salt: str | None) -> _Hash:
     digest = _prefix(kind, modality, tuple(namespace)).copy()
+    _add(digest, salt)
     _add_or_raise(digest, kwargs, ProcessorKwargsError, "mm_processor_kwargs")
     return digest
 

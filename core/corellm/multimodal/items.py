@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
-from corellm.errors import MultiModalError, PromptTooLongError
+from corellm.errors import ItemNotCachedError, MultiModalError, PromptTooLongError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +57,25 @@ class EncodedItem:
             return self._media[0]
 
 
+class StoredItem:
+    """An item of which only its uuid came: tensors made of it for an earlier request are cached, or it is refused."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+    @property
+    def media(self) -> NoReturn:
+        """There are none.
+
+        Raises:
+            ItemNotCachedError: always.
+        """
+        raise ItemNotCachedError(
+            f"only its uuid {self.uuid!r:.100} came, and it is not cached for this cache_salt and these processor "
+            "arguments; send it with its data"
+        )
+
+
 class ModalityItems:
     """The items of one modality, in the order they were given.
 
@@ -84,12 +103,17 @@ class ModalityItems:
 
         Raises:
             MediaError: it is a file that turns out to be broken.
+            ItemNotCachedError: only its uuid came (see `is_stored`).
         """
         item = self._items[index]
-        if not isinstance(item, EncodedItem):
+        if not isinstance(item, (EncodedItem, StoredItem)):
             return item
         with naming_item(self.modality, index):
             return item.media
+
+    def is_stored(self, index: int) -> bool:
+        """Whether item `index` came as its uuid alone, so that there are no media to `get`."""
+        return isinstance(self._items[index], StoredItem)
 
     def content(self, index: int) -> Any:
         """What item `index` is known by: the bytes of its file, else what `get` gives."""

@@ -27,6 +27,7 @@ from corellm.multimodal.items import (
     MediaItems,
     ModalityItems,
     MultiModalItems,
+    StoredItem,
     is_array,
     is_tensor,
     naming_item,
@@ -126,6 +127,7 @@ class DataParser:
                 `image.load_image`; rank 4 is a batch), path, `data:` URL, encoded bytes. Or `{"image_embeds": ...}`
                 with a torch tensor `[items, tokens, hidden]` or a list of `[tokens, hidden]`; these are recognised
                 under `"image"`, too, unless they might be pictures. None under a key is the same as no key.
+                A `StoredItem` in a list stays as it is.
                 `{"video": ...}` with one video or a list of them: path, `data:` URL, encoded bytes, frames, or
                 `(frames, metadata)` (see `video.load_video`; a list of pictures is one video, rank 5 a batch).
                 `{"audio": ...}` with one sound or a list of them: path, `data:` URL, encoded bytes, `(samples, rate)`,
@@ -326,6 +328,8 @@ def _doubtful(item: int, value: Any) -> NoReturn:
 def _read_item(modality: str, item: int, value: Any, parser: ModalityParser) -> Any:
     with naming_item(modality, item):
         if value is None:
-            raise MediaError(f"None in place of {modality} data; leave it out of the list")
+            raise MediaError(f"None in place of {modality} data; leave it out of the list, or give its uuid")
+        if isinstance(value, StoredItem):
+            return value
         content = parser.encoded(value)
         return parser.load(value) if content is None else EncodedItem(content, parser.load)

@@ -20,7 +20,6 @@ from corellm.errors import (
     ContractError,
     CorellmError,
     EmbeddingInputError,
-    InvalidParameterError,
     ItemLimitError,
     PlaceholderError,
     ProcessingError,
@@ -33,8 +32,10 @@ from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsIte
 from corellm.multimodal.hashing import hash_item, hash_uuid
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, naming_item
+from corellm.multimodal.kwargs import KwargsByModality, ask_names
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.prompt_updates import apply_prompt_updates
+from corellm.multimodal.uuids import Uuids, check_uuids, mark_stored, read_uuids
 
 _NO_LIMITS = MultiModalConfig(
     max_image_pixels=sys.maxsize, max_video_pixels=sys.maxsize, max_video_frames=sys.maxsize,
@@ -133,6 +134,13 @@ class MultiModalProcessor:
         parser.limits = limits  # the operator's, whoever made the parser
         return parser
 
+    @cached_property
+    def kwargs(self) -> KwargsByModality:
+        """The operator's processor arguments, and what each modality depends on. Asked once, at load."""
+        with _adapter_at_work("get_mm_kwargs_names"):
+            names = {modality: ask_names(self.hooks, modality) for modality in self.limits}
+        return KwargsByModality(self.config.mm_processor_kwargs, names)
+
     # --- one request ------------------------------------------------------------------------------------------------
 
     def process(
@@ -141,48 +149,56 @@ class MultiModalProcessor:
         mm_data: Mapping[str, Any],
         mm_kwargs: Mapping[str, Any] | None = None,
         uuids: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> tuple[list[int], list[MultiModalFeature]]:
         """Process a request's items and expand its prompt.
 
         Args:
             token_ids: the prompt with unexpanded placeholders.
             mm_data: `{modality: item or list of items}`; may be empty.
-            mm_kwargs: processor arguments, laid over the operator's.
-            uuids: `{modality: id or list of ids}` to use instead of content hashes.
+            mm_kwargs: processor arguments, laid over the operator's (see `KwargsByModality`).
+            uuids: `{modality: id or list of ids}` to use instead of content hashes. An item that has one may be None
+                in `mm_data`, if it was processed before and is still cached.
+            cache_salt: items are shared with requests of the same salt only, whatever they are known by.
 
         Returns:
             The expanded prompt, and the items ordered by placeholder.
 
         Raises:
             MultiModalError: whatever is wrong with the items or with their placeholders.
+            InvalidParameterError: `uuids` do not fit the items.
             ProcessingError: the adapter or the processor raised.
             ContractError: the adapter returned something the contract does not allow.
         """
-        items = self.parse(mm_data)
-        return self._expand(token_ids, items, mm_kwargs, uuids, self.profile.placeholder_token_ids)
+        names = read_uuids(uuids)
+        items = self.parse(mark_stored(mm_data, names), names)
+        placeholders = self.profile.placeholder_token_ids
+        return self._expand(token_ids, items, placeholders, mm_kwargs=mm_kwargs, uuids=names, salt=cache_salt)
 
     def _expand(
         self,
         token_ids: Sequence[int],
         items: MultiModalItems,
-        mm_kwargs: Mapping[str, Any] | None,
-        uuids: Mapping[str, Any] | None,
         placeholder_token_ids: Mapping[int, str],
+        *,
+        mm_kwargs: Mapping[str, Any] | None = None,
+        uuids: Uuids | None = None,
+        salt: str | None = None,
     ) -> tuple[list[int], list[MultiModalFeature]]:
         self._check_embeddings(items)
         counts = {modality: count for modality, count in items.get_counts().items() if count}
-        kwargs = {**self.config.mm_processor_kwargs, **(mm_kwargs or {})}
-        identifiers = {modality: self._identify(modality, items[modality], kwargs, uuids or {}) for modality in counts}
+        kwargs = self.kwargs.resolve(mm_kwargs)
+        identifiers = {
+            modality: self._identify(items[modality], kwargs[modality], (uuids or {}).get(modality), salt)
+            for modality in counts
+        }
         processed = {
-            modality: self._process_items(items[modality], identifiers[modality], kwargs) for modality in counts
+            modality: self._process_items(items[modality], identifiers[modality], kwargs[modality])
+            for modality in counts
         }
         with _adapter_at_work("get_prompt_updates"):
             tokens = ask(self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids), mm_counts=counts)
-            updates = (
-                ask(self.hooks, "get_prompt_updates", mm_items=items, mm_kwargs=kwargs, out_mm_kwargs=processed)
-                if counts
-                else []
-            )
+            updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
                 expanded, placeholders = apply_prompt_updates(
                     tokens, updates, counts, self._tokenize, placeholder_token_ids=placeholder_token_ids
@@ -205,18 +221,43 @@ class MultiModalProcessor:
         features.sort(key=lambda feature: feature.placeholder.offset)
         return expanded, features
 
+    def _prompt_updates(
+        self,
+        items: MultiModalItems,
+        kwargs: Mapping[str, Mapping[str, Any]],
+        processed: Mapping[str, Sequence[MultiModalKwargsItem]],
+    ) -> list[Any]:
+        """How each item gets into the prompt, by the arguments that it was processed with."""
+
+        def ask_with(arguments: Mapping[str, Any]) -> list[Any]:
+            given = {"mm_items": items, "mm_kwargs": arguments, "out_mm_kwargs": processed}
+            return list(ask(self.hooks, "get_prompt_updates", **given))
+
+        if not kwargs:
+            return []
+        if len(kwargs) == 1 or not any(kwargs.values()):
+            return ask_with(next(iter(kwargs.values())))
+        return [
+            update
+            for modality, arguments in kwargs.items()
+            for update in ask_with(arguments)
+            if getattr(update, "modality", modality) == modality
+        ]
+
     def _named_token(self, match: re.Match[str]) -> str:
         """`token 32000` as people know it: `'<image>' (token 32000)`."""
         return f"{self._token_text(int(match[1]))!r} ({match[0]})"
 
-    def parse(self, mm_data: Mapping[str, Any]) -> MultiModalItems:
+    def parse(self, mm_data: Mapping[str, Any], uuids: Uuids | None = None) -> MultiModalItems:
         """Read a request's items, once their numbers are found to be allowed: before that nothing is opened.
 
         Raises:
             UnsupportedModalityError, ItemLimitError: with the limit and the count.
+            InvalidParameterError: the uuids are not one per item.
             MultiModalError: an item that cannot be read.
         """
-        for modality, count in self._parser.count(mm_data).items():
+        counts = self._parser.count(mm_data)
+        for modality, count in counts.items():
             if modality not in self.limits:
                 raise UnsupportedModalityError(
                     f"this model takes no {modality}; it takes {', '.join(self.limits)}", modality=modality
@@ -228,6 +269,7 @@ class MultiModalProcessor:
                     + (", or raise limit_mm_per_prompt" if modality in self.config.limit_mm_per_prompt else ""),
                     modality=modality, expected=limit, got=count,
                 )  # fmt: skip
+        check_uuids(uuids or {}, counts)
         return self._parser.parse(mm_data)
 
     def _check_embeddings(self, items: MultiModalItems) -> None:
@@ -243,28 +285,14 @@ class MultiModalProcessor:
     # --- identity ---------------------------------------------------------------------------------------------------
 
     def _identify(
-        self, modality: str, items: ModalityItems, kwargs: Mapping[str, Any], uuids: Mapping[str, Any]
+        self, items: ModalityItems, kwargs: Mapping[str, Any], uuids: Sequence[str | None] | None, salt: str | None
     ) -> list[str]:
-        given = uuids.get(modality)
-        if not isinstance(given, (list, tuple)):
-            given = [None] * len(items) if given is None else [given]
-        if len(given) != len(items):
-            raise InvalidParameterError(
-                f"multi_modal_uuids[{modality!r}] has {len(given)} ids for {len(items)} items",
-                param="multi_modal_uuids",
-            )
-        for uuid in given:
-            if uuid is not None and not isinstance(uuid, str):
-                raise InvalidParameterError(
-                    f"multi_modal_uuids[{modality!r}] must hold strings (or None), got {type(uuid).__name__}",
-                    param="multi_modal_uuids",
-                )
         # embeddings and media of the same uuid are different things
-        kind = f"{modality}_embeds" if isinstance(items, EmbeddingItems) else modality
-        keys: dict[str, Any] = {"modality": kind, "kwargs": kwargs, "namespace": self._namespace}
+        kind = f"{items.modality}_embeds" if isinstance(items, EmbeddingItems) else items.modality
+        keys: dict[str, Any] = {"modality": kind, "kwargs": kwargs, "namespace": self._namespace, "salt": salt}
         return [
             hash_item(items.content(i), **keys) if uuid is None else hash_uuid(uuid, **keys)
-            for i, uuid in enumerate(given)
+            for i, uuid in enumerate(uuids or [None] * len(items))
         ]
 
     # --- tensors ----------------------------------------------------------------------------------------------------
@@ -280,9 +308,11 @@ class MultiModalProcessor:
             item = self.cache.get_or_compute(identifiers[i], lambda: self._process_one(items, i, kwargs))
             return item
 
-        if self._executor is None or len(items) == 1:
-            return [process(i) for i in range(len(items))]
-        return list(self._executor.map(process, range(len(items))))
+        given = [i for i in range(len(items)) if not items.is_stored(i)]
+        run = map if self._executor is None or len(given) < 2 else self._executor.map
+        found = dict(zip(given, run(process, given), strict=True))
+        # what came as a uuid alone is looked up after them: it may be one of them
+        return [found[i] if i in found else process(i) for i in range(len(items))]
 
     def _process_one(self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]) -> tuple[MultiModalKwargsItem, int]:
         modality = items.modality
@@ -324,7 +354,7 @@ class MultiModalProcessor:
             text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
             data = ask(self.hooks, "get_dummy_mm_data", seq_len=self._seq_len, mm_counts=counts, mm_options={})
             with _adapter_at_work(f"the {modality} of get_dummy_mm_data"):
-                tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), None, None, {})
+                tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), {})
             place = feature.placeholder
             mask = place.is_embed or (True,) * place.length
             if self.limits[modality] != 0:

@@ -27,7 +27,7 @@ from corellm.errors import (
     PromptTooLongError,
 )
 from corellm_qwen_vl.processor import QwenVLProcessor
-from corellm_qwen_vl.settings import ACCEPTED, QWEN2, QWEN3
+from corellm_qwen_vl.settings import ACCEPTED, FOR_IMAGES, QWEN2, QWEN3
 from corellm_qwen_vl.tiny import make_tiny_checkpoint
 
 ARCHITECTURES = (
@@ -241,12 +241,36 @@ def test_unusual_processor_files(tmp_path: Path) -> None:
     ],
 )
 def test_arguments_that_make_no_sense(process: Process, kwargs: dict[str, Any], message: str) -> None:
-    """One clear line each, whatever the item, before anything is processed."""
+    """One clear line each, whatever item they are for, before anything is processed; others are not disturbed."""
     for text, media in ((IMAGE, {"image": picture(40, 40, 0)}), (VIDEO, {"video": clip(4, 40, 40, 0)})):
+        if text == IMAGE and kwargs.keys() <= {*ACCEPTED} - {*FOR_IMAGES}:
+            assert process(text, media, **kwargs).features[0].identifier == process(text, media).features[0].identifier
+            continue
         with pytest.raises(ProcessorKwargsError) as caught:
             process(text, media, **kwargs)
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_arguments_of_videos_are_not_images(process: Process) -> None:
+    """Another `fps` leaves the image as it is in the cache, and samples the video anew; `max_pixels` is for both.
+
+    A group is for one of them. Tokens are transformers' in any case (see the tests of processing).
+    """
+    media = {"image": picture(90, 60, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
+
+    def identifiers(**kwargs: Any) -> list[str]:
+        return [feature.identifier for feature in process(IMAGE + VIDEO, media, **kwargs).features]
+
+    image, video = identifiers()
+    other_image, slower = identifiers(fps=1)
+    assert (other_image, identifiers(videos_kwargs={"fps": 1})) == (image, [image, slower])
+    assert slower != video
+    smaller = identifiers(max_pixels=7840)
+    assert not {image, video} & {*smaller}
+    assert identifiers(images_kwargs={"max_pixels": 7840}) == [smaller[0], video]
+    with pytest.raises(ProcessorKwargsError, match="images_kwargs: 'fps' is no argument for image items"):
+        identifiers(images_kwargs={"fps": 1})
 
 
 def test_frames_that_make_no_sense(process: Process) -> None:
@@ -291,6 +315,19 @@ def test_operators_bounds(tmp_path: Path) -> None:
         assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 1
         prompt["mm_processor_kwargs"] = {"max_pixels": 784 * 9}
         assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 9
+
+
+def test_operators_groups(tmp_path: Path) -> None:
+    """Arguments of one modality bound its dummy, and no other's."""
+    path = make_tiny_checkpoint(tmp_path)
+    groups = {"images_kwargs": {"max_pixels": 784}, "videos_kwargs": {"max_frames": 2}}
+    with LLM(str(path), dtype="float32", mm_processor_kwargs=groups) as llm:
+        inputs = llm.engine.input_processor
+        most = inputs.mm_processor.profile.max_tokens
+        assert (most["image"], most["video"] > 32) == (32, True)
+        media = {"image": picture(300, 300, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
+        image, video = inputs.process({"prompt": IMAGE + VIDEO, "multi_modal_data": media}).features
+        assert (image.placeholder.length, video.data["video_grid_thw"].data[0]) == (1, 1)
 
 
 # --- limits ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ class IdentityRules(ContractRules):
     def test_identity_follows_content(self, subject: Subject) -> None:
         """Equal items have one identifier, different ones have different identifiers.
 
-        Content, size, mode, dtype, order of axes and every processor argument count; who holds the item does not.
+        Content, size, mode, dtype, order of axes and every processor argument for its modality count; who holds the
+        item does not.
         """
         for modality in subject.modalities:
             item = subject.item(modality, 1)
@@ -71,8 +72,31 @@ class IdentityRules(ContractRules):
             unlike["one sample less"] = item[:-1], {}
             unlike["half as loud"] = item / 2, {}
             unlike["rounded to half precision"] = item.astype(np.float16).astype(np.float32), {}
-        unlike |= {f"processed with {dict(kwargs)}": (item, dict(kwargs)) for kwargs in self.arguments(subject)}
+        for kwargs in self.arguments(subject):
+            if subject.processor.kwargs.resolve(kwargs)[modality]:
+                unlike[f"processed with {dict(kwargs)}"] = item, dict(kwargs)
         return unlike
+
+    def test_a_uuid_stands_in_for_its_item(self, subject: Subject) -> None:
+        """An item that was processed under a uuid need not come again: its tensors are enough to place it."""
+        for modality in subject.modalities:
+            text, media = subject.prompt([(modality, subject.item(modality, 8)), "What?"])
+            request = {"prompt": text, "multi_modal_uuids": {modality: [f"the contract's {modality}"]}}
+            with self.expecting("an item with a uuid is processed"):
+                sent = subject.inputs.process({**request, "multi_modal_data": media})
+            with self.expecting(
+                "the uuid alone is enough",
+                hook="get_prompt_updates",
+                fix="take what you need of an item from out_mm_kwargs, not from mm_items: its media may not be there",
+            ):
+                named = subject.inputs.process({**request, "multi_modal_data": {modality: None}})
+            self.require(
+                named.token_ids == sent.token_ids and named.features[0].placeholder == sent.features[0].placeholder,
+                "get_prompt_updates",
+                expected="the same tokens in the same place",
+                got="others",
+                fix="take what you need of an item from out_mm_kwargs, not from mm_items",
+            )
 
     def test_another_process_agrees(self, subject: Subject) -> None:
         """Another process gives the same identifiers, tokens and tensors; items survive the way there and back."""

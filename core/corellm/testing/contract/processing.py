@@ -153,11 +153,12 @@ class ProcessingRules(ContractRules):
         described = told(parts) + (f" with {dict(kwargs)}" if kwargs else "")
         self.require(
             got.token_ids == _ids(want),
-            "get_prompt_updates or apply_hf_processor_tokens_only",
+            "get_prompt_updates or apply_hf_processor_tokens_only" + (" or get_mm_kwargs_names" if kwargs else ""),
             expected=f"for {described}: {_ids(want)}",
             got=got.token_ids,
             fix="make each item's placeholder as long, and of the same tokens, as the processor makes it; what the "
-            "processor does beside placing items belongs into apply_hf_processor_tokens_only",
+            "processor does beside placing items belongs into apply_hf_processor_tokens_only, every argument that an "
+            "item depends on into get_mm_kwargs_names",
         )
         if not got.features:
             return

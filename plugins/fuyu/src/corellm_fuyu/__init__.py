@@ -62,7 +62,7 @@ class Fuyu:
         """As large as pictures may be: larger ones are shrunk, smaller ones have no more rows nor longer ones."""
         from transformers.image_processing_utils import get_size_dict
 
-        limit = self.context.mm_processor_kwargs.get("size", self.context.hf_processor.image_processor.size)
+        limit = self.context.kwargs_for("image").get("size", self.context.hf_processor.image_processor.size)
         size = get_size_dict(limit)
         width, height = (size.get(side, 1) for side in ("width", "height"))  # other forms are refused with the dummy
         return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height)}

@@ -129,17 +129,16 @@ class QwenVLProcessor:
         groups = 1 if video.bounds_all_frames else max(1, min(video.max_frames // step, tokens // per_frame))
         return min(groups * step, video.max_frames), *_near_square(per_frame, video.factor)
 
-    def most_tokens(self, kwargs: Mapping[str, Any], text_per_step: int) -> dict[str, int]:
-        """`{modality: tokens}` that no picture and no clip exceeds, where each temporal patch comes with text."""
-        given = check_arguments(kwargs)
-        video = self.video.of_request(given)
+    def most_tokens(self, images: Mapping[str, Any], videos: Mapping[str, Any], text_per_step: int) -> dict[str, int]:
+        """`{modality: tokens}` that no image and no video exceeds, where each temporal patch comes with text."""
+        video = self.video.of_request(check_arguments(videos))
         groups = -(-video.max_frames // video.temporal_patch_size)
         least, most = (-(-bound // video.factor**2) for bound in (video.min_pixels, video.max_pixels))
         if video.bounds_all_frames:  # five frames count as four when sizes are rounded, but become three groups
             least, most = (3 * bound // (2 * video.temporal_patch_size) + 1 for bound in (least, most))
         else:
             least, most = least * groups, most * groups
-        lower, upper = (-(-bound // self._side**2) for bound in self._image_bounds(given))
+        lower, upper = (-(-bound // self._side**2) for bound in self._image_bounds(check_arguments(images)))
         image = _most_tokens(lower, upper, groups=1)
         return {"image": image, "video": _most_tokens(least, most, groups) + groups * text_per_step}
 

@@ -76,9 +76,9 @@ class Qwen2VL:
         tokens = max(1, seq_len - 32)  # for the texts around
         if self.context.device.type == "cpu":
             tokens = min(tokens, _CPU_DUMMY_TOKENS)
-        processor, kwargs = self.context.hf_processor, self.context.mm_processor_kwargs
-        width, height = processor.largest_image(tokens, kwargs)
-        frames, wide, high = processor.largest_video(tokens, kwargs)
+        processor = self.context.hf_processor
+        width, height = processor.largest_image(tokens, self.context.kwargs_for("image"))
+        frames, wide, high = processor.largest_video(tokens, self.context.kwargs_for("video"))
         clips = dummy_videos(mm_counts.get("video", 0), width=wide, height=high, num_frames=frames)
         return {
             "image": dummy_images(mm_counts.get("image", 0), width=width, height=height),
@@ -88,7 +88,8 @@ class Qwen2VL:
     @hookimpl
     def get_mm_max_tokens_per_item(self, seq_len: int) -> Mapping[str, int]:
         """A bound, without processing anything; what would be longer than a sequence is refused."""
-        most = self.context.hf_processor.most_tokens(self.context.mm_processor_kwargs, self.text_per_step)
+        images, videos = self.context.kwargs_for("image"), self.context.kwargs_for("video")
+        most = self.context.hf_processor.most_tokens(images, videos, self.text_per_step)
         return {modality: min(tokens, seq_len) for modality, tokens in most.items()}
 
     def _token(self, modality: str) -> int:
@@ -109,6 +110,13 @@ class Qwen2VL:
         from corellm_qwen_vl.processor import QwenVLProcessor
 
         return lambda path: QwenVLProcessor.from_pretrained(path, self._video_defaults())
+
+    @hookimpl
+    def get_mm_kwargs_names(self, modality: str) -> Sequence[str]:
+        """Images have a size; how videos are sampled does not change them."""
+        from corellm_qwen_vl.settings import ACCEPTED, FOR_IMAGES
+
+        return FOR_IMAGES if modality == "image" else ACCEPTED
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,9 @@ from corellm.errors import CheckpointError, ProcessorKwargsError
 _COUNTS = ("min_pixels", "max_pixels", "num_frames", "min_frames", "max_frames", "max_video_tokens")
 _FLAGS = ("do_sample_frames", "cap_pixels_per_frame")
 ACCEPTED = tuple(sorted((*_COUNTS, *_FLAGS, "fps", "size")))
-"""The names a request's `mm_processor_kwargs` may have."""
+"""The names a request's `mm_processor_kwargs` may have; videos depend on all of them."""
+FOR_IMAGES = ("max_pixels", "min_pixels", "size")
+"""Those that images depend on."""
 
 _OUR_OWN = {"bounds_all_frames", "sampling_asked"}
 """Settings that no file has."""

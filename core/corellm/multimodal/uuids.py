@@ -1,0 +1,79 @@
+"""A request's own names for its items: `multi_modal_uuids`, one per item, in the order of the items.
+
+Knows names and counts, neither media nor caches. A name may stand in for media that were sent before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from corellm.errors import InvalidParameterError
+from corellm.multimodal.items import StoredItem
+
+Uuids: TypeAlias = Mapping[str, Sequence[str | None]]
+"""`{modality: a name or None for each item}`."""
+
+_PARAM = "multi_modal_uuids"
+_EMBEDS = "_embeds"
+
+
+def read_uuids(given: Mapping[str, Any] | None) -> Uuids:
+    """The names as lists; of one item its name alone will do. A modality with None has none.
+
+    Raises:
+        InvalidParameterError: a name is neither a string nor None, or empty.
+    """
+    uuids: dict[str, Sequence[str | None]] = {}
+    for modality, value in (given or {}).items():
+        if value is None:
+            continue
+        uuids[modality] = value if isinstance(value, (list, tuple)) else [value]
+        for uuid in uuids[modality]:
+            if uuid is not None and not isinstance(uuid, str):
+                raise InvalidParameterError(
+                    f"{_PARAM}[{modality!r}] must hold strings (or None), got {type(uuid).__name__}", param=_PARAM
+                )
+            if uuid == "":
+                raise InvalidParameterError(
+                    f"{_PARAM}[{modality!r}] holds an empty string; write None for an item without a uuid", param=_PARAM
+                )
+    return uuids
+
+
+def check_uuids(uuids: Uuids, counts: Mapping[str, int]) -> None:
+    """Hold the names against the request's items.
+
+    Raises:
+        InvalidParameterError: names of a modality that the request does not have, or more or fewer than items.
+    """
+    for modality, given in uuids.items():
+        count = counts.get(modality, 0)
+        if len(given) == count:
+            continue
+        if count:
+            problem = f"has {len(given)} ids for {count} items; write one per item, None where it has none"
+        else:
+            present = ", ".join(name for name, items in counts.items() if items) or "no items at all"
+            problem = f"names nothing: multi_modal_data has {present}"
+        raise InvalidParameterError(f"{_PARAM}[{modality!r}] {problem}", param=_PARAM)
+
+
+def mark_stored(mm_data: Any, uuids: Uuids) -> Any:
+    """`multi_modal_data` with a `StoredItem` where it has None for an item that has a name.
+
+    None under a modality's key is None for each of its items.
+    """
+    if not uuids or not isinstance(mm_data, Mapping):
+        return mm_data
+    marked = dict(mm_data)
+    for modality, names in uuids.items():
+        given = mm_data.get(modality, ())
+        if given is None and mm_data.get(modality + _EMBEDS) is None:
+            given = [None] * len(names)
+        if isinstance(given, (list, tuple)) and len(given) == len(names) and any(value is None for value in given):
+            marked[modality] = [
+                StoredItem(name) if value is None and name is not None else value
+                for value, name in zip(given, names, strict=True)
+            ]
+    return marked
