@@ -18,12 +18,13 @@ from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.sampling_params import SamplingParams
+from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
 OnError = Literal["raise", "return"]
 
 
-class LLM:
+class LLM(NotPicklable):
     r"""A loaded model that answers lists of prompts. A context manager: leaving it frees everything.
 
     Args:
@@ -153,6 +154,7 @@ class LLM:
         use_tqdm: bool,
         on_error: OnError,
     ) -> list[RequestOutput]:
+        check_process()
         if self.engine.runner is None:
             raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
         if on_error not in ("raise", "return"):

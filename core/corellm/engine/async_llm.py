@@ -21,6 +21,7 @@ from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
+from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class _Stream:
         return item
 
 
-class AsyncLLM:
+class AsyncLLM(NotPicklable):
     """A loaded model that serves many coroutines at once.
 
     Args:
@@ -157,6 +158,7 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
+        check_process()
         name = str(next(self._ids))
         stream = _Stream(f"async-{name}" if request_id is None else request_id)
         if any(other.request_id == stream.request_id for other in self._streams.values()):
@@ -248,6 +250,7 @@ class AsyncLLM:
         Raises:
             EngineDeadError: from the future, if the engine stops before.
         """
+        check_process()
         future: Future[Any] = Future()
 
         def call() -> None:

@@ -19,6 +19,7 @@ from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import collector_paused, set_up_threads
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ MAX_FAILED_STEPS = 3
 """After so many failed steps in a row the engine gives up: the fault is not a request's."""
 
 
-class LLMEngine:
+class LLMEngine(NotPicklable):
     """Serves one model.
 
     Args:
@@ -90,6 +91,7 @@ class LLMEngine:
             RequestError: the request is wrong; nothing was queued.
             RequestFailedError: its items could not be processed; nothing was queued.
         """
+        check_process()
         if self.runner is None:
             raise EngineDeadError("the engine was shut down; make a new one")
         if request_id in self.output_processor:
@@ -156,6 +158,7 @@ class LLMEngine:
         Raises:
             EngineDeadError: it was shut down, or forward passes keep failing; the engine serves nobody any more.
         """
+        check_process()
         (batch, running), self._ahead = self._ahead or self._launch(), None
         ahead = self._launch_ahead(running)
         result = self._wait(batch, running)

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from corellm.worker.own_process import claim_process
+
 
 def usable_cpus() -> int:
     """Processors this process may use: its affinity, and the container's quota if there is one."""
@@ -34,7 +36,11 @@ def set_up_threads() -> None:
 
     The waiting policy is read when the OpenMP library loads, so it takes effect only before torch's first import;
     a policy the user has set stays.
+
+    Raises:
+        OtherProcessError: in a fork of a process that has done this, torch would wait for ever.
     """
+    claim_process()
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
