@@ -91,7 +91,8 @@ class CacheConfig:
     block_size: int = 16
     """Tokens per block."""
     kv_cache_memory: int | None = None
-    """Bytes for KV blocks; None for what `gpu_memory_utilization` leaves, on the CPU for a share of what is free."""
+    """Bytes for KV blocks; None for what `gpu_memory_utilization` leaves, on the CPU for a share of what is free on the
+    machine and within its container's limit."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that may be taken: by others before, then by weights, the busiest step and KV blocks.
     CUDA graphs need some of the rest."""

@@ -11,24 +11,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from corellm.worker.control_group import granted_cpus
 from corellm.worker.own_process import claim_process
 
 
 def usable_cpus() -> int:
     """Processors this process may use: its affinity, and the container's quota if there is one."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return max(1, min(affinity, _cgroup_quota() or affinity))
-
-
-def _cgroup_quota() -> int | None:
-    """Whole processors the control group grants (cgroup v2 `cpu.max`: quota and period in microseconds)."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None  # no cgroup v2 here, so no quota of its kind
-    return None if quota == "max" else max(1, int(quota) // int(period))
+    return max(1, min(affinity, granted_cpus() or affinity))
 
 
 def set_up_threads() -> None:
