@@ -55,7 +55,8 @@ class ModelConfig:
     adapter: str | None = None
     """Distribution whose adapter to use, where several claim the architecture (`corellm-llava`)."""
     dtype: str = "auto"
-    """`auto` takes the checkpoint's; or float32, bfloat16, float16."""
+    """`auto` takes the checkpoint's, for float16 on a CPU bfloat16 or float32 (whichever the CPU is faster with); or
+    float32, bfloat16, float16."""
     device: str = "auto"
     """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None
