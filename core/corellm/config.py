@@ -73,7 +73,8 @@ class ModelConfig:
     adapter: str | None = None
     """Distribution whose adapter to use, where several claim the architecture (`corellm-llava`)."""
     dtype: str = "auto"
-    """`auto` takes the checkpoint's; or float32, bfloat16, float16."""
+    """`auto` takes the checkpoint's, for float16 on a CPU bfloat16 or float32 (whichever the CPU is faster with); or
+    float32, bfloat16, float16."""
     device: str = "auto"
     """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None
@@ -109,7 +110,8 @@ class CacheConfig:
     block_size: int = 16
     """Tokens per block."""
     kv_cache_memory: int | None = None
-    """Bytes for KV blocks; None for what `gpu_memory_utilization` leaves, on the CPU for a share of what is free."""
+    """Bytes for KV blocks; None for what `gpu_memory_utilization` leaves, on the CPU for a share of what is free on the
+    machine and within its container's limit."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that may be taken: by others before, then by weights, the busiest step and KV blocks.
     CUDA graphs need some of the rest."""

@@ -32,6 +32,7 @@
     │   ├── EncoderError                       the encoder raised
     │   └── EmbeddingCountError                embeddings returned differ from the placeholder's mask
     └── EngineDeadError                 503    the engine itself stopped; every waiting client gets this
+        └── OtherProcessError                  it is in another process: used after a fork, or pickled
 
 `status` is the HTTP status a server answers with. Messages name the thing, the value and the way out.
 This file imports nothing, so any room may use it.
@@ -245,3 +246,7 @@ class EngineDeadError(CorellmError):
     """The engine stopped; no request can be served until it is started again."""
 
     status = 503
+
+
+class OtherProcessError(EngineDeadError):
+    """The engine is in another process: it was used after a fork, or was to be pickled."""

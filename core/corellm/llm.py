@@ -26,13 +26,14 @@ from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.progress import Progress
 from corellm.prompts import split_prompts
 from corellm.sampling_params import SamplingParams, params_copy
+from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
 OnError = Literal["raise", "return"]
 _Answer = TypeVar("_Answer")
 
 
-class LLM:
+class LLM(NotPicklable):
     r"""A loaded model that answers lists of prompts. A context manager: leaving it frees everything.
 
     Args:
@@ -216,6 +217,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any],
         on_error: OnError,
     ) -> list[RequestOutput]:
+        check_process()
         if self.engine.runner is None:
             raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
         if on_error not in ("raise", "return"):

@@ -67,7 +67,7 @@ def error_tree() -> str:
     """The tree that `corellm.errors` draws in its docstring."""
     import corellm.errors
 
-    drawn = re.findall(r"^    (?:    )?(.*[A-Za-z].*)$", inspect.getdoc(corellm.errors) or "", re.MULTILINE)
+    drawn = re.findall(r"^    (.*[A-Za-z].*)$", inspect.getdoc(corellm.errors) or "", re.MULTILINE)
     return "```text\n" + "\n".join(drawn) + "\n```"
 
 

@@ -84,3 +84,29 @@ def test_where_an_error_came_from() -> None:
     with pytest.raises(IndexError) as raised:
         namespace["load"](lambda: namespace["load"](namespace["hook"]))
     assert raised_at(raised.value) == "corellm_toy/__init__.py:2"
+
+
+def test_kept_rows_hold_no_more_than_themselves() -> None:
+    """Views of a batch's output are copied, so that an item that stays does not keep the whole batch's memory."""
+    batch = torch.randn(4, 6, 8)
+    hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: batch)
+    encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"))
+    items = [feature(i, 6) for i in range(4)]
+    encoders.run(items)
+    for item, rows in zip(items, batch, strict=True):
+        kept = encoders.output(item)
+        assert torch.equal(kept, rows)
+        assert kept.untyped_storage().nbytes() == 6 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    "made", [[torch.ones(6, 8), torch.zeros(6, 8)], torch.ones(1, 6, 8)], ids=["a tensor each", "an item alone"]
+)
+def test_rows_with_memory_of_their_own_are_not_copied(made: Any) -> None:
+    """The encoder's own memory is kept where a copy would free none."""
+    hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: made)
+    encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"))
+    items = [feature(i, 6) for i in range(len(made))]
+    encoders.run(items)
+    for item, rows in zip(items, made, strict=True):
+        assert encoders.output(item).data_ptr() == rows.data_ptr()

@@ -28,6 +28,7 @@ from corellm.engine.metrics import Metric, read_metrics
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
+from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class _Stream:
         return item
 
 
-class AsyncLLM:
+class AsyncLLM(NotPicklable):
     """A loaded model that serves many coroutines at once.
 
     Args:
@@ -241,6 +242,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         arrival_time = time.monotonic()
         params = params_copy(params)
+        check_process()
         name = str(next(self._ids))
         stream = _Stream(f"async-{name}" if request_id is None else request_id, params.output_kind)
         if any(other.request_id == stream.request_id for other in self._streams.values()):
@@ -333,6 +335,7 @@ class AsyncLLM:
         Raises:
             EngineDeadError: from the future, if the engine stops before.
         """
+        check_process()
         future: Future[Any] = Future()
 
         def call() -> None:

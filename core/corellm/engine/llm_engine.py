@@ -21,6 +21,7 @@ from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import collector_paused, set_up_threads
 from corellm.worker.trace import Trace
 
@@ -30,7 +31,7 @@ MAX_FAILED_STEPS = 3
 """After so many failed steps in a row the engine gives up: the fault is not a request's."""
 
 
-class LLMEngine:
+class LLMEngine(NotPicklable):
     """Serves one model.
 
     Args:
@@ -95,6 +96,7 @@ class LLMEngine:
             RequestError: the request is wrong; nothing was queued.
             RequestFailedError: its items could not be processed; nothing was queued.
         """
+        check_process()
         if self.runner is None:
             raise EngineDeadError("the engine was shut down; make a new one")
         if request_id in self.output_processor:
@@ -162,6 +164,7 @@ class LLMEngine:
         Raises:
             EngineDeadError: it was shut down, or forward passes keep failing; the engine serves nobody any more.
         """
+        check_process()
         (batch, running), self._ahead = self._ahead or self._launch(), None
         ahead = self._launch_ahead(running)
         result = self._wait(batch, running)

@@ -40,6 +40,7 @@ from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
+from corellm.worker.rope import freeze_rope
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         )
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
     sizes = plan_sizes(config, context, bytes_per_block, memory)
+    freeze_rope(weights.language_model, sizes.max_model_len)
     if sizes.max_model_len != wanted:
         mm_processor = _make_processor(config, opened, executor, sizes.max_model_len)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):

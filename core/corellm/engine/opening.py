@@ -44,12 +44,13 @@ def open_model(config: EngineConfig) -> OpenedModel:
     tokenizer = checkpoints.load_tokenizer(
         path, ask_class(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
     )
+    device = checkpoints.resolve_device(config.model.device)
     context = ModelContext(
         model_path=path,
         hf_config=hf_config,
         tokenizer=tokenizer,
-        dtype=checkpoints.resolve_dtype(config.model.dtype, hf_config),
-        device=checkpoints.resolve_device(config.model.device),
+        dtype=checkpoints.resolve_dtype(config.model.dtype, hf_config, device),
+        device=device,
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=trusted,
     )

@@ -14,6 +14,7 @@ from corellm.hookspecs import ModelContext
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.kv_cache import choose_num_blocks
 from corellm.worker.memory import DeviceMemory
+from corellm.worker.rope import longest_len
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,9 @@ def wanted_len(config: EngineConfig, context: ModelContext) -> int:
         ConfigError: the model has not so many positions.
     """
     trained, wanted = checkpoints.default_max_model_len(context.hf_config), config.model.max_model_len
-    if wanted is not None and wanted > trained:
-        raise ConfigError(f"max_model_len={wanted} exceeds the {trained} positions the model has; lower it")
+    longest = longest_len(context.hf_config.get_text_config(), trained)
+    if wanted is not None and wanted > longest:
+        raise ConfigError(f"max_model_len={wanted} exceeds the {longest} positions the model has; lower it")
     return wanted or trained
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for

@@ -7,6 +7,7 @@ said so.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from corellm.hookspecs import ModelContext
+
+logger = logging.getLogger(__name__)
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 
@@ -158,9 +161,14 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-def resolve_dtype(name: str, hf_config: Any) -> torch.dtype:
-    """Turn `dtype="auto"` and friends into a torch dtype; auto is the checkpoint's, float32 if it does not say."""
+def resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
+    """Turn `dtype="auto"` and friends into a torch dtype; auto is the checkpoint's, float32 if it does not say.
+
+    For float16 on a CPU, which is many times slower there, auto takes bfloat16 or float32: what the CPU computes.
+    """
     import torch
+
+    from corellm.worker.devices import computes_bfloat16
 
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
@@ -168,7 +176,11 @@ def resolve_dtype(name: str, hf_config: Any) -> torch.dtype:
     for config in (hf_config, hf_config.get_text_config()):
         stated = getattr(config, "dtype", None)
         if isinstance(stated, torch.dtype) and stated.is_floating_point:
-            return stated
+            if device.type != "cpu" or stated != torch.float16:
+                return stated
+            instead = torch.bfloat16 if computes_bfloat16() else torch.float32
+            logger.warning("float16 is slow on CPUs: the checkpoint is run in %s; dtype= decides otherwise", instead)
+            return instead
     return torch.float32
 
 

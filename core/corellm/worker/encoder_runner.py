@@ -151,4 +151,9 @@ class EncoderRunner:
                     f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {self._dtype}"
                 )
         for feature, output in zip(features, converted, strict=True):
-            self._outputs[feature.identifier] = output
+            self._outputs[feature.identifier] = _in_memory_of_its_own(output)
+
+
+def _in_memory_of_its_own(rows: Tensor) -> Tensor:
+    """The same rows, copied where they are part of a larger tensor, whose memory would stay as long as they do."""
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows

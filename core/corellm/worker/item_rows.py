@@ -5,7 +5,7 @@ Knows placeholders and chunks; neither how rows are computed nor how they are wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -19,8 +19,10 @@ Embeddings: TypeAlias = Mapping[str, Sequence[tuple[MultiModalFeature, Tensor]]]
 """The item embeddings that chunks touch: `{request id: [(item, all its rows)]}`."""
 
 
-def touched(features: Iterable[MultiModalFeature], chunk: SequenceChunk) -> list[MultiModalFeature]:
-    """The items of a sequence of which its chunk needs embeddings."""
+def touched(features: Sequence[MultiModalFeature], chunk: SequenceChunk) -> list[MultiModalFeature]:
+    """The items of a sequence, in the order of their placeholders, of which its chunk needs embeddings."""
+    if not features or features[-1].placeholder.end <= chunk.start:
+        return []  # every decode: it lies behind all items, of which there may be hundreds
     end = chunk.start + chunk.num_tokens
     return [
         feature

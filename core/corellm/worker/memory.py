@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from corellm.errors import ConfigError
+from corellm.worker.control_group import free_memory
 
 _HOST_SHARE = 0.4
 """Share of the free host memory that KV blocks may take when the operator does not say."""
@@ -93,9 +94,11 @@ def release_memory() -> None:
 
 
 def _free_host_memory() -> int:
-    """Bytes of host memory that can be had without swapping."""
+    """Bytes of host memory that can be had without swapping, within the container's limit."""
+    granted = free_memory()
     with open("/proc/meminfo", encoding="ascii") as meminfo:
         for line in meminfo:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                available = int(line.split()[1]) * 1024
+                return available if granted is None else min(available, granted)
     raise ConfigError("cannot tell how much memory is free on this system; give kv_cache_memory")

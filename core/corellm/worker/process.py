@@ -1,46 +1,42 @@
 """The process as a place to compute: how many threads, that idle ones sleep, and when garbage is collected.
 
 Two OpenMP threads that spin on one core slow every operation down a thousandfold, so the count follows what this
-process may really use, and waiting threads sleep. Imports torch only inside the functions.
+process may really use, and idle threads sleep soon. Imports torch only inside the functions.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from corellm.worker.control_group import granted_cpus
+from corellm.worker.openmp import shorten_spinning
+from corellm.worker.own_process import claim_process
 
 
 def usable_cpus() -> int:
     """Processors this process may use: its affinity, and the container's quota if there is one."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return max(1, min(affinity, _cgroup_quota() or affinity))
+    return min(_affinity(), granted_cpus() or _affinity())
 
 
-def _cgroup_quota() -> int | None:
-    """Whole processors the control group grants (cgroup v2 `cpu.max`: quota and period in microseconds)."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None  # no cgroup v2 here, so no quota of its kind
-    return None if quota == "max" else max(1, int(quota) // int(period))
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def set_up_threads() -> None:
-    """Let torch use the usable processors, and let its idle threads sleep instead of spin.
+    """Let torch use the usable processors, and let its idle threads sleep soon; what the user has set stays.
 
-    The waiting policy is read when the OpenMP library loads, so it takes effect only before torch's first import;
-    a policy the user has set stays.
+    Raises:
+        OtherProcessError: in a fork of a process that has done this, torch would wait for ever.
     """
-    if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    claim_process()
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(usable_cpus())
+    shorten_spinning(_affinity())
 
 
 @contextmanager
