@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,9 +14,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
+from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestError
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.process import usable_cpus
@@ -59,6 +61,14 @@ class LLM:
         )
         self._pool = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-prompts")
         self._ids = itertools.count()
+        self._turn = threading.Lock()
+        """Held by the call that drives the engine."""
+        self._caller = 0
+        """The thread that holds it."""
+        self._unfinished: list[str] = []
+        """Requests of the call that runs, or of one whose end was interrupted."""
+        self._closed = False
+        stop_at_exit(self._stop)
 
     def __enter__(self) -> Self:
         return self
@@ -69,9 +79,34 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Free the model, the caches and the threads."""
+        """Free the model, the caches and the threads.
+
+        A call that runs in another thread ends after its step, with an `EngineDeadError`, and is waited for.
+        """
+        self._closed = True
+        if not self._is_within_call():  # else, in a signal handler, the call frees everything when it ends
+            with self._turn:
+                self._free()
+
+    def _stop(self, timeout: float) -> bool:
+        """Have the step that runs in another thread be the last one; returns whether it ended within `timeout` s."""
+        self._closed = True
+        if not self._is_within_call():
+            if not self._turn.acquire(timeout=timeout):
+                return False
+            self._turn.release()
+        return True
+
+    def _free(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
+
+    def _is_within_call(self) -> bool:
+        return self._turn.locked() and self._caller == threading.get_ident()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -153,22 +188,17 @@ class LLM:
         use_tqdm: bool,
         on_error: OnError,
     ) -> list[RequestOutput]:
-        if self.engine.runner is None:
-            raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
         if on_error not in ("raise", "return"):
             raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")
         params = _one_each(sampling_params, len(prepare))
-        ids = [f"offline-{next(self._ids)}" for _ in prepare]
-        outputs: dict[str, RequestOutput] = {}
-        try:
-            with _Progress(self.engine, len(prepare), use_tqdm) as progress:
-                for output in self._drive(ids, prepare, params):
-                    outputs[output.request_id] = output
-                    progress.update()
-        finally:
-            for request_id in set(ids) - set(outputs):  # an interrupt or a dead engine: leave nothing behind
-                self.engine.abort_request(request_id, silently=True)
-        ordered = [outputs[request_id] for request_id in ids]
+        if self._is_within_call():
+            raise RequestError(
+                "this LLM is in the middle of a call of the same thread (this one comes from a signal handler or a "
+                "callback?); ask when that has returned"
+            )
+        with self._turn:  # other threads wait here
+            self._caller = threading.get_ident()
+            ordered = self._take_turn(prepare, params, use_tqdm)
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":
             index, error = failed[0]
@@ -180,6 +210,32 @@ class LLM:
             raise error
         return ordered
 
+    def _take_turn(
+        self, prepare: Sequence[Callable[[], ProcessedPrompt]], params: Sequence[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """Complete prompts while no other call runs. Nothing is left of them when it is interrupted."""
+        ids = [f"offline-{next(self._ids)}" for _ in prepare]
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            self._check_open()
+            self._abort_unfinished()  # of a call whose end was interrupted
+            self._unfinished += ids
+            with _Progress(self.engine, len(prepare), use_tqdm) as progress:
+                for output in self._drive(ids, prepare, params):
+                    outputs[output.request_id] = output
+                    progress.update()
+            self._unfinished.clear()
+            return [outputs[request_id] for request_id in ids]
+        finally:
+            self._abort_unfinished()
+            if self._closed:
+                self._free()
+
+    def _abort_unfinished(self) -> None:
+        while self._unfinished:
+            self.engine.abort_request(self._unfinished[-1], silently=True)
+            self._unfinished.pop()
+
     def _drive(
         self, ids: Sequence[str], prepare: Sequence[Callable[[], ProcessedPrompt]], params: Sequence[SamplingParams]
     ) -> Iterable[RequestOutput]:
@@ -188,20 +244,25 @@ class LLM:
         todo = deque(zip(ids, prepare, params, strict=True))
         ready: deque[tuple[str, Future[ProcessedPrompt], SamplingParams]] = deque()
         waiting = 0
-        while todo or ready or self.engine.has_unfinished_requests():
-            while todo and len(ready) + waiting < ahead:
-                request_id, call, wanted = todo.popleft()
-                ready.append((request_id, self._pool.submit(call), wanted))
-            while ready and (ready[0][1].done() or not self.engine.has_unfinished_requests()):
-                request_id, future, wanted = ready.popleft()
-                try:
-                    self.engine.add_request(request_id, future.result(), wanted, stream=False)
-                except EngineDeadError:
-                    raise
-                except CorellmError as error:
-                    yield _failed_output(request_id, error, wanted.n)
-            yield from self.engine.step()
-            waiting = self.engine.scheduler.num_waiting
+        try:
+            while todo or ready or self.engine.has_unfinished_requests():
+                self._check_open()
+                while todo and len(ready) + waiting < ahead:
+                    request_id, call, wanted = todo.popleft()
+                    ready.append((request_id, self._pool.submit(call), wanted))
+                while ready and (ready[0][1].done() or not self.engine.has_unfinished_requests()):
+                    request_id, future, wanted = ready.popleft()
+                    try:
+                        self.engine.add_request(request_id, future.result(), wanted, stream=False)
+                    except EngineDeadError:
+                        raise
+                    except CorellmError as error:
+                        yield _failed_output(request_id, error, wanted.n)
+                yield from self.engine.step()
+                waiting = self.engine.scheduler.num_waiting
+        finally:
+            for _, future, _ in ready:  # an interrupt: nothing is prepared in vain
+                future.cancel()
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

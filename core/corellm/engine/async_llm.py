@@ -16,6 +16,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
 
+from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
@@ -40,10 +41,18 @@ class _Stream:
         self._changed = asyncio.Event()
         self._newest: RequestOutput | BaseException | None = None
 
-    def put(self, item: RequestOutput | BaseException) -> None:
-        """Called from the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+    @property
+    def is_lost(self) -> bool:
+        """Whether the event loop was closed: no coroutine will read any more."""
+        return self._loop.is_closed()
+
+    def put(self, item: RequestOutput | BaseException) -> bool:
+        """Called from any thread; returns whether there is still an event loop to take it."""
+        try:
             self._loop.call_soon_threadsafe(self._set, item)
+        except RuntimeError:  # the loop was closed
+            return False
+        return True
 
     def _set(self, item: RequestOutput | BaseException) -> None:
         if not (isinstance(self._newest, RequestOutput) and self._newest.finished):  # a final output stays
@@ -94,6 +103,7 @@ class AsyncLLM:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="corellm-engine", daemon=True)
         self._thread.start()
+        stop_at_exit(self._stop)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,18 +167,17 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
+        self._forget_lost()
         name = str(next(self._ids))
         stream = _Stream(f"async-{name}" if request_id is None else request_id)
-        if any(other.request_id == stream.request_id for other in self._streams.values()):
+        if any(other.request_id == stream.request_id for other in list(self._streams.values())):
             raise InvalidParameterError(f"request id {stream.request_id!r} is running already", param="request_id")
         self._streams[name] = stream
-        finished = False
+        finished, job = False, None
         try:
             if self._dead is not None:  # looked at after registering: dying tells everybody who is registered
                 raise EngineDeadError(str(self._dead)) from self._dead
-            pool = self._media_pool if has_media else self._text_pool
-            processed = await asyncio.get_running_loop().run_in_executor(pool, prepare)
-            self._inbox.put(partial(self._add, name, processed, params))
+            job = self._submit(partial(self._prepare, name, stream, prepare, params), has_media)
             while not finished:
                 output = await stream.get()
                 finished = output.finished
@@ -176,8 +185,34 @@ class AsyncLLM:
                     raise output.error
                 yield output
         finally:
-            del self._streams[name]
+            self._streams.pop(name, None)
             if not finished:
+                if job is not None:
+                    job.cancel()
+                self._inbox.put(partial(self.engine.abort_request, name, silently=True))
+
+    def _submit(self, job: Callable[[], None], has_media: bool) -> Future[None]:
+        try:
+            return (self._media_pool if has_media else self._text_pool).submit(job)
+        except RuntimeError as error:  # closed by another thread just now
+            raise EngineDeadError("the engine was shut down") from error
+
+    def _prepare(
+        self, name: str, stream: _Stream, prepare: Callable[[], ProcessedPrompt], params: SamplingParams | None
+    ) -> None:
+        """In a pool's thread. Not awaited: who waits for the stream also learns that the engine stops meanwhile."""
+        try:
+            processed = prepare()
+        except BaseException as error:
+            stream.put(error)
+        else:
+            self._inbox.put(partial(self._add, name, processed, params))
+
+    def _forget_lost(self) -> None:
+        """Abort the requests whose event loop was closed before they were read to their end."""
+        for name, stream in list(self._streams.items()):
+            if stream.is_lost:
+                self._streams.pop(name, None)
                 self._inbox.put(partial(self.engine.abort_request, name, silently=True))
 
     # --- in the engine's thread -------------------------------------------------------------------------------------
@@ -201,7 +236,8 @@ class AsyncLLM:
         stream = self._streams.get(output.request_id)
         if stream is not None:
             output.request_id = stream.request_id
-            stream.put(output)
+            if not stream.put(output):
+                self._forget_lost()
 
     def _run(self) -> None:
         """Take in what was asked, step, hand out; sleep when there is nothing to do."""
@@ -231,16 +267,20 @@ class AsyncLLM:
             _fail(future, error)
 
     def close(self) -> None:
-        """Stop the engine's thread, fail whoever still waits, free everything. Blocks until that is done."""
-
-        def stop() -> None:
-            self._stopping = True
-
-        self._inbox.put(stop)
-        self._thread.join()
+        """Stop the engine's thread, fail every request that is not finished, free everything. Waits for the step that
+        runs.
+        """
+        self._stop(None)
         for pool in (self._text_pool, self._media_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
+
+    def _stop(self, timeout: float | None) -> bool:
+        """Have the step that runs be the last one; returns whether it ended within `timeout` seconds."""
+        self._stopping = True
+        self._inbox.put(lambda: None)  # it may be waiting for something to do
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def call_in_engine(self, function: Callable[[LLMEngine], Any]) -> Future[Any]:
         """Run a function in the engine's thread between two steps, e.g. to read its state.
