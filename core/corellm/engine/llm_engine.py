@@ -148,6 +148,11 @@ class LLMEngine:
             self.output_processor.discard(request_id)
         return bool(finished)
 
+    @whole
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; returns False where requests still hold blocks, which is refused."""
+        return self.scheduler.blocks.reset_prefix_cache()
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do or to hand out."""
         return len(self.output_processor) > 0
