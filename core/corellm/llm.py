@@ -17,8 +17,8 @@ from typing import Any, Literal, Self
 from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestError
-from corellm.outputs import CompletionOutput, RequestOutput
+from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, PromptTooLongError, RequestError
+from corellm.outputs import CompletionOutput, FinishReason, RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.process import usable_cpus
 
@@ -282,7 +282,8 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
 
 def _failed_output(request_id: str, error: CorellmError, n: int) -> RequestOutput:
     """What a prompt that never reached the engine gives back."""
-    outputs = [CompletionOutput(index=i, finish_reason="error") for i in range(n)]
+    reason: FinishReason = "ignored" if isinstance(error, PromptTooLongError) else "error"
+    outputs = [CompletionOutput(index=i, finish_reason=reason) for i in range(n)]
     return RequestOutput(request_id, None, [], outputs, finished=True, error=error)
 
 

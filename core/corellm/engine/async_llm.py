@@ -19,6 +19,7 @@ from typing import Any, Self
 from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
+from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
@@ -95,7 +96,7 @@ class AsyncLLM:
         self._streams: dict[str, _Stream] = {}
         """By the engine's own names, which are never used again; callers' names may be."""
         self._futures: set[Future[Any]] = set()
-        # text never waits for somebody else's media to be decoded
+        # a short text never waits for another request's media to be decoded, or for a long text
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
         self._ids = itertools.count()
@@ -134,8 +135,8 @@ class AsyncLLM:
             EngineDeadError: the engine stopped.
         """
         prepare = partial(self.engine.input_processor.process, prompt)
-        has_media = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
-        async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:
+        takes_long = _takes_long(prompt)
+        async with contextlib.aclosing(self._stream(prepare, takes_long, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -148,8 +149,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation; `chat_args` as for `InputProcessor.process_chat`. Otherwise like `generate`."""
         prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
-        has_media = _has_parts(messages)
-        async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:
+        takes_long = _conversation_takes_long(messages)
+        async with contextlib.aclosing(self._stream(prepare, takes_long, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -163,7 +164,7 @@ class AsyncLLM:
     async def _stream(
         self,
         prepare: Callable[[], ProcessedPrompt],
-        has_media: bool,
+        takes_long: bool,
         params: SamplingParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -177,7 +178,7 @@ class AsyncLLM:
         try:
             if self._dead is not None:  # looked at after registering: dying tells everybody who is registered
                 raise EngineDeadError(str(self._dead)) from self._dead
-            job = self._submit(partial(self._prepare, name, stream, prepare, params), has_media)
+            job = self._submit(partial(self._prepare, name, stream, prepare, params), takes_long)
             while not finished:
                 output = await stream.get()
                 finished = output.finished
@@ -191,9 +192,9 @@ class AsyncLLM:
                     job.cancel()
                 self._inbox.put(partial(self.engine.abort_request, name, silently=True))
 
-    def _submit(self, job: Callable[[], None], has_media: bool) -> Future[None]:
+    def _submit(self, job: Callable[[], None], takes_long: bool) -> Future[None]:
         try:
-            return (self._media_pool if has_media else self._text_pool).submit(job)
+            return (self._media_pool if takes_long else self._text_pool).submit(job)
         except RuntimeError as error:  # closed by another thread just now
             raise EngineDeadError("the engine was shut down") from error
 
@@ -314,8 +315,20 @@ def _fail(future: Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _has_parts(messages: Any) -> bool:
-    """Whether a conversation may bring media: where no content is in parts there are none."""
+def _takes_long(prompt: Any) -> bool:
+    """Whether a prompt brings media, or more text than is tokenized in a moment."""
+    if isinstance(prompt, Mapping):
+        return bool(prompt.get("multi_modal_data")) or _is_long(prompt.get("prompt"))
+    return _is_long(prompt)
+
+
+def _is_long(text: Any) -> bool:
+    return isinstance(text, str) and len(text) > CHEAP_CHARACTERS
+
+
+def _conversation_takes_long(messages: Any) -> bool:
+    """Whether a conversation may bring media, or a long text: where no content is in parts there are no media."""
     if not isinstance(messages, Sequence):
         return False
-    return any(isinstance(m, Mapping) and not isinstance(m.get("content"), (str, type(None))) for m in messages)
+    contents = [m.get("content") for m in messages if isinstance(m, Mapping)]
+    return any(not isinstance(c, (str, type(None))) or _is_long(c) for c in contents)

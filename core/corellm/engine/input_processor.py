@@ -14,7 +14,16 @@ from typing import Any
 
 from corellm.config import suggestion
 from corellm.engine.text_encoder import TextEncoder
-from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
+from corellm.engine.text_limit import TextLimit
+from corellm.errors import (
+    CorellmError,
+    InvalidParameterError,
+    MultiModalError,
+    ProcessingError,
+    PromptError,
+    PromptTooLongError,
+    raised_at,
+)
 from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
 from corellm.multimodal.inputs import MultiModalFeature
@@ -69,6 +78,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
         self._encode_text = TextEncoder(tokenizer)
+        self._text_limit = TextLimit(self._encode_text.backend, max_model_len)
         self._hooks = hooks
         self._vocab_size = vocab_size
         self._embedding_size = embedding_size
@@ -133,6 +143,7 @@ class InputProcessor:
         if given is None:
             if not isinstance(fields.get("prompt"), str):
                 raise PromptError(f"prompt must be a string, got {fields.get('prompt')!r:.100}")
+            self._text_limit.check(fields["prompt"])
             encoded = self._encode(fields["prompt"], add_special_tokens=True)
             if encoded and max(encoded) >= self._embedding_size:  # a tokenizer wider than the model
                 for token in encoded:
@@ -140,6 +151,13 @@ class InputProcessor:
             return encoded
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise PromptError(f"prompt_token_ids must be a list of integers, got {given!r:.100}")
+        if (
+            len(given) > 2 * self._max_model_len + 1000
+        ):  # of those that may fit once their items are in, all are checked
+            raise PromptTooLongError(
+                f"the prompt has {len(given)} tokens, more than max_model_len={self._max_model_len}; shorten the "
+                "prompt, or raise max_model_len if the model was trained for more"
+            )
         for token in given:
             if not isinstance(token, int) or isinstance(token, bool):
                 raise PromptError(f"prompt_token_ids must be a list of integers, but holds {type(token).__name__}")
@@ -207,7 +225,9 @@ class InputProcessor:
                 normalized, lambda modality, index: self._hooks.get_placeholder_str(modality=modality, index=index)
             )
         if isinstance(chat.prompt, str):
-            return chat.prompt.replace(GUARD, ""), self.tokenize_guarded(chat.prompt), dict(chat.mm_data)
+            text = chat.prompt.replace(GUARD, "")
+            self._text_limit.check(text)
+            return text, self.tokenize_guarded(chat.prompt), dict(chat.mm_data)
         return None, chat.prompt, dict(chat.mm_data)
 
     def tokenize(self, text: str) -> list[int]:
