@@ -123,6 +123,6 @@ def _knows_everything(model: Any, vocabulary: Mapping[str, int], is_bytes: bool)
         from tokenizers.pre_tokenizers import ByteLevel
 
         return all(character in vocabulary for character in ByteLevel.alphabet())
-    if getattr(model, "byte_fallback", False):
+    if json.loads(model.__getstate__()).get("byte_fallback"):
         return all(f"<0x{value:02X}>" in vocabulary for value in range(_BYTE_CHARACTERS))
     return False
