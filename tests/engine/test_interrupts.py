@@ -20,6 +20,7 @@ import pytest
 
 import corellm.engine
 from corellm import LLM
+from corellm.cli.conversation import print_answer, stream_answer
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.outputs import RequestOutput
@@ -39,6 +40,7 @@ RECOMPUTE = Setup(
 ROOMY = Setup(max_num_seqs=5)
 CASES = [(SWAP, False), (RECOMPUTE, False), (ROOMY, True)]
 ENGINE = str(Path(corellm.engine.__file__).parent)
+DRIVERS = ("_take_turn", "_drive", "_abort_unfinished", "stream_answer", "print_answer")
 
 
 def load() -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
@@ -108,7 +110,7 @@ class Lines:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         code = frame.f_code
         # of `LLM` all that runs while it has its turn: where it takes it, Python itself never stops between two lines
-        ours = code.co_filename.startswith(ENGINE) or code.co_name in ("_take_turn", "_drive", "_abort_unfinished")
+        ours = code.co_filename.startswith(ENGINE) or code.co_name in DRIVERS
         return self._line if ours else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
@@ -202,6 +204,25 @@ def drive(engine: LLMEngine, rng: Random) -> tuple[dict[str, Any], set[str]]:
                 if output.finished:
                     ended[output.request_id] = told(output)
     return ended, texts.keys() - ended.keys()
+
+
+def test_an_answer_interrupted_at_every_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """In a conversation on the terminal: the next answer is right, and shows nothing of the interrupted one."""
+    with fake_llm(monkeypatch, ROOMY, tokenizer, runs_ahead=True) as llm:
+        (first, _, other, *_), (wish, *_) = load()
+
+        def answer(prompt: ProcessedPrompt) -> str:
+            llm.engine.reset_prefix_cache()
+            return print_answer(stream_answer(llm.engine, "answer", prompt, wish))
+
+        wanted = answer(other)
+        with Lines() as lines:
+            assert answer(first) != wanted
+        for moment in moments(lines.seen, Random(0)):
+            with Lines(at=moment), suppress(KeyboardInterrupt):
+                answer(first)
+            assert answer(other) == wanted, lines.seen[moment - 1]
+            check_idle(llm)
 
 
 def test_interrupts_of_every_moment(llm: LLM) -> None:
