@@ -268,9 +268,7 @@ class AsyncLLM:
             _fail(future, error)
 
     def close(self) -> None:
-        """Stop the engine's thread, fail every request that is not finished, free everything. Waits for the step that
-        runs.
-        """
+        """Stop the engine after the step that runs, fail every request that is not finished, free everything."""
         self._stop(None)
         for pool in (self._text_pool, self._media_pool):
             pool.shutdown(wait=False, cancel_futures=True)

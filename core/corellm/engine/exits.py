@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import time
 from collections.abc import Callable
 from weakref import WeakMethod
@@ -19,6 +20,8 @@ PATIENCE = 60.0
 
 
 _stops: set[WeakMethod[Callable[[float], bool]]] = set()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stops.clear)  # the threads stayed in the parent
 
 
 def stop_at_exit(stop: Callable[[float], bool]) -> None:
