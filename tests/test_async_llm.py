@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_a_request_arrives_before_its_prompt_is_prepared(llm: AsyncLLM, monkeypa
     begun: list[float] = []
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
-    def spy(prompt: Any) -> Any:
+    def spy(prompt: Any, **_: Any) -> Any:
         begun.append(time.monotonic())
         params.max_tokens = 1
         return process(prompt)
@@ -311,3 +312,48 @@ def test_closing_fails_those_who_wait(tiny_llava: Path) -> None:
         assert not llm._thread.is_alive()
 
     asyncio.run(main())
+
+
+def test_closing_fails_prompts_that_wait_to_be_prepared(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the prompt that a thread works on and those queued behind it, with a sentence, and at once."""
+    began, go_on = threading.Event(), threading.Event()
+    process = llm.engine.input_processor.process
+
+    def slow(prompt: Any, **_: Any) -> Any:
+        began.set()
+        go_on.wait(30)
+        return process(prompt)
+
+    async def main() -> None:
+        monkeypatch.setattr(llm.engine.input_processor, "process", slow)
+        waiting = [asyncio.ensure_future(collect(llm, "hi")) for _ in range(3)]
+        await asyncio.to_thread(began.wait, 30)
+        await asyncio.to_thread(llm.close)
+        results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+        assert all(isinstance(r, EngineDeadError) and "shut down" in str(r) for r in results), results
+        go_on.set()
+
+    asyncio.run(main())
+
+
+def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
+    """Nothing runs on that has no reader, and its id is free: while it runs, and after it finished unread."""
+    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+    def leave(params: SamplingParams) -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(anext(llm.generate("USER: a ASSISTANT:", params, request_id="mine")))
+        loop.close()
+
+    async def ask_again() -> None:
+        assert len(await collect(llm, "USER: b ASSISTANT:")) == 12
+        outputs = [o async for o in llm.generate("USER: a ASSISTANT:", GREEDY, request_id="mine")]
+        assert outputs[-1].outputs[0].finish_reason == "length"
+
+    for wanted in (params, GREEDY):
+        leave(wanted)
+        deadline = time.monotonic() + 60
+        while llm.call_in_engine(lambda engine: engine.has_unfinished_requests()).result(60):
+            assert time.monotonic() < deadline, "a request without a reader runs on"
+        asyncio.run(ask_again())
+    assert not llm._streams

@@ -7,7 +7,9 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from corellm.errors import (
     ProcessorKwargsError,
     PromptError,
     PromptTooLongError,
+    RequestError,
     RequestFailedError,
     SurplusPlaceholderError,
     UnsupportedModalityError,
@@ -878,3 +881,72 @@ def test_metrics(llm: LLM) -> None:
     assert m.num_generation_tokens == 8
     assert m.first_token_latency == m.first_token_ts - m.arrival_time == m.time_to_first_token
     assert (m.first_scheduled_time, m.first_token_time) == (m.scheduled_ts, m.first_token_ts)
+
+
+# --- threads, signals, the end ----------------------------------------------------------------------------------------
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    """Calls from several threads at once give what each gives alone."""
+    prompts = [f"USER: {word} ASSISTANT:" for word in ("a", "b", "hello", "what")]
+    wanted = [tokens(llm, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(partial(tokens, llm), prompts)) == wanted
+
+
+def test_a_call_within_a_call_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler would make it; the outer call goes on."""
+    wanted, step, refused = tokens(llm, "USER: a ASSISTANT:"), llm.engine.step, []
+
+    def stepping() -> Any:
+        if not refused:
+            with pytest.raises(RequestError, match="in the middle of a call of the same thread") as caught:
+                llm.generate("hi", GREEDY, use_tqdm=False)
+            refused.append(caught.value)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", stepping)
+    assert tokens(llm, "USER: a ASSISTANT:") == wanted
+    assert refused
+
+
+@pytest.mark.parametrize("same_thread", [True, False], ids=["signal handler", "other thread"])
+def test_closing_beside_a_call(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch, same_thread: bool) -> None:
+    """The call ends after its step with a sentence, and so does everything after it."""
+    closing = LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64)
+    step, others = closing.engine.step, ThreadPoolExecutor(1)
+    closed: list[Any] = []
+
+    def stepping() -> Any:
+        outputs = step()
+        if same_thread:
+            closing.close()
+        elif not closed:
+            closed.append(others.submit(closing.close))
+            while not closing._closed:
+                pass
+        return outputs
+
+    monkeypatch.setattr(closing.engine, "step", stepping)
+    with pytest.raises(EngineDeadError, match="this LLM is closed"):
+        tokens(closing, "hi", SamplingParams(max_tokens=50, ignore_eos=True))
+    others.shutdown()
+    assert closing.engine.runner is None
+    with pytest.raises(EngineDeadError, match="this LLM is closed"):
+        tokens(closing, "hi")
+    with pytest.raises(EngineDeadError, match="the engine was shut down"):
+        step()
+
+
+def test_a_step_that_cannot_be_launched_is_undone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception out of the worker reaches the caller as it is, and the next call is right."""
+    wanted = tokens(llm, ask())
+
+    def fail(batch: Any) -> Any:
+        raise MemoryError("no host memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.runner, "launch", fail)
+        with pytest.raises(MemoryError, match="no host memory"):
+            tokens(llm, ask())
+    assert tokens(llm, ask()) == wanted

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +20,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from corellm.absent import absent_attribute, refusing
 from corellm.absent_names import METHODS, REQUEST_ARGUMENTS
 from corellm.engine import upkeep
+from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import Metric, read_metrics
-from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
-from corellm.outputs import CompletionOutput, RequestOutput
+from corellm.errors import (
+    ConfigError,
+    CorellmError,
+    EngineDeadError,
+    InvalidParameterError,
+    PromptTooLongError,
+    RequestError,
+)
+from corellm.outputs import CompletionOutput, FinishReason, RequestOutput
 from corellm.progress import Progress
 from corellm.prompts import split_prompts
 from corellm.sampling_params import SamplingParams, params_copy
@@ -68,8 +78,17 @@ class LLM(NotPicklable):
         self.engine = LLMEngine.from_kwargs(
             model=model, dtype=dtype, max_model_len=max_model_len, adapter=adapter, **engine_args
         )
-        self._pool = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-prompts")
+        self._num_threads = usable_cpus()
+        self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="corellm-prompts")
         self._ids = itertools.count()
+        self._turn = threading.Lock()
+        """Held by the call that drives the engine."""
+        self._caller = 0
+        """The thread that holds it."""
+        self._unfinished: list[str] = []
+        """Requests of the call that runs, or of one whose end was interrupted."""
+        self._closed = False
+        stop_at_exit(self._stop)
 
     def __enter__(self) -> Self:
         return self
@@ -80,9 +99,56 @@ class LLM(NotPicklable):
         self.close()
 
     def close(self) -> None:
-        """Free the model, the caches and the threads."""
+        """Free the model, the caches and the threads.
+
+        A call that runs in another thread ends after its step, with an `EngineDeadError`, and is waited for.
+        """
+        self._closed = True
+        if not self._is_within_call():  # else, in a signal handler, the call frees everything when it ends
+            with self._turn:
+                self._free()
+
+    def _stop(self, timeout: float) -> bool:
+        """Have the step that runs in another thread be the last one; returns whether it ended within `timeout` s."""
+        self._closed = True
+        if not self._is_within_call():
+            if not self._turn.acquire(timeout=timeout):
+                return False
+            self._turn.release()
+        return True
+
+    def _free(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[LLMEngine]:
+        """The engine for this call alone: calls of other threads wait.
+
+        Raises:
+            RequestError: a call of the same thread is not over.
+            EngineDeadError: this LLM is closed.
+        """
+        if self._is_within_call():
+            raise RequestError(
+                "this LLM is in the middle of a call of the same thread (this one comes from a signal handler or a "
+                "callback?); ask when that has returned"
+            )
+        with self._turn:
+            self._caller = threading.get_ident()
+            try:
+                self._check_open()
+                yield self.engine
+            finally:
+                if self._closed:
+                    self._free()
+
+    def _is_within_call(self) -> bool:
+        return self._turn.locked() and self._caller == threading.get_ident()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -172,18 +238,21 @@ class LLM(NotPicklable):
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing done, while requests are in flight."""
-        return upkeep.reset_prefix_cache(self.engine)
+        with self._own_turn() as engine:
+            return upkeep.reset_prefix_cache(engine)
 
     def reset_mm_cache(self) -> None:
         """Forget processed items and encoder outputs."""
-        upkeep.reset_mm_cache(self.engine)
+        with self._own_turn() as engine:
+            upkeep.reset_mm_cache(engine)
 
     def apply_model(self, function: Callable[[Any], _Answer]) -> list[_Answer]:
         """Call a function with the model, an `nn.Module`; returns its answer in a list of one.
 
         A function that changes weights should be followed by `reset_prefix_cache()` and `reset_mm_cache()`.
         """
-        return upkeep.apply_model(self.engine, function)
+        with self._own_turn() as engine:
+            return upkeep.apply_model(engine, function)
 
     def get_metrics(self) -> list[Metric]:
         """What the engine has counted: objects with `name` and `value`."""
@@ -198,7 +267,8 @@ class LLM(NotPicklable):
         Raises:
             InvalidParameterError: one is running in this process already, or the file cannot be there.
         """
-        upkeep.start_profile(self.engine, trace_file)
+        with self._own_turn() as engine:
+            upkeep.start_profile(engine, trace_file)
 
     def stop_profile(self) -> Path:
         """End the trace and write it; returns its file, which <https://ui.perfetto.dev> shows.
@@ -206,7 +276,8 @@ class LLM(NotPicklable):
         Raises:
             InvalidParameterError: none is running, or another thread began it.
         """
-        return upkeep.stop_profile(self.engine)
+        with self._own_turn() as engine:
+            return upkeep.stop_profile(engine)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -218,8 +289,6 @@ class LLM(NotPicklable):
         on_error: OnError,
     ) -> list[RequestOutput]:
         check_process()
-        if self.engine.runner is None:
-            raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
         if on_error not in ("raise", "return"):
             raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")
         if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
@@ -227,17 +296,8 @@ class LLM(NotPicklable):
                 f"use_tqdm must be True, False or what makes a progress bar, got {use_tqdm!r:.100}", param="use_tqdm"
             )
         params = _one_each(sampling_params, len(prepare))
-        ids = [f"offline-{next(self._ids)}" for _ in prepare]
-        outputs: dict[str, RequestOutput] = {}
-        try:
-            with Progress(self.engine, len(prepare), use_tqdm) as progress:
-                for output in self._drive(ids, prepare, params):
-                    outputs[output.request_id] = output
-                    progress.update()
-        finally:
-            for request_id in set(ids) - set(outputs):  # an interrupt or a dead engine: leave nothing behind
-                self.engine.abort_request(request_id, silently=True)
-        ordered = [outputs[request_id] for request_id in ids]
+        with self._own_turn():
+            ordered = self._complete(prepare, params, use_tqdm)
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":
             index, error = failed[0]
@@ -249,28 +309,59 @@ class LLM(NotPicklable):
             raise error
         return ordered
 
+    def _complete(
+        self,
+        prepare: Sequence[Callable[[], ProcessedPrompt]],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[RequestOutput]:
+        """Complete prompts, in this call's turn. Nothing is left of them when it is interrupted."""
+        ids = [f"offline-{next(self._ids)}" for _ in prepare]
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            self._abort_unfinished()  # of a call whose end was interrupted
+            self._unfinished += ids
+            with Progress(self.engine, len(prepare), use_tqdm) as progress:
+                for output in self._drive(ids, prepare, params):
+                    outputs[output.request_id] = output
+                    progress.update()
+            self._unfinished.clear()
+            return [outputs[request_id] for request_id in ids]
+        finally:
+            self._abort_unfinished()
+
+    def _abort_unfinished(self) -> None:
+        while self._unfinished:
+            self.engine.abort_request(self._unfinished[-1], silently=True)
+            self._unfinished.pop()
+
     def _drive(
         self, ids: Sequence[str], prepare: Sequence[Callable[[], ProcessedPrompt]], params: Sequence[SamplingParams]
     ) -> Iterable[RequestOutput]:
         """Feed prompts to the engine as they are ready, in order, a bounded number ahead, and step it."""
-        ahead = 2 * usable_cpus() + self.engine.scheduler.max_num_seqs
+        ahead = 2 * self._num_threads + self.engine.scheduler.max_num_seqs
         todo = deque(zip(ids, prepare, params, strict=True))
         ready: deque[tuple[str, Future[ProcessedPrompt], SamplingParams]] = deque()
         waiting = 0
-        while todo or ready or self.engine.has_unfinished_requests():
-            while todo and len(ready) + waiting < ahead:
-                request_id, call, wanted = todo.popleft()
-                ready.append((request_id, self._pool.submit(call), wanted))
-            while ready and (ready[0][1].done() or not self.engine.has_unfinished_requests()):
-                request_id, future, wanted = ready.popleft()
-                try:
-                    self.engine.add_request(request_id, future.result(), wanted, stream=False)
-                except EngineDeadError:
-                    raise
-                except CorellmError as error:
-                    yield _failed_output(request_id, error, wanted.n)
-            yield from self.engine.step()
-            waiting = self.engine.scheduler.num_waiting
+        try:
+            while todo or ready or self.engine.has_unfinished_requests():
+                self._check_open()
+                while todo and len(ready) + waiting < ahead:
+                    request_id, call, wanted = todo.popleft()
+                    ready.append((request_id, self._pool.submit(call), wanted))
+                while ready and (ready[0][1].done() or not self.engine.has_unfinished_requests()):
+                    request_id, future, wanted = ready.popleft()
+                    try:
+                        self.engine.add_request(request_id, future.result(), wanted, stream=False)
+                    except EngineDeadError:
+                        raise
+                    except CorellmError as error:
+                        yield _failed_output(request_id, error, wanted.n)
+                yield from self.engine.step()
+                waiting = self.engine.scheduler.num_waiting
+        finally:
+            for _, future, _ in ready:  # an interrupt: nothing is prepared in vain
+                future.cancel()
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -301,5 +392,6 @@ def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int | None]
 
 def _failed_output(request_id: str, error: CorellmError, n: int) -> RequestOutput:
     """What a prompt that never reached the engine gives back."""
-    outputs = [CompletionOutput(index=i, finish_reason="error") for i in range(n)]
+    reason: FinishReason = "ignored" if isinstance(error, PromptTooLongError) else "error"
+    outputs = [CompletionOutput(index=i, finish_reason=reason) for i in range(n)]
     return RequestOutput(request_id, None, [], outputs, finished=True, error=error)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
+from zlib import crc32
 
 from corellm.engine.request import Request
 from corellm.errors import EncoderError, RequestFailedError
@@ -66,7 +67,7 @@ def embedding_at(features: Sequence[MultiModalFeature], position: int) -> tuple[
 
 def next_kv(before: int | None, token: int, embedding: tuple[str, int] | None) -> int:
     """The KV of a token after the KV of the one before it."""
-    return hash((before, token if embedding is None else embedding)) & 0x7FFFFFFF
+    return crc32(repr((before, token if embedding is None else embedding)).encode())  # `hash` differs by process
 
 
 def token_after(kv: int) -> int:
@@ -131,6 +132,12 @@ class FakeWorker:
             else:
                 self._compute(chunk, result)
         return result
+
+    def forget(self) -> None:
+        """Drop every sequence and encoder output; what is in the blocks stays there."""
+        self.sequences.clear()
+        self._histories.clear()
+        self.encoder_outputs.clear()
 
     def execute_ahead(self, batch: ScheduledBatch, before: StepResult) -> StepResult:
         """Run a step that was scheduled before the results of the last one, `before`, were taken in."""

@@ -5,7 +5,6 @@ A wrong message or file costs that message, never the conversation. Knows the en
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,9 +36,10 @@ def stream_answer(engine: LLMEngine, name: str, prompt: Any, params: SamplingPar
     Raises:
         CorellmError: the request failed.
     """
-    engine.add_request(name, prompt, params)
     shown = 0
+    engine.abort_request(name, silently=True)  # the one before, if its end was interrupted
     try:
+        engine.add_request(name, prompt, params)
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.error is not None:
@@ -86,7 +86,6 @@ class Conversation:
         self._engine, self._params, self._name, self._system = engine, params, name, system
         self._history = system_message(system)
         self._pending = list(media)
-        self._ids = itertools.count()
 
     def run(self) -> int:
         """Talk until the end of input."""
@@ -94,15 +93,14 @@ class Conversation:
         while True:
             try:
                 line = input("> ").strip()
+                if line in ("/exit", "/quit"):
+                    return 0
+                self._handle(line)
             except EOFError:
                 print()
                 return 0
             except KeyboardInterrupt:
                 print("\n(/exit leaves)")
-                continue
-            if line in ("/exit", "/quit"):
-                return 0
-            self._handle(line)
 
     def _handle(self, line: str) -> None:
         command, _, argument = line.partition(" ")
@@ -130,7 +128,7 @@ class Conversation:
         message = user_message(text, media)
         try:
             processed = self._engine.input_processor.process_chat([*self._history, message])
-            answer = print_answer(stream_answer(self._engine, f"turn-{next(self._ids)}", processed, self._params))
+            answer = print_answer(stream_answer(self._engine, "answer", processed, self._params))
         except KeyboardInterrupt:
             print("  (stopped)")
         except PromptTooLongError as error:

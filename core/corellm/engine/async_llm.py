@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from corellm.absent import absent_attribute, refusing
 from corellm.absent_names import METHODS, REQUEST_ARGUMENTS
 from corellm.engine import upkeep
+from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import Metric, read_metrics
+from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
@@ -51,10 +53,18 @@ class _Stream:
         self._changed = asyncio.Event()
         self._newest: RequestOutput | BaseException | None = None
 
-    def put(self, item: RequestOutput | BaseException) -> None:
-        """Called from the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+    @property
+    def is_lost(self) -> bool:
+        """Whether the event loop was closed: no coroutine will read any more."""
+        return self._loop.is_closed()
+
+    def put(self, item: RequestOutput | BaseException) -> bool:
+        """Called from any thread; returns whether there is still an event loop to take it."""
+        try:
             self._loop.call_soon_threadsafe(self._set, item)
+        except RuntimeError:  # the loop was closed
+            return False
+        return True
 
     def _set(self, item: RequestOutput | BaseException) -> None:
         newest = self._newest if isinstance(self._newest, RequestOutput) else None
@@ -102,7 +112,7 @@ class AsyncLLM(NotPicklable):
         self._streams: dict[str, _Stream] = {}
         """By the engine's own names, which are never used again; callers' names may be."""
         self._futures: set[Future[Any]] = set()
-        # text never waits for somebody else's media to be decoded
+        # a short text never waits for another request's media to be decoded, or for a long text
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
         self._ids = itertools.count()
@@ -110,6 +120,7 @@ class AsyncLLM(NotPicklable):
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="corellm-engine", daemon=True)
         self._thread.start()
+        stop_at_exit(self._stop)
 
     async def __aenter__(self) -> Self:
         return self
@@ -175,8 +186,8 @@ class AsyncLLM(NotPicklable):
             EngineDeadError: the engine stopped.
         """
         prepare = partial(self.engine.input_processor.process, prompt, priority=priority)
-        has_media = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
-        async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:
+        takes_long = _takes_long(prompt)
+        async with contextlib.aclosing(self._stream(prepare, takes_long, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -190,8 +201,8 @@ class AsyncLLM(NotPicklable):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation; `chat_args` as for `InputProcessor.process_chat`. Otherwise like `generate`."""
         prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
-        has_media = _has_parts(messages)
-        async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:
+        takes_long = _conversation_takes_long(messages)
+        async with contextlib.aclosing(self._stream(prepare, takes_long, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -236,25 +247,25 @@ class AsyncLLM(NotPicklable):
     async def _stream(
         self,
         prepare: Callable[[], ProcessedPrompt],
-        has_media: bool,
+        takes_long: bool,
         params: SamplingParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         arrival_time = time.monotonic()
         params = params_copy(params)
         check_process()
+        self._forget_lost()
         name = str(next(self._ids))
         stream = _Stream(f"async-{name}" if request_id is None else request_id, params.output_kind)
-        if any(other.request_id == stream.request_id for other in self._streams.values()):
+        if any(other.request_id == stream.request_id for other in list(self._streams.values())):
             raise InvalidParameterError(f"request id {stream.request_id!r} is running already", param="request_id")
         self._streams[name] = stream
-        finished = False
+        finished, job = False, None
         try:
             if self._dead is not None:  # looked at after registering: dying tells everybody who is registered
                 raise EngineDeadError(str(self._dead)) from self._dead
-            pool = self._media_pool if has_media else self._text_pool
-            processed = await asyncio.get_running_loop().run_in_executor(pool, prepare)
-            self._inbox.put(partial(self._add, name, processed, params, arrival_time))
+            add = partial(self._add, name, params=params, arrival_time=arrival_time)
+            job = self._submit(partial(self._prepare, stream, prepare, add), takes_long)
             while not finished:
                 output = await stream.get()
                 finished = output.finished
@@ -262,8 +273,34 @@ class AsyncLLM(NotPicklable):
                     raise output.error
                 yield output
         finally:
-            del self._streams[name]
+            self._streams.pop(name, None)
             if not finished:
+                if job is not None:
+                    job.cancel()
+                self._inbox.put(partial(self.engine.abort_request, name, silently=True))
+
+    def _submit(self, job: Callable[[], None], takes_long: bool) -> Future[None]:
+        try:
+            return (self._media_pool if takes_long else self._text_pool).submit(job)
+        except RuntimeError as error:  # closed by another thread just now
+            raise EngineDeadError("the engine was shut down") from error
+
+    def _prepare(
+        self, stream: _Stream, prepare: Callable[[], ProcessedPrompt], add: Callable[[ProcessedPrompt], None]
+    ) -> None:
+        """In a pool's thread. Not awaited: who waits for the stream also learns that the engine stops meanwhile."""
+        try:
+            processed = prepare()
+        except BaseException as error:
+            stream.put(error)
+        else:
+            self._inbox.put(partial(add, processed))
+
+    def _forget_lost(self) -> None:
+        """Abort the requests whose event loop was closed before they were read to their end."""
+        for name, stream in list(self._streams.items()):
+            if stream.is_lost:
+                self._streams.pop(name, None)
                 self._inbox.put(partial(self.engine.abort_request, name, silently=True))
 
     # --- in the engine's thread -------------------------------------------------------------------------------------
@@ -287,7 +324,8 @@ class AsyncLLM(NotPicklable):
         stream = self._streams.get(output.request_id)
         if stream is not None:
             output.request_id = stream.request_id
-            stream.put(output)
+            if not stream.put(output):
+                self._forget_lost()
 
     def _run(self) -> None:
         """Take in what was asked, step, hand out; sleep when there is nothing to do."""
@@ -318,16 +356,18 @@ class AsyncLLM(NotPicklable):
             _fail(future, error)
 
     def close(self) -> None:
-        """Stop the engine's thread, fail whoever still waits, free everything. Blocks until that is done."""
-
-        def stop() -> None:
-            self._stopping = True
-
-        self._inbox.put(stop)
-        self._thread.join()
+        """Stop the engine after the step that runs, fail every request that is not finished, free everything."""
+        self._stop(None)
         for pool in (self._text_pool, self._media_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
+
+    def _stop(self, timeout: float | None) -> bool:
+        """Have the step that runs be the last one; returns whether it ended within `timeout` seconds."""
+        self._stopping = True
+        self._inbox.put(lambda: None)  # it may be waiting for something to do
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def call_in_engine(self, function: Callable[[LLMEngine], Any]) -> Future[Any]:
         """Run a function in the engine's thread between two steps, e.g. to read its state.
@@ -362,8 +402,20 @@ def _fail(future: Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _has_parts(messages: Any) -> bool:
-    """Whether a conversation may bring media: where no content is in parts there are none."""
+def _takes_long(prompt: Any) -> bool:
+    """Whether a prompt brings media, or more text than is tokenized in a moment."""
+    if isinstance(prompt, Mapping):
+        return bool(prompt.get("multi_modal_data")) or _is_long(prompt.get("prompt"))
+    return _is_long(prompt)
+
+
+def _is_long(text: Any) -> bool:
+    return isinstance(text, str) and len(text) > CHEAP_CHARACTERS
+
+
+def _conversation_takes_long(messages: Any) -> bool:
+    """Whether a conversation may bring media, or a long text: where no content is in parts there are no media."""
     if not isinstance(messages, Sequence):
         return False
-    return any(isinstance(m, Mapping) and not isinstance(m.get("content"), (str, type(None))) for m in messages)
+    contents = [m.get("content") for m in messages if isinstance(m, Mapping)]
+    return any(not isinstance(c, (str, type(None))) or _is_long(c) for c in contents)

@@ -115,6 +115,12 @@ class BlockManager:
         self._release_table(request.request_id)
         self._host_free.extend(reversed(self._host_tables.pop(request.request_id, ())))
 
+    def free_all(self) -> None:
+        """Give back everything that all requests hold; what is cached stays. Right also after an interrupted change."""
+        self._pool.release_all()
+        self._tables, self._num_registered, self._host_tables = {}, {}, {}
+        self._host_free = list(range(self.num_host_blocks - 1, -1, -1))
+
     def swap_out(self, request: Request) -> list[tuple[int, int]] | None:
         """Move a request's computed blocks to the host; its device blocks are free for this step's computation.
 

@@ -76,6 +76,22 @@ class BlockPool:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
+    def release_all(self) -> None:
+        """Drop every reference; registered prefixes stay. Right also where a change of the pool was interrupted.
+
+        What a block holds is known only where hash to block and block to hash agree.
+        """
+        registered = {block: key for key, block in self._block_of.items() if self._hash_of[block] == key}
+        blocks = range(len(self._hash_of) - 1, 0, -1)
+        oldest_first = dict.fromkeys(
+            block for block in (*self._evictable, *reversed(registered)) if block in registered
+        )
+        self._references = [0] * len(self._hash_of)
+        self._hash_of = [registered.get(block) for block in range(len(self._hash_of))]
+        self._block_of = {key: block for block, key in registered.items()}
+        self._blank = [block for block in blocks if block not in registered]
+        self._evictable = OrderedDict.fromkeys(oldest_first)
+
     def forget_all(self) -> None:
         """Forget every registered prefix; used blocks stay with their users, unregistered."""
         self._blank.extend(self._evictable)

@@ -103,6 +103,12 @@ class EncoderCache:
         for identifier in tuple(self._unreferenced):
             self._drop(identifier)
 
+    def clear(self) -> None:
+        """Forget every item and who needs it. Right also after an interrupted change; the worker drops its outputs."""
+        self._entries, self._held, self._freed = {}, {}, []
+        self._unreferenced = OrderedDict()
+        self._used_embeds = self._referenced_embeds = 0
+
     def take_freed(self) -> list[str]:
         """Identifiers dropped since the last call: the worker drops their embeddings before it encodes new ones."""
         freed, self._freed = self._freed, []

@@ -6,7 +6,7 @@ threads; knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,16 @@ from corellm.absent_names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
 from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
 from corellm.engine.text_encoder import TextEncoder
-from corellm.errors import CorellmError, InvalidParameterError, MultiModalError, ProcessingError, PromptError, raised_at
+from corellm.engine.text_limit import TextLimit
+from corellm.errors import (
+    CorellmError,
+    InvalidParameterError,
+    MultiModalError,
+    ProcessingError,
+    PromptError,
+    PromptTooLongError,
+    raised_at,
+)
 from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
 from corellm.multimodal.inputs import MultiModalFeature
@@ -75,6 +84,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
         self._encode_text = TextEncoder(tokenizer)
+        self._text_limit = TextLimit(self._encode_text.backend, max_model_len)
         self._hooks = hooks
         self._vocab_size = vocab_size
         self._embedding_size = embedding_size
@@ -166,11 +176,17 @@ class InputProcessor:
         if given is None:
             if not isinstance(fields.get("prompt"), str):
                 raise PromptError(f"prompt must be a string, got {fields.get('prompt')!r:.100}")
+            self._text_limit.check(fields["prompt"])
             encoded = self._encode(fields["prompt"], add_special_tokens=True)
             if encoded and max(encoded) >= self._embedding_size:  # a tokenizer wider than the model
                 for token in encoded:
                     self._check_token(token)
             return encoded
+        if isinstance(given, Sized) and len(given) > 2 * self._max_model_len + 1000:  # whatever its items become
+            raise PromptTooLongError(
+                f"the prompt has {len(given)} tokens, more than max_model_len={self._max_model_len}; shorten the "
+                "prompt, or raise max_model_len if the model was trained for more"
+            )
         token_ids = plain_token_ids(given)
         for token in token_ids:
             self._check_token(token)
@@ -238,7 +254,9 @@ class InputProcessor:
                 normalized, lambda modality, index: self._hooks.get_placeholder_str(modality=modality, index=index)
             )
         if isinstance(chat.prompt, str):
-            return chat.prompt.replace(GUARD, ""), self.tokenize_guarded(chat.prompt), dict(chat.mm_data)
+            text = chat.prompt.replace(GUARD, "")
+            self._text_limit.check(text)
+            return text, self.tokenize_guarded(chat.prompt), dict(chat.mm_data)
         return None, chat.prompt, dict(chat.mm_data)
 
     def tokenize(self, text: str) -> list[int]:

@@ -1,7 +1,7 @@
 """The engine: requests in, one step at a time, outputs out. What the offline API and the server both drive.
 
 Not thread-safe: one thread adds, steps and aborts (`AsyncLLM` does that for asyncio). Preparing prompts
-(`input_processor`) may happen in any thread.
+(`input_processor`) may happen in any thread. An interrupt may come anywhere: see `whole`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.truncation import truncated
+from corellm.engine.whole import whole
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
@@ -64,6 +65,8 @@ class LLMEngine(NotPicklable):
         """What `upkeep.start_profile` began."""
         self._ids = itertools.count()
         self._failed_steps = 0
+        self.is_whole = True
+        """Whether no call was cut short; else `restore` comes first (see `whole`)."""
         self._ahead: tuple[ScheduledBatch, Any] | None = None
         """The step after the last one, if it was handed to the device already."""
 
@@ -126,12 +129,23 @@ class LLMEngine(NotPicklable):
             for index in range(params.n)
         ]
         kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
-        self.output_processor.add(request_id, processed.text, requests, kind=kind, queued_ts=queued_ts)
+        self._enqueue(request_id, processed, requests, kind, queued_ts)
+
+    @whole
+    def _enqueue(
+        self,
+        request_id: str,
+        processed: ProcessedPrompt,
+        requests: list[Request],
+        kind: RequestOutputKind,
+        queued_ts: float,
+    ) -> None:
         for request in requests:
             self.scheduler.add_request(request)
-        self.output_processor.finish_outside_step(r for r in requests if r.status.is_finished)
+        self.output_processor.add(request_id, processed.text, requests, kind=kind, queued_ts=queued_ts)
         self.num_prompt_tokens += len(processed.token_ids)
 
+    @whole
     def abort_request(self, request_id: str, *, silently: bool = False) -> bool:
         """End a request now, in whatever state it is.
 
@@ -149,14 +163,22 @@ class LLMEngine(NotPicklable):
             self.output_processor.discard(request_id)
         return bool(finished)
 
+    @whole
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; returns False where requests still hold blocks, which is refused."""
+        return self.scheduler.blocks.reset_prefix_cache()
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do or to hand out."""
-        return self.output_processor.has_pending or self.scheduler.has_unfinished_requests()
+        return len(self.output_processor) > 0
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
+    @whole
     def step(self) -> list[RequestOutput]:
         """Run everything the scheduler picks through the model once.
+
+        If it is interrupted, it has not happened: no request is lost, and the next step does it again.
 
         Returns:
             Outputs of the requests that got a token or ended.
@@ -165,17 +187,18 @@ class LLMEngine(NotPicklable):
             EngineDeadError: it was shut down, or forward passes keep failing; the engine serves nobody any more.
         """
         check_process()
+        if self.runner is None:
+            raise EngineDeadError("the engine was shut down; make a new one")
         (batch, running), self._ahead = self._ahead or self._launch(), None
-        ahead = self._launch_ahead(running)
+        self._ahead = self._launch_ahead(running)
         result = self._wait(batch, running)
         changed = self.scheduler.update(batch, result)
-        self._ahead = ahead  # not before the update: if that is interrupted, neither step has happened
-        self.num_generated_tokens += sum(request.request_id in result.sampled for request in changed)
-        outputs, stopped = self.output_processor.process(changed, batch, result)
+        stopped = self.output_processor.process(changed, batch, result)
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
+        self.num_generated_tokens += sum(request.request_id in result.sampled for request in changed)
         if not self.scheduler.has_unfinished_requests():
             self._settle()
-        return outputs
+        return self.output_processor.take_pending()
 
     def _launch(self) -> tuple[ScheduledBatch, Any]:
         batch = self.scheduler.schedule()
@@ -215,6 +238,14 @@ class LLMEngine(NotPicklable):
             self._ahead = None
             self.scheduler.update(batch, running.wait())
         self.runner.execute(self.scheduler.schedule())
+
+    def restore(self) -> None:
+        """Put the state in order after a call that was cut short: everything is computed again that is not cached."""
+        self._ahead = None
+        self.scheduler.restart(self.output_processor.rewind())
+        if self.runner is not None:
+            self.runner.forget()
+        self.is_whole = True
 
     def shutdown(self) -> None:
         """Free the model and the caches. The engine cannot be used after."""

@@ -91,6 +91,8 @@ class GrowingCompletion:
     output: CompletionOutput
     detokenizer: IncrementalDetokenizer | None
     stop: StopStringMatcher | None
+    num_taken: int = 0
+    """Tokens that were taken in whole, without ending it: what is beyond belongs to a step that was interrupted."""
     _given_characters: int = 0
     """Of the text, handed out as deltas."""
     _given_tokens: int = 0

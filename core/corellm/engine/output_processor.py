@@ -16,8 +16,8 @@ from corellm.engine.output_group import GrowingCompletion, OutputGroup
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.stop_strings import StopStringMatcher
 from corellm.engine.token_texts import TokenTexts
-from corellm.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from corellm.sampling_params import RequestOutputKind
+from corellm.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
 
 
@@ -34,32 +34,34 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether there is something to hand out that no step is needed for."""
-        return bool(self._pending)
+    def __len__(self) -> int:
+        """How many callers' requests have not been handed out to their end."""
+        return len(self._groups)
 
     def add(
         self, request_id: str, prompt: str | None, requests: list[Request], *, kind: RequestOutputKind, queued_ts: float
     ) -> None:
-        """Take over a caller's request, run as one engine request per completion."""
+        """Take over a caller's request, run as one engine request per completion; some may be refused already."""
         metrics = RequestMetrics(requests[0].arrival_time, queued_ts)
         group = OutputGroup(request_id, prompt, kind, requests, metrics)
         for index, request in enumerate(requests):
-            completion = self._completion(group, request, index)
+            params = request.sampling_params
+            output = CompletionOutput(
+                index=index,
+                logprobs=None if params.logprobs is None else [],
+                cumulative_logprob=None if params.logprobs is None else 0.0,
+            )
+            completion = GrowingCompletion(group, request, output, *self._text_state(request))
             group.completions.append(completion)
             self._completions[request.request_id] = completion
-        self._groups[request_id] = group
+        self.finish_outside_step(request for request in requests if request.status.is_finished)
+        self._groups[request_id] = group  # from here on it counts
 
-    def _completion(self, group: OutputGroup, request: Request, index: int) -> GrowingCompletion:
+    def _text_state(self, request: Request) -> tuple[IncrementalDetokenizer | None, StopStringMatcher | None]:
+        """What turns a request's tokens into text, before its first token."""
         params = request.sampling_params
-        output = CompletionOutput(
-            index=index,
-            logprobs=None if params.logprobs is None else [],
-            cumulative_logprob=None if params.logprobs is None else 0.0,
-        )
         if not params.detokenize:
-            return GrowingCompletion(group, request, output, None, None)
+            return None, None
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
             request.prompt_token_ids,
@@ -71,7 +73,7 @@ class OutputProcessor:
             stop = StopStringMatcher(
                 params.stop, include=params.include_stop_str_in_output, left_out=detokenizer.left_out_texts
             )
-        return GrowingCompletion(group, request, output, detokenizer, stop)
+        return detokenizer, stop
 
     def engine_request_ids(self, request_id: str) -> list[str]:
         """The engine requests of a caller's request; none if it is not running."""
@@ -87,18 +89,15 @@ class OutputProcessor:
 
     # --- after a step -----------------------------------------------------------------------------------------------
 
-    def process(
-        self, changed: Iterable[Request], batch: ScheduledBatch, result: StepResult
-    ) -> tuple[list[RequestOutput], list[str]]:
-        """Take in a step's results.
+    def process(self, changed: Iterable[Request], batch: ScheduledBatch, result: StepResult) -> list[str]:
+        """Take in a step's results; `take_pending` hands out what came of them.
 
         Args:
             changed: requests that got a token or finished.
             batch, result: of the step.
 
         Returns:
-            The outputs to hand out, as the requests' `RequestOutputKind`s say, and the engine requests that a stop
-            string ended.
+            The engine requests that a stop string ended.
         """
         now = time.monotonic()
         self._take_prompt_logprobs(batch, result)
@@ -114,16 +113,17 @@ class OutputProcessor:
                 self._finish(completion, now)
             elif completion.output.stop_reason is not None:  # a stop string
                 stopped.append(request.request_id)
-                completion.output.finish_reason = "stop"
                 self._finish(completion, now)
+            else:
+                completion.num_taken = len(completion.output.token_ids)
             self._pending[completion.group.request_id] = completion.group
-        return self.take_pending(), stopped
+        return stopped
 
     def take_pending(self) -> list[RequestOutput]:
-        """Hand out what is due."""
+        """Hand out what is due, as the requests' `RequestOutputKind`s say."""
         due = [group for group in self._pending.values() if group.is_due]
-        self._pending.clear()
         outputs = [group.take() for group in due]
+        self._pending.clear()
         for group in due:
             if group.finished:
                 self._groups.pop(group.request_id, None)
@@ -145,37 +145,31 @@ class OutputProcessor:
         ended_by_token = request.status is RequestStatus.FINISHED_STOPPED
         if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
             return
-        new_text = completion.detokenizer.append(token)
-        if completion.stop is None:
-            output.text += new_text
-        elif len(output.token_ids) < params.min_tokens:
-            output.text += completion.stop.skip(new_text)
-        else:
-            left_out = completion.detokenizer.left_out_text(token)
-            output.text += completion.stop.append(new_text or left_out, left_out=bool(left_out))
+        output.text += _text_of(token, len(output.token_ids), params, completion.detokenizer, completion.stop)
+        if completion.stop is not None:
             output.stop_reason = completion.stop.matched
 
     def _finish(self, completion: GrowingCompletion, now: float) -> None:
-        output, request = completion.output, completion.request
-        self._completions.pop(request.request_id, None)
+        """End a completion. It counts as ended once it has a finish reason; what comes after only adds to it."""
+        output, request, tail = completion.output, completion.request, ""
         if completion.detokenizer is not None and output.stop_reason is None:
             tail = completion.detokenizer.finish()
-            if tail and output.logprobs:
-                _extend_last_text(output, completion.detokenizer, tail)
             if completion.stop is None:
                 output.text += tail
             else:
                 output.text += completion.stop.append(tail) + completion.stop.flush()
                 output.stop_reason = completion.stop.matched
-        if output.finish_reason is None:
-            output.finish_reason = "stop" if output.stop_reason is not None else request.finish_reason
+        finish_reason: FinishReason | None = "stop" if output.stop_reason is not None else request.finish_reason
         if output.stop_reason is None:
             output.stop_reason = request.stop_reason
         group = completion.group
         group.error = group.error or request.error
+        group.metrics.finished_time = now  # of its last completion, in the end
+        output.finish_reason = finish_reason
+        if tail and output.logprobs and completion.detokenizer is not None:
+            _extend_last_text(output, completion.detokenizer, tail)
         group.metrics.num_preemptions += request.num_preemptions
-        if group.finished:
-            group.metrics.finished_time = now
+        self._completions.pop(request.request_id, None)
         self._pending[group.request_id] = group
 
     def finish_outside_step(self, requests: Iterable[Request]) -> None:
@@ -185,6 +179,42 @@ class OutputProcessor:
             completion = self._completions.get(request.request_id)
             if completion is not None:
                 self._finish(completion, now)
+
+    # --- after an interrupt -----------------------------------------------------------------------------------------
+
+    def rewind(self) -> list[Request]:
+        """Take back what an interrupted call began: whatever is not finished is as its last whole step left it.
+
+        Right whatever that call left behind, and may itself be interrupted and called again.
+
+        Returns:
+            The requests that are not finished, each with the tokens that were taken in and none of them computed.
+        """
+        self._pending = {name: group for name, group in self._groups.items() if group.finished}
+        going_on = [c for group in self._groups.values() for c in group.completions if not c.output.finished]
+        self._completions = {completion.request.request_id: completion for completion in going_on}
+        for completion in going_on:
+            self._rewind(completion)
+        return [completion.request for completion in going_on]
+
+    def _rewind(self, completion: GrowingCompletion) -> None:
+        output, request, count = completion.output, completion.request, completion.num_taken
+        del output.token_ids[count:]
+        if output.logprobs is not None:
+            del output.logprobs[count:]
+            chosen = zip(output.token_ids, output.logprobs, strict=True)
+            output.cumulative_logprob = sum((position[token].logprob for token, position in chosen), 0.0)
+        detokenizer, stop = self._text_state(request)
+        if detokenizer is not None:
+            tokens = enumerate(output.token_ids, start=1)
+            output.text = "".join(
+                _text_of(token, number, request.sampling_params, detokenizer, stop) for number, token in tokens
+            )
+        completion.detokenizer, completion.stop, output.stop_reason = detokenizer, stop, None
+        group = completion.group
+        group.metrics.num_generation_tokens = sum(len(c.output.token_ids) for c in group.completions)
+        group.error = next((c.request.error for c in group.completions if c.output.finished and c.request.error), None)
+        request.restart(count)
 
     # --- log-probabilities --------------------------------------------------------------------------------------------
 
@@ -203,6 +233,23 @@ class OutputProcessor:
                 group.prompt_token_ids[: chunk.start + 1],
                 detokenize=completion.request.sampling_params.detokenize,
             )
+
+
+def _text_of(
+    token: int,
+    number: int,
+    params: SamplingParams,
+    detokenizer: IncrementalDetokenizer,
+    stop: StopStringMatcher | None,
+) -> str:
+    """What a completion's token, `number` counted from 1, adds to its text."""
+    text = detokenizer.append(token)
+    if stop is None:
+        return text
+    if number < params.min_tokens:
+        return stop.skip(text)
+    left_out = detokenizer.left_out_text(token)
+    return stop.append(text or left_out, left_out=bool(left_out))
 
 
 def _extend_last_text(output: CompletionOutput, detokenizer: IncrementalDetokenizer, tail: str) -> None:

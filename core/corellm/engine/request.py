@@ -135,6 +135,14 @@ class Request:
         """Never let prompt and output together grow beyond `max_total_tokens`."""
         self.max_output_tokens = min(self.max_output_tokens, max_total_tokens - self.num_prompt_tokens)
 
+    def restart(self, num_outputs: int) -> None:
+        """Wait again, with nothing computed and only the first `num_outputs` output tokens."""
+        del self.output_token_ids[num_outputs:]
+        self.num_tokens = self.num_prompt_tokens + num_outputs
+        self.block_hashes.clear()
+        self.num_computed_tokens = 0
+        self.status, self.error, self.stop_reason = RequestStatus.WAITING, None, None
+
     def append_token(self, token_id: int) -> None:
         """Take over a token that was just sampled."""
         self.output_token_ids.append(token_id)

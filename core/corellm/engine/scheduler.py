@@ -148,6 +148,20 @@ class Scheduler:
             self._finish(request, status)
         return ended
 
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Begin anew with these requests, added before, as if each had just been preempted by recompute.
+
+        Right whatever an interrupted call left behind. The worker must forget every sequence and encoder output.
+        """
+        self.blocks.free_all()
+        self.encoder_cache.clear()
+        self.running, self._gone = [], []
+        self.waiting, self.swapped = RequestQueue(), RequestQueue()
+        self._steps.clear()
+        self.requests = {request.request_id: request for request in requests}
+        for request in self.requests.values():
+            self.waiting.push(request)
+
     def has_unfinished_requests(self) -> bool:
         """Whether another step is needed."""
         return bool(self.requests)

@@ -43,6 +43,11 @@ class TextEncoder:
         told: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return told
 
+    @property
+    def backend(self) -> Any | None:
+        """The tokenizer behind the wrapper; None where the wrapper has ways of its own."""
+        return self._tokenizer.backend_tokenizer if self._is_usual else None
+
     def _adds_nothing(self) -> bool:
         """Whether the wrapper would neither cut nor pad, nor change how special tokens are read."""
         if not self._is_usual:

@@ -22,7 +22,7 @@ _Answer = TypeVar("_Answer")
 def reset_prefix_cache(engine: LLMEngine) -> bool:
     """Forget every cached prefix; False, and nothing done, while requests are in flight."""
     _runner(engine)
-    return engine.scheduler.blocks.reset_prefix_cache()
+    return engine.reset_prefix_cache()
 
 
 def reset_mm_cache(engine: LLMEngine) -> None:

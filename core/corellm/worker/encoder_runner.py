@@ -46,6 +46,10 @@ class EncoderRunner:
         for identifier in identifiers:
             self._outputs.pop(identifier, None)
 
+    def drop_all(self) -> None:
+        """Forget every output."""
+        self._outputs.clear()
+
     def output(self, feature: MultiModalFeature) -> Tensor:
         """The embeddings of an item that was run.
 

@@ -112,6 +112,11 @@ class ModelRunner:
         """
         return self.launch(batch).wait()
 
+    def forget(self) -> None:
+        """Drop every sequence and encoder output, after a step that was interrupted: the engine begins anew."""
+        self._states.clear()
+        self.encoders.drop_all()
+
     @_for_inference
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Run one step, without waiting for the device where that is not needed; as `execute` otherwise."""

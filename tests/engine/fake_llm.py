@@ -1,0 +1,107 @@
+"""An `LLM` on the fake worker: the real loop, scheduler, output processor and tokenizer, and no model.
+
+Prompts are `ProcessedPrompt`s. A step takes microseconds, so a test can run thousands of loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from corellm import LLM
+from corellm.sampling_params import SamplingParams
+from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
+from tests.engine.fake_worker import EOS, VOCABULARY, FakeWorker
+from tests.engine.simulation import Setup, Simulation
+
+
+@dataclass
+class FakeStep:
+    """A step that was launched."""
+
+    result: StepResult
+    is_recorded: bool
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+class FakeRunner:
+    """The runner's calls, answered by the fake worker."""
+
+    def __init__(self, worker: FakeWorker, *, runs_ahead: bool) -> None:
+        self.worker = worker
+        self.runs_ahead = runs_ahead
+        self.num_ahead = 0
+
+    def launch(self, batch: ScheduledBatch) -> FakeStep:
+        return self._started(self.worker.execute(batch))
+
+    def launch_ahead(self, batch: ScheduledBatch, before: FakeStep) -> FakeStep:
+        self.num_ahead += 1
+        return self._started(self.worker.execute_ahead(batch, before.result))
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        return self.launch(batch).wait()
+
+    def forget(self) -> None:
+        self.worker.forget()
+
+    def is_healthy(self) -> bool:
+        return True
+
+    def _started(self, result: StepResult) -> FakeStep:
+        for name, token in result.sampled.items():
+            if self.worker.sequences[name].sampling_params.logprobs is not None:
+                result.logprobs[name] = TokenLogprobs([token], [-0.1 * (token + 1)], [1])
+        return FakeStep(result, self.runs_ahead)
+
+
+class AtOnce(Executor):
+    """Runs what is submitted in the calling thread, so that every run of a load is the same."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(call(*args, **kwargs))
+        return future
+
+
+def make_tokenizer() -> Any:
+    """Token 7 is the letter h, and so on: every token has one character, and all of them text."""
+    tokenizer = Tokenizer(models.WordLevel({chr(ord("a") + i): i for i in range(VOCABULARY)}, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, runs_ahead: bool = False) -> LLM:
+    """An `LLM` of these sizes."""
+    simulation = Simulation(setup)
+    processor = SimpleNamespace(
+        process=lambda prompt, **_: prompt, check_params=lambda params: None, bad_words_ids=lambda params: []
+    )
+    model = SimpleNamespace(
+        context=SimpleNamespace(tokenizer=tokenizer),
+        input_processor=processor,
+        scheduler=simulation.scheduler,
+        runner=FakeRunner(simulation.worker, runs_ahead=runs_ahead),
+        executor=ThreadPoolExecutor(1),
+        eos_token_ids=frozenset({EOS}),
+        max_model_len=setup.max_model_len,
+    )
+    monkeypatch.setattr("corellm.engine.loading.load", lambda config, check_encoders: model)
+    llm = LLM("no model")
+    llm._pool.shutdown()
+    llm._pool = AtOnce()  # type: ignore[assignment]
+    return llm
+
+
+def params(**given: Any) -> SamplingParams:
+    """Parameters as these tests want them."""
+    return SamplingParams(**{"temperature": 0, "max_tokens": 9, **given})
