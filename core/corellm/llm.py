@@ -9,9 +9,8 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -121,9 +120,10 @@ class LLM(NotPicklable):
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
 
-    @contextmanager
-    def _own_turn(self) -> Iterator[LLMEngine]:
-        """The engine for this call alone: calls of other threads wait.
+    def _in_turn(self, call: Callable[[], _Answer]) -> _Answer:
+        """What a call returns that has the engine for itself: calls of other threads wait.
+
+        The lock is taken by a `with` of its own: only there can no interrupt come between taking and guarding it.
 
         Raises:
             RequestError: a call of the same thread is not over.
@@ -138,7 +138,7 @@ class LLM(NotPicklable):
             self._caller = threading.get_ident()
             try:
                 self._check_open()
-                yield self.engine
+                return call()
             finally:
                 if self._closed:
                     self._free()
@@ -238,21 +238,18 @@ class LLM(NotPicklable):
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing done, while requests are in flight."""
-        with self._own_turn() as engine:
-            return upkeep.reset_prefix_cache(engine)
+        return self._in_turn(partial(upkeep.reset_prefix_cache, self.engine))
 
     def reset_mm_cache(self) -> None:
         """Forget processed items and encoder outputs."""
-        with self._own_turn() as engine:
-            upkeep.reset_mm_cache(engine)
+        self._in_turn(partial(upkeep.reset_mm_cache, self.engine))
 
     def apply_model(self, function: Callable[[Any], _Answer]) -> list[_Answer]:
         """Call a function with the model, an `nn.Module`; returns its answer in a list of one.
 
         A function that changes weights should be followed by `reset_prefix_cache()` and `reset_mm_cache()`.
         """
-        with self._own_turn() as engine:
-            return upkeep.apply_model(engine, function)
+        return self._in_turn(partial(upkeep.apply_model, self.engine, function))
 
     def get_metrics(self) -> list[Metric]:
         """What the engine has counted: objects with `name` and `value`."""
@@ -267,8 +264,7 @@ class LLM(NotPicklable):
         Raises:
             InvalidParameterError: one is running in this process already, or the file cannot be there.
         """
-        with self._own_turn() as engine:
-            upkeep.start_profile(engine, trace_file)
+        self._in_turn(partial(upkeep.start_profile, self.engine, trace_file))
 
     def stop_profile(self) -> Path:
         """End the trace and write it; returns its file, which <https://ui.perfetto.dev> shows.
@@ -276,8 +272,7 @@ class LLM(NotPicklable):
         Raises:
             InvalidParameterError: none is running, or another thread began it.
         """
-        with self._own_turn() as engine:
-            return upkeep.stop_profile(engine)
+        return self._in_turn(partial(upkeep.stop_profile, self.engine))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -296,8 +291,7 @@ class LLM(NotPicklable):
                 f"use_tqdm must be True, False or what makes a progress bar, got {use_tqdm!r:.100}", param="use_tqdm"
             )
         params = _one_each(sampling_params, len(prepare))
-        with self._own_turn():
-            ordered = self._complete(prepare, params, use_tqdm)
+        ordered = self._in_turn(partial(self._complete, prepare, params, use_tqdm))
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":
             index, error = failed[0]

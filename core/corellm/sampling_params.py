@@ -160,7 +160,8 @@ class SamplingParams(AbsentSampling):
     """Turn tokens into text; without it `text` stays empty, `decoded_token` is None and `stop` is refused."""
     truncate_prompt_tokens: int | None = None
     """Keep this many of the prompt's last tokens, placeholders expanded; -1 for as many as leave room for `max_tokens`.
-    Items before them are left out; a prompt that would be cut within an item is refused."""
+    Items before them are left out; a prompt that would be cut within an item is refused, and so is text longer than
+    `max_model_len` tokens can be."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What the outputs of `AsyncLLM` hold; `LLM` gives everything at the end."""
 

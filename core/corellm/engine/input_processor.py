@@ -6,7 +6,7 @@ threads; knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +24,6 @@ from corellm.errors import (
     MultiModalError,
     ProcessingError,
     PromptError,
-    PromptTooLongError,
     raised_at,
 )
 from corellm.hookspecs import ChatPrompt
@@ -178,18 +177,14 @@ class InputProcessor:
                 raise PromptError(f"prompt must be a string, got {fields.get('prompt')!r:.100}")
             self._text_limit.check(fields["prompt"])
             encoded = self._encode(fields["prompt"], add_special_tokens=True)
-            if encoded and max(encoded) >= self._embedding_size:  # a tokenizer wider than the model
-                for token in encoded:
-                    self._check_token(token)
-            return encoded
-        if isinstance(given, Sized) and len(given) > 2 * self._max_model_len + 1000:  # whatever its items become
-            raise PromptTooLongError(
-                f"the prompt has {len(given)} tokens, more than max_model_len={self._max_model_len}; shorten the "
-                "prompt, or raise max_model_len if the model was trained for more"
-            )
-        token_ids = plain_token_ids(given)
-        for token in token_ids:
-            self._check_token(token)
+            return self._known(encoded)
+        return self._known(plain_token_ids(given))
+
+    def _known(self, token_ids: list[int]) -> list[int]:
+        """The tokens, each of which the model knows; a million are checked in a moment."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._embedding_size:
+            for token in token_ids:
+                self._check_token(token)
         return token_ids
 
     def _check_token(self, token: int) -> None:
