@@ -61,7 +61,7 @@ class ModelConfig:
     max_model_len: int | None = None
     """Longest sequence, prompt and output together; None for what the model was trained for."""
     trust_remote_code: bool = False
-    """Run Python code from the checkpoint (configuration and tokenizer). Off: such checkpoints are refused."""
+    """Run Python code from the checkpoint (configuration, tokenizer, processor). Off: such checkpoints are refused."""
     attention_backend: str | None = None
     """Name of an attention backend; None for the best one on this machine."""
     fuse_layers: bool = True

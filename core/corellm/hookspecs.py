@@ -166,8 +166,9 @@ def register_config() -> Callable[..., Any] | None:
     A static method: it is asked before there is a context.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is a
-        `transformers.PretrainedConfig`, with `get_text_config()`. Default: `transformers.AutoConfig`.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
+        takes it; what it makes is a `transformers.PretrainedConfig`, with `get_text_config()`.
+        Default: `transformers.AutoConfig`.
 
     Example, in full, for it is the only kind of hook that is no plain method:
 
@@ -183,8 +184,9 @@ def register_tokenizer() -> Callable[..., Any] | None:
     """Give the tokenizer class or factory, where transformers has none. A static method, as `register_config` is.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is a
-        `transformers.PreTrainedTokenizerFast` or works like one. Default: `transformers.AutoTokenizer`.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
+        takes it; what it makes is a `transformers.PreTrainedTokenizerFast` or works like one.
+        Default: `transformers.AutoTokenizer`.
     """
 
 
@@ -268,9 +270,9 @@ def register_processor() -> Callable[..., Any] | None:
     """Give the processor class or factory, where the hub has none or the hub's does not work.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is called like a
-        Hugging Face processor: `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`.
-        Default: `transformers.AutoProcessor`.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
+        takes it; what it makes is called like a Hugging Face processor:
+        `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`. Default: `transformers.AutoProcessor`.
     """
 
 

@@ -40,6 +40,7 @@ from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
+from corellm.worker.remote_code import no_questions
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def load(config: EngineConfig, *, check_encoders: bool = True) -> LoadedModel:
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
-    with _at_load(config.model.model):
+    with _at_load(config.model.model), no_questions():
         opened = open_model(config)
         with on_device(opened.context.device):
             model = _load(config, opened)

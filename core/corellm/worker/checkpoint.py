@@ -1,13 +1,15 @@
 """A checkpoint on disk: where it is, its configuration, tokenizer and dtype. No weights here.
 
 Every hub call gets the one `revision`; nothing is unpickled; code from the checkpoint runs only when the operator
-said so.
+said so, which every load is told.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.multimodal.pixel_values import quicken
 from corellm.plugins import shipped_checkpoints
+from corellm.worker.remote_code import no_questions
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from corellm.hookspecs import ModelContext
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_CODE = ["*.py"]
+"""What a hub model needs beside them where its code may run."""
 
 
 def resolve_checkpoint(config: ModelConfig) -> Path:
@@ -53,8 +58,9 @@ def _download(config: ModelConfig) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    wanted = _HUB_FILES + (_HUB_CODE if config.trust_remote_code else [])
     try:
-        return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"no model {config.model!r}: no such directory here, and the hub did not give it "
@@ -86,55 +92,63 @@ def load_hf_config(path: Path, factory: Callable[..., Any] | None = None, *, tru
     """
     from transformers import AutoConfig
 
-    try:
-        if factory is not None:
-            return _made_by(factory, path)
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path / 'config.json'}: {_first_line(error)}") from error
+    with _explaining(path, "config.json cannot be read", trust_remote_code):
+        return _made_by(factory or AutoConfig, path, trust_remote_code)
 
 
 def load_tokenizer(path: Path, factory: Callable[..., Any] | None = None, *, trust_remote_code: bool) -> Any:
     """Load the checkpoint's tokenizer: by the adapter's class or function, else `AutoTokenizer`.
 
     Raises:
-        CheckpointError: there is none, or it is broken.
+        CheckpointError: there is none, it is broken, or it wants to run code that was not allowed.
     """
     from transformers import AutoTokenizer
 
-    try:
-        if factory is not None:
-            return _made_by(factory, path)
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {_first_line(error)}") from error
+    with _explaining(path, "the tokenizer cannot be loaded", trust_remote_code):
+        return _made_by(factory or AutoTokenizer, path, trust_remote_code)
 
 
 def load_processor(context: ModelContext, factory: Callable[..., Any] | None) -> Any:
     """Make the checkpoint's processor: by the adapter's class or function, else `AutoProcessor`, made quicker.
 
     Raises:
-        CheckpointError: it cannot be made.
+        CheckpointError: it cannot be made, or it wants to run code that was not allowed.
     """
     from transformers import AutoProcessor
 
-    try:
-        processor = _made_by(factory or AutoProcessor, context.model_path)
+    with _explaining(context.model_path, "the processor cannot be made", context.trust_remote_code):
+        processor = _made_by(factory or AutoProcessor, context.model_path, context.trust_remote_code)
         quicken(processor)
         return processor
+
+
+def _made_by(factory: Callable[..., Any], path: Path, trust_remote_code: bool) -> Any:
+    """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it.
+
+    Whatever takes `trust_remote_code` is told: transformers asks on standard input where it is left out.
+    """
+    make = getattr(factory, "from_pretrained", factory)
+    takes = inspect.signature(make).parameters
+    told = "trust_remote_code" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    return make(path, **({"trust_remote_code": trust_remote_code} if told else {}))
+
+
+@contextmanager
+def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[None]:
+    """Errors of libraries become a `CheckpointError` that names the checkpoint; none of them asks questions."""
+    try:
+        with no_questions():
+            yield
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{context.model_path}: the processor cannot be made: {_first_line(error)}") from error
-
-
-def _made_by(factory: Callable[..., Any], path: Path) -> Any:
-    """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it."""
-    return getattr(factory, "from_pretrained", factory)(path)
+        reason = _first_line(error)
+        if "trust_remote_code" in str(error) and not trust_remote_code:
+            reason = (
+                "it is Python code in the checkpoint, which runs only with trust_remote_code=True "
+                "(--trust-remote-code); read that code first, or install a plugin that does without"
+            )
+        raise CheckpointError(f"{path}: {failure}: {reason}") from error
 
 
 def resolve_device(name: str) -> torch.device:
