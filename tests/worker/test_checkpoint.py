@@ -5,18 +5,24 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import dynamic_module_utils as transformers_code
 
 from corellm import LLM, SamplingParams
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError
 from corellm.worker import checkpoint as checkpoints
+from corellm.worker.checkpoint_files import check_files
 from corellm.worker.remote_code import no_questions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -134,3 +140,138 @@ def test_hub_checkpoints_come_with_their_code_only_where_it_may_run(
     assert checkpoints.resolve_checkpoint(config) == tmp_path
     assert (asked["name"], asked["revision"]) == ("some/model", "v1")
     assert ("*.py" in asked["allow_patterns"]) is trusted
+
+
+# --- broken files ---------------------------------------------------------------------------------------------------
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+
+
+def with_header(edit_header: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
+    """Change a safetensors file's header, and nothing else."""
+
+    def change(whole: bytes) -> bytes:
+        end = 8 + int.from_bytes(whole[:8], "little")
+        header = json.loads(whole[8:end])
+        edit_header(header)
+        written = json.dumps(header).encode()
+        return len(written).to_bytes(8, "little") + written + whole[end:]
+
+    return change
+
+
+def overlap(header: dict[str, Any]) -> None:
+    first, second = [name for name in header if name != "__metadata__"][:2]
+    header[first]["data_offsets"] = header[second]["data_offsets"]
+
+
+def foreign_type(header: dict[str, Any]) -> None:
+    header[max(header)]["dtype"] = "X9"
+
+
+def wrong_shape(header: dict[str, Any]) -> None:
+    header[max(header)]["shape"] = [1, 1, 3]
+
+
+WEIGHTS = "model.safetensors"
+BREAKS: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "pointer for weights": (WEIGHTS, lambda _: POINTER, r"is a Git LFS pointer, not the file itself; .*git lfs pull"),
+    "pointer for the tokenizer": ("tokenizer.json", lambda _: POINTER, "tokenizer.json is a Git LFS pointer"),
+    "pointer for a configuration": ("processor_config.json", lambda _: POINTER, "processor_config.json is a Git LFS p"),
+    "weights end early": (WEIGHTS, lambda whole: whole[:-100], "cannot be read.*truncated or damaged"),
+    "header ends early": (WEIGHTS, lambda whole: whole[:100], "cannot be read"),
+    "no weights in it": (WEIGHTS, lambda _: b"", r"\(0 bytes\): the weights cannot be read"),
+    "huge header": (WEIGHTS, lambda whole: (2**60).to_bytes(8, "little") + whole[8:], "header too large"),
+    "overlapping": (WEIGHTS, with_header(overlap), "cannot be read"),
+    "foreign type": (WEIGHTS, with_header(foreign_type), "cannot be read"),
+    "wrong shape": (WEIGHTS, with_header(wrong_shape), "cannot be read"),
+    "config.json": ("config.json", lambda whole: whole[:200], "config.json: not a readable JSON object"),
+    "a list": ("generation_config.json", lambda _: b"[]", "not a JSON object but a list"),
+    "nested": ("tokenizer_config.json", lambda _: b"[" * 10**6, "tokenizer_config.json: not a readable JSON object"),
+    "not text": ("processor_config.json", lambda _: b"\xff\xfe{}", "processor_config.json: not a readable JSON obj"),
+    "tokenizer ends early": ("tokenizer.json", lambda whole: whole[:-9], r"tokenizer.json: .*its end is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_files_are_named(checkpoint: Path, name: str) -> None:
+    """File and reason, in one line, before the model is read."""
+    file, change, message = BREAKS[name]
+    (checkpoint / file).write_bytes(change((checkpoint / file).read_bytes()))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        LLM(str(checkpoint))
+    assert str(checkpoint) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_is_held_against_its_files(checkpoint: Path) -> None:
+    """A shard that is not there, a tensor that is not in its shard, and an index that is none."""
+    index = checkpoint / "model.safetensors.index.json"
+    with safe_open(checkpoint / WEIGHTS, framework="np") as weights:
+        names = sorted(weights.keys())
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, WEIGHTS)}))
+    check_files(checkpoint)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, "lm_head.bias"], WEIGHTS)}))
+    with pytest.raises(CheckpointError, match=r"model.safetensors lacks lm_head.bias, which .*index.json says"):
+        check_files(checkpoint)
+    index.write_text(json.dumps({"weight_map": {names[0]: "model-2.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"lacks model-2.safetensors, which .*index.json names"):
+        check_files(checkpoint)
+    index.write_text("{}")
+    with pytest.raises(CheckpointError, match="not a readable index of weights"):
+        check_files(checkpoint)
+    check_files(checkpoint, weights=False)
+
+
+def test_files_that_are_not_read_may_be_anything(checkpoint: Path) -> None:
+    """Other formats' weights beside ours, and notes, are nobody's business."""
+    (checkpoint / "consolidated.safetensors").write_bytes(POINTER)
+    (checkpoint / "notes.json").write_text("[1, 2")
+    LLM(str(checkpoint)).close()
+
+
+NORM = "language_model.model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({NORM: None}, "lacks weights the model needs: .*norm.weight"),
+        ({NORM: (3, 3)}, r"another shape than the model's: .*norm.weight \[3, 3\] \(the model has \["),
+        ({"more": (1,)}, "has no place for: more"),
+    ],
+)
+def test_weights_of_another_model(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
+    """Whole files that do not fit the model: which weight, and its shapes."""
+    weights = load_file(checkpoint / WEIGHTS)
+    for name, shape in changes.items():
+        weights.pop(name, None)
+        if shape is not None:
+            weights[name] = torch.zeros(shape)
+    save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        LLM(str(checkpoint))
+
+
+def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
+    """Where there is nothing but pickles, that is said."""
+    (checkpoint / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=r"has no .*safetensors; download all files"):
+        LLM(str(checkpoint))
+    (checkpoint / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"pickles, which can run code and are not loaded: .*safetensors"):
+        LLM(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    "program", ["import corellm; corellm.LLM({!r})", "import corellm.cli as c; c.main(['run', {!r}, 'a'])"]
+)
+def test_refusals_do_not_wait_for_torch(checkpoint: Path, program: str) -> None:
+    """A broken checkpoint is refused before torch and transformers are imported: they take seconds."""
+    (checkpoint / WEIGHTS).write_bytes(POINTER)
+    code = (
+        f"import atexit, sys\natexit.register(lambda: print(*sorted(sys.modules)))\n{program.format(str(checkpoint))}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Git LFS pointer" in done.stderr
+    assert {"torch", "transformers"}.isdisjoint(done.stdout.split())

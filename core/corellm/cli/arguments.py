@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -128,12 +129,12 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
 
     from corellm.config import EngineConfig
     from corellm.engine.llm_engine import LLMEngine
-    from corellm.worker.process import collector_paused
 
     logging.basicConfig(level=logging.INFO if args.verbose else logging.CRITICAL, format="%(name)s: %(message)s")
     if not args.verbose:
-        with collector_paused():
-            _quiet_transformers()
+        os.environ.setdefault(
+            "TRANSFORMERS_VERBOSITY", "error"
+        )  # its advice is for people who call it; not imported yet
     config = EngineConfig.from_kwargs(
         model=args.model, dtype=args.dtype, max_model_len=args.max_model_len, adapter=args.adapter,
         revision=args.revision, kv_cache_memory=args.kv_cache_memory, trust_remote_code=args.trust_remote_code,
@@ -143,10 +144,3 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
         mm_processor_kwargs=args.mm_processor_kwargs, max_num_seqs=1,
     )  # fmt: skip
     return LLMEngine(config, check_encoders=check_encoders)
-
-
-def _quiet_transformers() -> None:
-    """Only errors: its advice is for people who call it, not for those who run a model."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()

@@ -13,6 +13,7 @@ from typing import Any
 
 from corellm.config import EngineConfig
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
+from corellm.engine.locating import locate
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
@@ -41,10 +42,11 @@ class LLMEngine:
     def __init__(self, config: EngineConfig, *, check_encoders: bool = True) -> None:
         self.config = config
         with collector_paused():
+            located = locate(config.model)  # refuses without waiting for torch
             set_up_threads()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up
 
-            model = load(config, check_encoders=check_encoders)
+            model = load(config, located, check_encoders=check_encoders)
         self.context = model.context
         self.input_processor = model.input_processor
         self.scheduler = model.scheduler

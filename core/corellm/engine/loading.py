@@ -23,6 +23,7 @@ from corellm.config import EngineConfig
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
+from corellm.engine.locating import LocatedModel
 from corellm.engine.opening import OpenedModel, open_model
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
@@ -72,18 +73,19 @@ class _Weights:
     """Token ids that can be embedded."""
 
 
-def load(config: EngineConfig, *, check_encoders: bool = True) -> LoadedModel:
+def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
     """Load a model and build the engine's parts around it.
 
     Args:
         config: everything that was asked for.
+        located: the checkpoint.
         check_encoders: embed the adapter's dummy items, too; without it, what is wrong with them is found later.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     with _at_load(config.model.model), no_questions():
-        opened = open_model(config)
+        opened = open_model(config, located)
         with on_device(opened.context.device):
             model = _load(config, opened)
             if check_encoders:

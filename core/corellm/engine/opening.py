@@ -1,7 +1,4 @@
-"""From a name to a checkpoint with its adapter: configuration, tokenizer and hooks, without weights.
-
-The cheapest refusals come first: a missing plugin is named before anything heavy is imported.
-"""
+"""From a located checkpoint to one with its adapter: configuration, tokenizer and hooks, without weights."""
 
 from __future__ import annotations
 
@@ -9,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from corellm.config import EngineConfig
+from corellm.engine.locating import LocatedModel
 from corellm.hookspecs import ModelContext
 from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
-from corellm.plugins import ask_class, build_manager, find_adapter
+from corellm.plugins import ask_class, build_manager
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.defaults import ModelDefaults
 
@@ -28,14 +26,13 @@ class OpenedModel:
     """What item hashes depend on beside the item."""
 
 
-def open_model(config: EngineConfig) -> OpenedModel:
-    """Find checkpoint and adapter, and put adapter, defaults and extensions behind one set of hooks.
+def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
+    """Read what a checkpoint says, and put adapter, defaults and extensions behind one set of hooks.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
-    path = checkpoints.resolve_checkpoint(config.model)
-    entry = find_adapter(checkpoints.read_architectures(path), adapter=config.model.adapter)
+    path, entry = located.path, located.entry
     adapter = entry.load()
     trusted = config.model.trust_remote_code
     hf_config = checkpoints.load_hf_config(

@@ -7,7 +7,6 @@ said so, which every load is told.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.multimodal.pixel_values import quicken
 from corellm.plugins import shipped_checkpoints
+from corellm.worker.checkpoint_files import read_json
 from corellm.worker.remote_code import no_questions
 
 if TYPE_CHECKING:
@@ -75,13 +75,10 @@ def read_architectures(path: Path) -> tuple[str, ...]:
         CheckpointError: it is broken, or names none.
     """
     file = path / "config.json"
-    try:
-        architectures = tuple(json.loads(file.read_text(encoding="utf-8")).get("architectures") or ())
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{file}: not a readable JSON object ({error})") from error
-    if not architectures or not all(isinstance(name, str) for name in architectures):
+    architectures = read_json(file).get("architectures")
+    if not isinstance(architectures, list) or not architectures or not all(isinstance(n, str) for n in architectures):
         raise CheckpointError(f"{file} names no architecture, so no adapter can be chosen")
-    return architectures
+    return tuple(architectures)
 
 
 def load_hf_config(path: Path, factory: Callable[..., Any] | None = None, *, trust_remote_code: bool) -> Any:
@@ -142,7 +139,7 @@ def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[N
     except CheckpointError:
         raise
     except Exception as error:
-        reason = _first_line(error)
+        reason = _one_line(error)
         if "trust_remote_code" in str(error) and not trust_remote_code:
             reason = (
                 "it is Python code in the checkpoint, which runs only with trust_remote_code=True "
@@ -196,5 +193,5 @@ def default_max_model_len(hf_config: Any) -> int:
     return 2048
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400] or type(error).__name__

@@ -119,6 +119,7 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
     Raises:
         CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in the model.
     """
+    _require_weights(load_config.model_path)
     straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
     placement: dict[str, Any] = {"device_map": {"": load_config.device}} if straight else {}
     try:
@@ -130,6 +131,7 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
                 use_safetensors=True,
                 trust_remote_code=load_config.trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # the report names them
                 **placement,
             )
     except torch.OutOfMemoryError:
@@ -142,6 +144,20 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
     decoder_config._attn_implementation = load_config.attn_implementation
     loaded: nn.Module = model.to(load_config.device).eval()
     return loaded
+
+
+def _require_weights(path: Path) -> None:
+    if not any(path.glob("*.safetensors")):
+        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
+        raise CheckpointError(
+            f"{path}: the weights cannot be loaded: it has no *.safetensors"
+            + (
+                "; its weights are pickles, which can run code and are not loaded: take a revision with safetensors, "
+                "or convert them (transformers: load the model once, then save_pretrained)"
+                if pickled
+                else "; download all files"
+            )
+        )
 
 
 def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:
@@ -172,10 +188,18 @@ def _check_report(load_config: LoadConfig, report: Mapping[str, Any]) -> None:
         ("unexpected_keys", "the checkpoint has weights the model has no place for"),
         ("error_msgs", "weights could not be read"),
     ):
-        keys = sorted(map(str, report.get(kind) or ()))
+        keys = sorted(map(_told, report.get(kind) or ()))
         if keys:
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             raise CheckpointError(f"{load_config.model_path}: {meaning}: {', '.join(keys[:3])}{more}")
+
+
+def _told(key: Any) -> str:
+    """A weight of a report; one of another shape is a triple with the file's and the model's."""
+    if not isinstance(key, tuple):
+        return str(key)
+    name, found, wanted = key
+    return f"{name} {list(found)} (the model has {list(wanted)})"
 
 
 def model_width(model: nn.Module) -> int:

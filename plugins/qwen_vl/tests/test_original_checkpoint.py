@@ -100,7 +100,7 @@ def test_files_are_missing_or_broken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="lacks model-00002-of-00002"):
         answer(path)
     (path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="not a readable index"):
+    with pytest.raises(CheckpointError, match="not a JSON object but a list"):
         answer(path)
 
 
