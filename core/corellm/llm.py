@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
@@ -19,6 +19,9 @@ from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.process import usable_cpus
+
+if TYPE_CHECKING:
+    import torch
 
 OnError = Literal["raise", "return"]
 
@@ -28,13 +31,13 @@ class LLM:
 
     Args:
         model: a local directory in the Hugging Face layout, a hub name, or a checkpoint a plugin ships (`"demo"`).
-        dtype: `"auto"` (the checkpoint's), `"float32"`, `"bfloat16"` or `"float16"`.
+        dtype: `"auto"` (the checkpoint's), `"float32"`, `"bfloat16"` or `"float16"`, or torch's of that name.
         max_model_len: longest sequence, prompt and output together.
         adapter: distribution whose adapter to use, where several claim the architecture.
         **engine_args: every other field of `corellm.config`: `max_num_seqs`, `max_num_batched_tokens`, `block_size`,
             `kv_cache_memory`, `num_kv_blocks`, `preemption_mode`, `swap_space`, `enable_prefix_caching`,
             `enable_chunked_prefill`, `limit_mm_per_prompt`, `mm_processor_kwargs`, `mm_processor_cache_gb`, `seed`,
-            `trust_remote_code`, `revision`, ...
+            `trust_remote_code`, `revision`, `tokenizer`, `hf_overrides`, `load_format`, `generation_config`, ...
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
@@ -49,7 +52,7 @@ class LLM:
         self,
         model: str,
         *,
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
         adapter: str | None = None,
         **engine_args: Any,
@@ -77,6 +80,13 @@ class LLM:
         """The model's tokenizer."""
         return self.engine.context.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of what counts where `sampling_params` is None: what the checkpoint's authors recommend.
+
+        That is `generation_config.json`, unless the model was loaded with `generation_config="none"`.
+        """
+        return self.engine.get_default_sampling_params()
+
     def generate(
         self,
         prompts: Any,
@@ -91,7 +101,7 @@ class LLM:
             prompts: one or a list of: text, `{"prompt_token_ids": [...]}`, or
                 `{"prompt": text, "multi_modal_data": {"image": image or [images]}, "mm_processor_kwargs": {...},
                 "multi_modal_uuids": {...}, "cache_salt": ..., "priority": ...}`.
-            sampling_params: one for all, or one each.
+            sampling_params: one for all, or one each; None for `get_default_sampling_params()`.
             use_tqdm: show a progress bar with tokens per second when it takes more than a second.
             on_error: what happens when a prompt is wrong or fails. The others are always finished; then `"raise"`
                 raises the first error (its `outputs` attribute has all outputs), and `"return"` leaves it in the
@@ -157,7 +167,8 @@ class LLM:
             raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
         if on_error not in ("raise", "return"):
             raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")
-        params = _one_each(sampling_params, len(prepare))
+        chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_each(chosen, len(prepare))
         ids = [f"offline-{next(self._ids)}" for _ in prepare]
         outputs: dict[str, RequestOutput] = {}
         try:
@@ -204,9 +215,9 @@ class LLM:
             waiting = self.engine.scheduler.num_waiting
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
         raise InvalidParameterError(
             f"sampling_params must be a SamplingParams or a list of them, got {params!r:.100}",

@@ -20,10 +20,11 @@ from transformers import dynamic_module_utils as transformers_code
 
 from corellm import LLM, SamplingParams
 from corellm.config import ModelConfig
-from corellm.errors import CheckpointError
+from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.checkpoint_files import check_files
 from corellm.worker.remote_code import no_questions
+from tests.conftest import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
@@ -275,3 +276,148 @@ def test_refusals_do_not_wait_for_torch(checkpoint: Path, program: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Git LFS pointer" in done.stderr
     assert {"torch", "transformers"}.isdisjoint(done.stdout.split())
+
+
+# --- what the operator takes from elsewhere -------------------------------------------------------------------------
+
+
+def tokens(llm: LLM, prompt: Any = "USER: hello there ASSISTANT:") -> list[int]:
+    """A greedy answer."""
+    return list(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+
+
+def test_the_tokenizer_may_be_elsewhere(checkpoint: Path, tiny_llava: Path, tmp_path: Path) -> None:
+    """`tokenizer=` names a directory: prompts and the processor are as with the checkpoint's own."""
+    elsewhere = tmp_path / "tokenizer"
+    elsewhere.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.move(checkpoint / name, elsewhere / name)
+    shutil.copy(elsewhere / "tokenizer_config.json", checkpoint)
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded"):
+        LLM(str(checkpoint))
+    shutil.copy(elsewhere / "tokenizer.json", checkpoint)
+    edit(elsewhere / "tokenizer_config.json", model_max_length=77)
+    with LLM(str(checkpoint), tokenizer=elsewhere) as llm, LLM(str(tiny_llava)) as plain:
+        assert llm.get_tokenizer().model_max_length == 77
+        assert llm.engine.context.hf_processor.tokenizer is llm.get_tokenizer()
+        assert tokens(llm) == tokens(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./nowhere", "no tokenizer './nowhere': no such directory"),
+        ("nowhere", r"no such directory, and not a hub name \(owner/name\)"),
+        ("some/tokenizer", "no tokenizer 'some/tokenizer': .* the hub did not give it"),
+    ],
+)
+def test_no_such_tokenizer(checkpoint: Path, name: str, message: str) -> None:
+    """What was tried."""
+    with pytest.raises(CheckpointError, match=message):
+        LLM(str(checkpoint), tokenizer=name)
+
+
+def test_overrides_change_the_configuration_of_model_and_engine(checkpoint: Path, tiny_llava: Path) -> None:
+    """As a dictionary laid over it part by part, and as a function: both as if `config.json` said so."""
+    edit(
+        checkpoint / "config.json",
+        vision_feature_layer=-1,
+        text_config={
+            **json.loads((checkpoint / "config.json").read_text())["text_config"],
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 0.5,
+        },
+    )
+    image = {"prompt": "USER: <image> ASSISTANT:", "multi_modal_data": {"image": random_image(60, 50, 1)}}
+    with LLM(str(checkpoint), dtype="float32") as llm:
+        want = tokens(llm, image)
+
+    def change(config: Any) -> Any:
+        config.vision_feature_layer = -1
+        config.text_config.max_position_embeddings = 256
+        config.text_config.rms_norm_eps = 0.5
+        return config
+
+    parts = {"vision_feature_layer": -1, "text_config": {"max_position_embeddings": 256, "rms_norm_eps": 0.5}}
+    with LLM(str(tiny_llava), dtype="float32") as plain:
+        assert tokens(plain, image) != want
+    for overrides in (parts, change):
+        with LLM(str(tiny_llava), dtype="float32", hf_overrides=overrides) as llm:
+            assert tokens(llm, image) == want
+            assert llm.engine.max_model_len == 256
+            assert llm.engine.context.hf_config.text_config.hidden_size == 64  # the rest of the part stays
+
+
+def test_overrides_may_name_the_architecture(checkpoint: Path) -> None:
+    """The plugin is chosen by it; a function comes too late for that, and says so."""
+    edit(checkpoint / "config.json", architectures=["SomebodysLlava"])
+    with pytest.raises(PluginNotFoundError, match="SomebodysLlava"):
+        LLM(str(checkpoint))
+    named = {"architectures": ["LlavaForConditionalGeneration"]}
+    with LLM(str(checkpoint), hf_overrides=named) as llm:
+        assert tokens(llm)
+
+    def rename(config: Any) -> Any:
+        config.architectures = ["Other"]
+        return config
+
+    with pytest.raises(ConfigError, match="give a dict instead"):
+        LLM("demo", hf_overrides=rename)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"vision_feature_layr": 1}, "LlavaConfig has no 'vision_feature_layr'; did you mean 'vision_feature_layer'"),
+        ({"max_position_embeddings": 9}, "LlavaConfig has no 'max_position_embeddings'; it is in 'text_config'"),
+        ({"text_config": {"nonsense": 1}}, "LlamaConfig has no 'nonsense'"),
+        ({"vision_feature_select_strategy": "odd"}, "LlavaConfig does not take them: .*odd"),
+        ({"architectures": "Llava"}, "architectures must be a list of names, got 'Llava'"),
+        (lambda config: None, "must return the configuration it was given, got NoneType"),
+        (lambda config: config.nothing, "does not take them: .*nothing"),
+    ],
+)
+def test_wrong_overrides(tiny_llava: Path, overrides: Any, message: str) -> None:
+    """The key and the nearest, the value, or what was returned instead."""
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tiny_llava), hf_overrides=overrides)
+
+
+def test_dummy_weights_need_no_files_and_repeat(checkpoint: Path, tiny_llava: Path) -> None:
+    """`load_format="dummy"`: no weights are read, the model answers prompts with images, the same at every start."""
+    (checkpoint / WEIGHTS).write_bytes(POINTER)
+    image = {"prompt": "USER: <image> ASSISTANT:", "multi_modal_data": {"image": random_image(60, 50, 1)}}
+    answers, random_state = [], torch.random.get_rng_state()
+    for _ in range(2):
+        with LLM(str(checkpoint), load_format="dummy") as llm:
+            answers.append(tokens(llm, image))
+            assert llm.engine.max_model_len == 1024
+    assert answers[0] == answers[1]
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+    with LLM(str(tiny_llava), load_format="safetensors") as llm:
+        assert tokens(llm, image) != answers[0]
+
+
+def test_dummy_models_of_the_hub_come_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is downloaded that is not read."""
+    import huggingface_hub
+
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **more: asked.append(more["allow_patterns"]) or tmp_path
+    )
+    for load_format in ("auto", "dummy"):
+        checkpoints.resolve_checkpoint(ModelConfig(model="some/model", load_format=load_format))
+    assert ["*.safetensors" in patterns for patterns in asked] == [True, False]
+
+
+def test_without_a_seed_every_start_samples_anew(tiny_llava: Path) -> None:
+    """`seed=None`: two starts differ; with the default they do not."""
+    wild = SamplingParams(temperature=2, max_tokens=24, ignore_eos=True)
+
+    def answer(**arguments: Any) -> list[int]:
+        with LLM(str(tiny_llava), **arguments) as llm:
+            return list(llm.generate("a", wild, use_tqdm=False)[0].outputs[0].token_ids)
+
+    assert answer() == answer(seed=0)
+    assert answer(seed=None) != answer(seed=None)

@@ -106,6 +106,10 @@ class AsyncLLM:
         """Why the engine stopped; None while it serves."""
         return self._dead
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As of `LLM`."""
+        return self.engine.get_default_sampling_params()
+
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -115,7 +119,7 @@ class AsyncLLM:
 
         Args:
             prompt: what `InputProcessor.process` takes.
-            sampling_params: how to sample.
+            sampling_params: how to sample; None for `get_default_sampling_params()`.
             request_id: must not be running already; None for one of ours.
 
         Raises:

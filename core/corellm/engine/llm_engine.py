@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 from corellm.config import EngineConfig
@@ -55,6 +56,7 @@ class LLMEngine:
         self.runner: Any = model.runner
         """The worker; None once the engine was shut down."""
         self._eos_token_ids = model.eos_token_ids
+        self._default_params = located.sampling
         self.output_processor = OutputProcessor(self.context.tokenizer)
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
@@ -67,6 +69,10 @@ class LLMEngine:
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
         """Make an engine from flat keyword arguments, `model=` at least."""
         return cls(EngineConfig.from_kwargs(**kwargs))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of what counts for requests that bring none: the checkpoint's, unless `generation_config="none"`."""
+        return replace(self._default_params)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -84,7 +90,7 @@ class LLMEngine:
         Args:
             request_id: the caller's name for it; must not be running already.
             prompt: what `InputProcessor.process` takes, or what it gave.
-            params: how to sample; None for the defaults.
+            params: how to sample; None for `get_default_sampling_params()`.
             stream: whether `step` gives an output for every new token, or only the final one.
             arrival_time: of `time.monotonic()`; None for now.
 
@@ -96,7 +102,7 @@ class LLMEngine:
             raise EngineDeadError("the engine was shut down; make a new one")
         if request_id in self.output_processor:
             raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
-        params = SamplingParams() if params is None else params
+        params = self.get_default_sampling_params() if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidParameterError(f"params must be a SamplingParams, got {type(params).__name__}", param="params")
         self.input_processor.check_params(params)

@@ -6,6 +6,7 @@ Memory is asked for in the order in which it is known: weights, the busiest step
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -194,15 +195,17 @@ def _make_processor(
 def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _Weights:
     """Load the model, make it faster, and find its decoder, layout and widths."""
     register_attention()
-    model = hooks.load_model(
-        load_config=LoadConfig(
-            model_path=context.model_path,
-            dtype=context.dtype,
-            device=context.device,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=context.trust_remote_code,
-        )
+    load_config = LoadConfig(
+        model_path=context.model_path,
+        dtype=context.dtype,
+        device=context.device,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=context.trust_remote_code,
+        load_format="dummy" if config.model.load_format == "dummy" else "auto",
     )
+    with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
+        torch.manual_seed(0)  # dummy weights are the same at every start
+        model = hooks.load_model(load_config=load_config)
     freeze(model)
     if config.model.fuse_layers:
         for name, replaced in ask_extensions(
@@ -266,7 +269,7 @@ def _make_runner(
         embedding_width=hooks.get_multimodal_embedding_width(model=weights.model) or weights.hidden_size,
         dtype=context.dtype,
         device=context.device,
-        seed=config.model.seed,
+        seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
         sample=first_offer("register_sampling", callable, device=context.device),
     )
 
@@ -287,10 +290,7 @@ def _record_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, prof
 
 
 def _eos_token_ids(model: Any, context: ModelContext) -> frozenset[int]:
-    """End-of-sequence tokens: the generation configuration's, else the tokenizer's."""
+    """End-of-sequence tokens: the generation configuration's and the tokenizer's."""
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if stated is None:
-        stated = context.tokenizer.eos_token_id
-    if stated is None:
-        return frozenset()
-    return frozenset([stated] if isinstance(stated, int) else stated)
+    listed = stated if isinstance(stated, (list, tuple)) else [stated]
+    return frozenset(token for token in (*listed, context.tokenizer.eos_token_id) if token is not None)

@@ -12,6 +12,7 @@ from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.plugins import ask_class, build_manager
 from corellm.worker import checkpoint as checkpoints
+from corellm.worker.config_overrides import override_config
 from corellm.worker.defaults import ModelDefaults
 
 
@@ -38,8 +39,12 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     hf_config = checkpoints.load_hf_config(
         path, ask_class(adapter, "register_config", entry.distribution), trust_remote_code=trusted
     )
+    if config.model.hf_overrides:
+        hf_config = override_config(hf_config, config.model.hf_overrides)
     tokenizer = checkpoints.load_tokenizer(
-        path, ask_class(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
+        located.tokenizer_path,
+        ask_class(adapter, "register_tokenizer", entry.distribution),
+        trust_remote_code=trusted,
     )
     context = ModelContext(
         model_path=path,
@@ -60,6 +65,10 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         extensions=load_extensions(),
     )
     processing.hooks = manager.hook
-    context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
+    context.make_processor = lambda: checkpoints.load_processor(
+        context,
+        manager.hook.register_processor(),
+        own_tokenizer=located.tokenizer_path == path,
+    )
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     return OpenedModel(context, manager.hook, namespace)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from corellm.hookspecs import ModelContext
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_WEIGHTS = ["*.safetensors"]
 _HUB_CODE = ["*.py"]
 """What a hub model needs beside them where its code may run."""
 
@@ -51,19 +52,42 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
             f"no model {config.model!r}: no such directory, not shipped by an installed plugin (those: {known}), "
             f"and not a hub name (owner/name)"
         )
-    return _download(config)
+    weights = [] if config.load_format == "dummy" else _HUB_WEIGHTS
+    return _download("model", config.model, config.revision, _HUB_FILES + weights + _code(config))
 
 
-def _download(config: ModelConfig) -> Path:
+def resolve_tokenizer(config: ModelConfig, checkpoint: Path) -> Path:
+    """Find the directory of the tokenizer: the checkpoint's, or the operator's, which may be a hub name, too.
+
+    Raises:
+        CheckpointError: there is none; says what was tried.
+    """
+    if config.tokenizer is None or config.tokenizer == config.model:
+        return checkpoint
+    local = Path(config.tokenizer).expanduser()
+    if local.is_dir():
+        return local.resolve()
+    shipped = shipped_checkpoints()
+    if config.tokenizer in shipped:
+        return shipped[config.tokenizer]
+    if config.tokenizer.startswith((".", "/", "~")) or config.tokenizer.count("/") != 1:
+        raise CheckpointError(f"no tokenizer {config.tokenizer!r}: no such directory, and not a hub name (owner/name)")
+    return _download("tokenizer", config.tokenizer, None, _HUB_FILES + _code(config))
+
+
+def _code(config: ModelConfig) -> list[str]:
+    return _HUB_CODE if config.trust_remote_code else []
+
+
+def _download(what: str, name: str, revision: str | None, wanted: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = _HUB_FILES + (_HUB_CODE if config.trust_remote_code else [])
     try:
-        return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"no model {config.model!r}: no such directory here, and the hub did not give it "
+            f"no {what} {name!r}: no such directory here, and the hub did not give it "
             f"({type(error).__name__}); check the name, the network and your access token"
         ) from error
 
@@ -105,8 +129,13 @@ def load_tokenizer(path: Path, factory: Callable[..., Any] | None = None, *, tru
         return _made_by(factory or AutoTokenizer, path, trust_remote_code)
 
 
-def load_processor(context: ModelContext, factory: Callable[..., Any] | None) -> Any:
+def load_processor(context: ModelContext, factory: Callable[..., Any] | None, *, own_tokenizer: bool = True) -> Any:
     """Make the checkpoint's processor: by the adapter's class or function, else `AutoProcessor`, made quicker.
+
+    Args:
+        context: of the model.
+        factory: the adapter's.
+        own_tokenizer: whether it keeps the tokenizer it finds in the checkpoint; else it takes the context's.
 
     Raises:
         CheckpointError: it cannot be made, or it wants to run code that was not allowed.
@@ -115,6 +144,8 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None) ->
 
     with _explaining(context.model_path, "the processor cannot be made", context.trust_remote_code):
         processor = _made_by(factory or AutoProcessor, context.model_path, context.trust_remote_code)
+        if not own_tokenizer and hasattr(processor, "tokenizer"):
+            processor.tokenizer = context.tokenizer
         quicken(processor)
         return processor
 
