@@ -191,7 +191,7 @@ class MultiModalConfig:
     limit_mm_per_prompt: Mapping[str, int | Mapping[str, int]] = field(default_factory=dict)
     """`{modality: most items per prompt}`; a modality not named has the model's own limit. Or, to plan memory for
     smaller items than the largest possible, `{"image": {"count": 2, "width": 512, "height": 512}}`, of a video also
-    `num_frames`, of audio `length` in samples; larger ones are not refused."""
+    `num_frames`, of audio `length` in samples; larger ones are served where they fit."""
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for the model's processor, for every request; a request's own are laid over them."""
     mm_processor_cache_gb: float = 1.0

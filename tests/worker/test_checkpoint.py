@@ -181,7 +181,7 @@ BREAKS: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "pointer for a configuration": ("processor_config.json", lambda _: POINTER, "processor_config.json is a Git LFS p"),
     "weights end early": (WEIGHTS, lambda whole: whole[:-100], "cannot be read.*truncated or damaged"),
     "header ends early": (WEIGHTS, lambda whole: whole[:100], "cannot be read"),
-    "no weights in it": (WEIGHTS, lambda _: b"", r"\(0 bytes\): the weights cannot be read"),
+    "no weights in it": (WEIGHTS, lambda _: b"", r"the weights cannot be read: .*\(0 bytes\)"),
     "huge header": (WEIGHTS, lambda whole: (2**60).to_bytes(8, "little") + whole[8:], "header too large"),
     "overlapping": (WEIGHTS, with_header(overlap), "cannot be read"),
     "foreign type": (WEIGHTS, with_header(foreign_type), "cannot be read"),

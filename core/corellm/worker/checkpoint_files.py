@@ -126,6 +126,6 @@ def _tensor_names(file: Path) -> frozenset[str]:
             return frozenset(opened.keys())
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{file} ({file.stat().st_size} bytes): the weights cannot be read: {error}; the file is truncated or "
+            f"{file}: the weights cannot be read: {error}; the file ({file.stat().st_size} bytes) is truncated or "
             f"damaged, download it again"
         ) from error

@@ -119,6 +119,13 @@ def test_published_pickles_are_converted(path: Path, capsys: pytest.CaptureFixtu
     assert answer(path) == want
 
 
+def test_dummy_weights(path: Path) -> None:
+    """`load_format="dummy"` reads no weights, and gives the same model at every start."""
+    real = answer(path)
+    (path / "model.safetensors").unlink()
+    assert answer(path, load_format="dummy") == answer(path, load_format="dummy") != real
+
+
 class Hostile:
     """Makes a folder when unpickled."""
 
