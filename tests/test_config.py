@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from corellm.absent_sampling import ABSENT_SAMPLING
 from corellm.config import EngineConfig
@@ -20,6 +21,32 @@ def test_flat_arguments_find_their_room() -> None:
     assert (config.cache.block_size, config.scheduler.max_num_seqs, config.model.seed) == (32, 3, 5)
     assert config.multimodal.limit_mm_per_prompt == {"image": 2}
     assert config.scheduler.enable_chunked_prefill is True
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("half", "float16"), ("float", "float32"), ("float16", "float16"), (torch.float32, "float32"),
+        (torch.bfloat16, "bfloat16"), (torch.half, "float16"), ("auto", "auto"),
+    ],
+)  # fmt: skip
+def test_dtypes_under_all_their_names(given: Any, name: str) -> None:
+    """Names, short names and torch's own."""
+    assert EngineConfig.from_kwargs(model="m", dtype=given).model.dtype == name
+
+
+def test_torch_has_more_types_than_models_run_in() -> None:
+    """Those are refused by name."""
+    with pytest.raises(ConfigError, match="dtype must be one of auto, float32, bfloat16, float16; got 'int64'"):
+        EngineConfig.from_kwargs(model="m", dtype=torch.int64)
+
+
+def test_item_limits_with_and_without_sizes() -> None:
+    """Counts are limits; sizes go to the dummies."""
+    given = {"image": {"count": 2, "width": 64, "height": 32}, "video": 1, "audio": {"length": 16000}}
+    config = EngineConfig.from_kwargs(model="m", limit_mm_per_prompt=given).multimodal
+    assert config.item_limits == {"image": 2, "video": 1}
+    assert config.dummy_options == {"image": {"width": 64, "height": 32}, "audio": {"length": 16000}}
 
 
 def test_unknown_argument_suggests_the_nearest() -> None:
@@ -50,6 +77,19 @@ def test_unknown_argument_suggests_the_nearest() -> None:
         ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority"),
         ("preemption_mode", "drop", "preemption_mode must be one of recompute, swap"),
         ("limit_mm_per_prompt", {"image": -1}, r"limit_mm_per_prompt\['image'\] must be an integer of at least 0"),
+        (
+            "limit_mm_per_prompt",
+            {"image": {"count": -1}},
+            r"limit_mm_per_prompt\['image'\]\['count'\] must be an integer",
+        ),
+        ("limit_mm_per_prompt", {"image": {"width": 0}}, r"\['width'\] must be an integer of at least 1, got 0"),
+        ("limit_mm_per_prompt", {"image": {"num_frames": 2}}, "has no 'num_frames'; known: count, height, width"),
+        ("limit_mm_per_prompt", {"audio": {"lenght": 2}}, "has no 'lenght'; did you mean 'length'?"),
+        ("tokenizer", "", "tokenizer must be a directory or a hub name, got ''"),
+        ("tokenizer", 3, "tokenizer must be a directory or a hub name, got 3"),
+        ("hf_overrides", [1], r"hf_overrides must be a dict or a function, got \[1\]"),
+        ("load_format", "gguf", "load_format must be one of auto, safetensors, dummy; got 'gguf'"),
+        ("generation_config", "best", "generation_config must be one of auto, none; got 'best'"),
         ("limit_mm_per_prompt", 3, "limit_mm_per_prompt must be like"),
         ("mm_processor_kwargs", [], "mm_processor_kwargs must be a dict"),
         ("mm_processor_kwargs", {"images_kwargs": 5}, r"mm_processor_kwargs\['images_kwargs'\] must be a dict, got 5"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import Any, Literal
 
 from corellm.absent import check_absent
@@ -17,6 +18,11 @@ from corellm.absent_engine import ENGINE_ARGUMENTS
 from corellm.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+GENERATION_CONFIGS = ("auto", "none")
+DUMMY_OPTIONS = {"image": ("width", "height"), "video": ("num_frames", "width", "height"), "audio": ("length",)}
+"""What `limit_mm_per_prompt` may bound beside the number of items."""
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 MEDIA_FORMATS = (
     "jpeg", "png", "gif", "webp", "bmp", "tiff",
@@ -72,27 +78,49 @@ class ModelConfig:
     """Branch, tag or commit of a hub model; used for every file."""
     adapter: str | None = None
     """Distribution whose adapter to use, where several claim the architecture (`corellm-llava`)."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, if not in the checkpoint: a directory, or a hub name (its default branch)."""
+    hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = None
+    """Changes of the checkpoint's configuration: `{"text_config": {"sliding_window": None}}`, or a function that takes
+    the configuration and returns it."""
+    load_format: str = "auto"
+    """Weights from `safetensors`, which is what `auto` takes, or `dummy` ones: random, to try out speed and memory."""
+    generation_config: str = "auto"
+    """Requests without sampling parameters: `auto` takes what the checkpoint's `generation_config.json` recommends,
+    `none` the defaults of `SamplingParams`."""
     dtype: str = "auto"
     """`auto` takes the checkpoint's, for float16 on a CPU bfloat16 or float32 (whichever the CPU is faster with); or
-    float32, bfloat16, float16."""
+    float32 (`float`), bfloat16, float16 (`half`), or torch's of that name."""
     device: str = "auto"
     """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output together; None for what the model was trained for."""
     trust_remote_code: bool = False
-    """Run Python code from the checkpoint (configuration and tokenizer). Off: such checkpoints are refused."""
+    """Run Python code from the checkpoint (configuration, tokenizer, processor). Off: such checkpoints are refused."""
     attention_backend: str | None = None
     """Name of an attention backend; None for the best one on this machine."""
     fuse_layers: bool = True
     """On GPUs, replace layers of the model by faster ones that were seen to compute the same."""
     enforce_eager: bool = False
     """On GPUs, run every step anew instead of recording decode steps as CUDA graphs: slower, quicker to start."""
-    seed: int = 0
-    """Seed of requests that bring none."""
+    seed: int | None = 0
+    """Seed of requests that bring none; None for another one at every start."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be a directory or a hub name, got {self.model!r}")
+        if isinstance(self.tokenizer, PathLike):
+            object.__setattr__(self, "tokenizer", str(self.tokenizer))
+        if self.tokenizer is not None and (not isinstance(self.tokenizer, str) or not self.tokenizer):
+            raise ConfigError(f"tokenizer must be a directory or a hub name, got {self.tokenizer!r:.100}")
+        if not (self.hf_overrides is None or isinstance(self.hf_overrides, Mapping) or callable(self.hf_overrides)):
+            raise ConfigError(f"hf_overrides must be a dict or a function, got {self.hf_overrides!r:.100}")
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        if self.generation_config == "vllm":  # what scripts for that engine say
+            object.__setattr__(self, "generation_config", "none")
+        _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
+        dtype = str(self.dtype).removeprefix("torch.")  # torch's own are known by name
+        object.__setattr__(self, "dtype", DTYPE_ALIASES.get(dtype, dtype))
         _one_of("dtype", self.dtype, DTYPES)
         if self.max_model_len is not None:
             _positive("max_model_len", self.max_model_len)
@@ -100,7 +128,8 @@ class ModelConfig:
             _boolean(name, getattr(self, name))
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
-        _positive("seed", self.seed, minimum=-(2**63))
+        if self.seed is not None:
+            _positive("seed", self.seed, minimum=-(2**63))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +208,10 @@ class SchedulerConfig:
 class MultiModalConfig:
     """Items: how many, how they are processed, how much of that is remembered."""
 
-    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
-    """`{modality: most items per prompt}`; a modality not named has the model's own limit."""
+    limit_mm_per_prompt: Mapping[str, int | Mapping[str, int]] = field(default_factory=dict)
+    """`{modality: most items per prompt}`; a modality not named has the model's own limit. Or, to plan memory for
+    smaller items than the largest possible, `{"image": {"count": 2, "width": 512, "height": 512}}`, of a video also
+    `num_frames`, of audio `length` in samples; larger ones are served where they fit."""
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for the model's processor, for every request; a request's own are laid over them one by one. Under
     `images_kwargs`, `videos_kwargs` and `audio_kwargs` are those for one modality."""
@@ -208,7 +239,15 @@ class MultiModalConfig:
         if not isinstance(self.limit_mm_per_prompt, Mapping):
             raise ConfigError(f'limit_mm_per_prompt must be like {{"image": 4}}, got {self.limit_mm_per_prompt!r}')
         for modality, limit in self.limit_mm_per_prompt.items():
-            _positive(f"limit_mm_per_prompt[{modality!r}]", limit, minimum=0)
+            name = f"limit_mm_per_prompt[{modality!r}]"
+            if not isinstance(limit, Mapping):
+                _positive(name, limit, minimum=0)
+                continue
+            known = ("count", *DUMMY_OPTIONS.get(modality, ()))
+            for option, value in limit.items():
+                if option not in known:
+                    raise ConfigError(f"{name} has no {option!r}{suggestion(str(option), known)}")
+                _positive(f"{name}[{option!r}]", value, minimum=0 if option == "count" else 1)
         if not isinstance(self.mm_processor_kwargs, Mapping):
             raise ConfigError(f"mm_processor_kwargs must be a dict, got {self.mm_processor_kwargs!r}")
         for group in KWARGS_GROUPS.values():
@@ -226,6 +265,22 @@ class MultiModalConfig:
         for name in self.media_formats:
             if name not in MEDIA_FORMATS:
                 raise ConfigError(f"unknown media format {name!r}; known: {', '.join(MEDIA_FORMATS)}")
+
+    @property
+    def item_limits(self) -> dict[str, int]:
+        """`{modality: most items per prompt}`, of those with a limit."""
+        given = self.limit_mm_per_prompt.items()
+        counts = ((modality, limit.get("count") if isinstance(limit, Mapping) else limit) for modality, limit in given)
+        return {modality: count for modality, count in counts if count is not None}
+
+    @property
+    def dummy_options(self) -> dict[str, dict[str, int]]:
+        """`{modality: {"width": ..., ...}}`: the sizes for which memory is planned, where the operator bounds them."""
+        return {
+            modality: {option: value for option, value in limit.items() if option != "count"}
+            for modality, limit in self.limit_mm_per_prompt.items()
+            if isinstance(limit, Mapping)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,8 @@ class LoadConfig:
     attn_implementation: str
     """Attention of the text decoder: the name under which the core registered its paged attention."""
     trust_remote_code: bool = False
+    load_format: str = "auto"
+    """`auto` for the checkpoint's weights, `dummy` for random ones."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,9 @@ def register_config() -> Callable[..., Any] | None:
     A static method: it is asked before there is a context.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is a
-        `transformers.PretrainedConfig`, with `get_text_config()`. Default: `transformers.AutoConfig`.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
+        takes it; what it makes is a `transformers.PretrainedConfig`, with `get_text_config()`.
+        Default: `transformers.AutoConfig`.
 
     Example, in full, for it is the only kind of hook that is no plain method:
 
@@ -189,8 +192,9 @@ def register_tokenizer() -> Callable[..., Any] | None:
     """Give the tokenizer class or factory, where transformers has none. A static method, as `register_config` is.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is a
-        `transformers.PreTrainedTokenizerFast` or works like one. Default: `transformers.AutoTokenizer`.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
+        takes it; what it makes is a `transformers.PreTrainedTokenizerFast` or works like one.
+        Default: `transformers.AutoTokenizer`.
     """
 
 
@@ -258,11 +262,13 @@ def get_dummy_mm_data(
     Args:
         seq_len: the longest sequence the engine serves.
         mm_counts: how many items of each modality to give.
-        mm_options: the operator's bounds per modality, e.g. `{"image": {"width": 1024, "height": 1024}}`; may be empty.
+        mm_options: the sizes that the operator plans for: give no larger dummies. For example
+            `{"image": {"width": 1024, "height": 1024}, "video": {"num_frames": 8}, "audio": {"length": 16000}}`, the
+            length in samples; modalities and keys may be missing. A family that resizes all items has no use for it.
 
     Returns:
         What a user would pass as `multi_modal_data`. See `dummy_images`, `dummy_videos` and `dummy_audios` of
-        `corellm.multimodal`.
+        `corellm.multimodal`, which take an entry of `mm_options` as `bounds`.
     """
 
 
@@ -274,9 +280,9 @@ def register_processor() -> Callable[..., Any] | None:
     """Give the processor class or factory, where the hub has none or the hub's does not work.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory; what it makes is called like a
-        Hugging Face processor: `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`.
-        Default: `transformers.AutoProcessor`.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
+        takes it; what it makes is called like a Hugging Face processor:
+        `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`. Default: `transformers.AutoProcessor`.
     """
 
 
@@ -416,12 +422,14 @@ def load_model(load_config: LoadConfig) -> nn.Module | None:
 
     Default: the transformers class the checkpoint's `architectures` names, else the one transformers has for its kind
     of configuration, with the text decoder on `load_config.attn_implementation`; every weight of the checkpoint must
-    find its place.
+    find its place. `load_config.load_format="dummy"` wants random weights, and no file of weights read. The
+    configuration is the context's, which the operator may have changed (`hf_overrides`).
 
     Example, for an architecture that transformers knows by another name:
 
         model = transformers.LlavaForConditionalGeneration.from_pretrained(
             load_config.model_path,
+            config=self.context.hf_config,
             dtype=load_config.dtype,
             attn_implementation={"text_config": load_config.attn_implementation},
         )

@@ -38,6 +38,9 @@ from corellm.sampling_params import SamplingParams, params_copy
 from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
+if TYPE_CHECKING:
+    import torch
+
 OnError = Literal["raise", "return"]
 _Answer = TypeVar("_Answer")
 
@@ -47,13 +50,13 @@ class LLM(NotPicklable):
 
     Args:
         model: a local directory in the Hugging Face layout, a hub name, or a checkpoint a plugin ships (`"demo"`).
-        dtype: `"auto"` (the checkpoint's), `"float32"`, `"bfloat16"` or `"float16"`.
+        dtype: `"auto"` (the checkpoint's), `"float32"`, `"bfloat16"` or `"float16"`, or torch's of that name.
         max_model_len: longest sequence, prompt and output together.
         adapter: distribution whose adapter to use, where several claim the architecture.
         **engine_args: every other field of `corellm.config`: `max_num_seqs`, `max_num_batched_tokens`, `block_size`,
             `kv_cache_memory`, `num_kv_blocks`, `preemption_mode`, `swap_space`, `enable_prefix_caching`,
             `enable_chunked_prefill`, `limit_mm_per_prompt`, `mm_processor_kwargs`, `mm_processor_cache_gb`, `seed`,
-            `trust_remote_code`, `revision`, ...
+            `trust_remote_code`, `revision`, `tokenizer`, `hf_overrides`, `load_format`, `generation_config`, ...
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
@@ -69,7 +72,7 @@ class LLM(NotPicklable):
         self,
         model: str | os.PathLike[str],
         *,
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
         adapter: str | None = None,
         **engine_args: Any,
@@ -154,6 +157,13 @@ class LLM(NotPicklable):
         """The model's tokenizer."""
         return self.engine.context.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of what counts where `sampling_params` is None: what the checkpoint's authors recommend.
+
+        That is `generation_config.json`, unless the model was loaded with `generation_config="none"`.
+        """
+        return self.engine.get_default_sampling_params()
+
     if not TYPE_CHECKING:  # type checkers would take every name for known
 
         def __getattr__(self, name: str) -> Any:
@@ -176,7 +186,7 @@ class LLM(NotPicklable):
                 `{"prompt": text, "multi_modal_data": {"image": image or [images]}, "mm_processor_kwargs": {...},
                 "multi_modal_uuids": {...}, "cache_salt": ..., "priority": ...}`, with `"prompt_token_ids": [...]` in
                 place of `"prompt"` if you like. A list of integers is one prompt.
-            sampling_params: one for all, or one each.
+            sampling_params: one for all, or one each; None for `get_default_sampling_params()`.
             use_tqdm: show a progress bar with tokens per second when it takes more than a second; or what makes the
                 bar, called with `total=` and `desc=` as `tqdm` is.
             on_error: what happens when a prompt is wrong or fails. The others are always finished; then `"raise"`
@@ -290,6 +300,8 @@ class LLM(NotPicklable):
             raise InvalidParameterError(
                 f"use_tqdm must be True, False or what makes a progress bar, got {use_tqdm!r:.100}", param="use_tqdm"
             )
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = _one_each(sampling_params, len(prepare))
         ordered = self._in_turn(partial(self._complete, prepare, params, use_tqdm))
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
@@ -358,8 +370,8 @@ class LLM(NotPicklable):
                 future.cancel()
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
+def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
         return [params_copy(params)] * count
     if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
         raise InvalidParameterError(

@@ -257,14 +257,12 @@ class SamplingParams(AbsentSampling):
         return replace(self, n=1, seed=seed)
 
 
-def params_copy(given: SamplingParams | None) -> SamplingParams:
-    """A request's own parameters: the defaults for None.
+def params_copy(given: SamplingParams) -> SamplingParams:
+    """A request's own parameters.
 
     Raises:
         InvalidParameterError: they are something else, or wrong.
     """
-    if given is None:
-        return SamplingParams()
     if not isinstance(given, SamplingParams):
         raise InvalidParameterError(f"params must be a SamplingParams, got {type(given).__name__}", param="params")
     return given.clone()

@@ -204,7 +204,7 @@ def test_mistakes_get_one_line(
         ("BROKEN", "not a readable JSON object"),
         ("TOY", "no installed plugin serves ToyForCausalLM; install it: pip install corellm-toy"),
         ("NOWEIGHTS", "the weights cannot be loaded"),
-        ("CUTWEIGHTS", "the weights cannot be loaded"),
+        ("CUTWEIGHTS", "the weights cannot be read"),
     ],
 )
 def test_wrong_models_get_one_line(

@@ -37,7 +37,6 @@ from typing import Any
 
 import pytest
 
-from corellm.config import ModelConfig
 from tests.docs.blocks import find_blocks
 from tests.docs.reader import reading
 from tests.docs.stand_ins import write_media, write_published
@@ -52,12 +51,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Downloads a checkpoint: writes its stand-in, once per run."""
     written: dict[str, Path] = {}
 
-    def download(config: ModelConfig) -> Path:
-        if config.model not in written:
+    def download(name: str, *_: Any, **__: Any) -> Path:
+        if name not in written:
             path = tmp_path_factory.mktemp("published") / "checkpoint"
-            write_published(config.model, path)
-            written[config.model] = path
-        return written[config.model]
+            write_published(name, path)
+            written[name] = path
+        return written[name]
 
     return download
 

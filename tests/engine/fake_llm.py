@@ -95,7 +95,9 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         eos_token_ids=frozenset({EOS}),
         max_model_len=setup.max_model_len,
     )
-    monkeypatch.setattr("corellm.engine.loading.load", lambda config, check_encoders: model)
+    located = SimpleNamespace(sampling=SamplingParams())
+    monkeypatch.setattr("corellm.engine.llm_engine.locate", lambda config: located)
+    monkeypatch.setattr("corellm.engine.loading.load", lambda config, located, check_encoders: model)
     llm = LLM("no model")
     llm._pool.shutdown()
     llm._pool = AtOnce()  # type: ignore[assignment]

@@ -21,6 +21,7 @@ from corellm.errors import (
     UnsupportedModalityError,
 )
 from corellm.hookspecs import hookimpl
+from corellm.multimodal import dummy_audios, dummy_images, dummy_videos
 from tests.multimodal.toy import IMAGE, Toy, make, picture
 
 
@@ -48,6 +49,35 @@ def test_equal_items_are_processed_once() -> None:
     for _ in range(2):
         bare.process([IMAGE], {"image": picture(3)})
     assert uncached.processed == 3  # the dummy, and twice the picture
+
+
+def test_the_operators_sizes_reach_the_dummies() -> None:
+    """`limit_mm_per_prompt` with sizes: the dummies are no larger, the count is a limit, and larger items pass."""
+
+    class Bounded(Toy):
+        @hookimpl
+        def get_dummy_mm_data(self, mm_options: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {"image": dummy_images(1, width=20, height=2, bounds=mm_options.get("image"))}
+
+    processor = make(Bounded(), limit_mm_per_prompt={"image": {"count": 2, "width": 6}})
+    assert processor.profile.max_tokens == {"image": 6}
+    assert len(processor.process([IMAGE], {"image": picture(7)})[0]) == 7
+    with pytest.raises(ItemLimitError, match="at most 2 allowed per prompt; send fewer, or raise limit_mm_per_prompt"):
+        processor.process([IMAGE] * 3, {"image": [picture(2)] * 3})
+    unlimited = make(Bounded(), limit_mm_per_prompt={"image": {"width": 30}})
+    assert unlimited.profile.max_tokens == {"image": 20}
+    assert unlimited.limits == {"image": 4}
+    with pytest.raises(UnsupportedModalityError, match="takes no 'video'; it takes image"):
+        make(Bounded(), limit_mm_per_prompt={"video": {"num_frames": 4}})
+
+
+def test_dummies_keep_to_bounds() -> None:
+    """Each side, frame count and length is the smaller of the largest possible and the operator's."""
+    (image,) = dummy_images(1, width=30, height=20, bounds={"width": 50, "height": 10})
+    assert image.size == (30, 10)
+    (video,) = dummy_videos(1, width=8, height=6, num_frames=9, bounds={"num_frames": 4, "width": 5})
+    assert video.shape == (4, 6, 5, 3)
+    assert [len(dummy_audios(1, num_samples=90, bounds=b)[0]) for b in (None, {}, {"length": 40})] == [90, 90, 40]
 
 
 def test_identity_depends_on_content_arguments_and_name() -> None:

@@ -88,8 +88,8 @@ MUTANTS = (
         "the dummy is not the largest picture",
         "test_no_item_exceeds_the_stated_maximum",
         "get_dummy_mm_data",
-        old="width=width, height=height)",
-        new="width=width // 2, height=height // 2)",
+        old="width=width, height=height, ",
+        new="width=width // 2, height=height // 2, ",
     ),
     LLAVA.given(
         "more tokens are stated than the dummy has",

@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Collection
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.media import MediaFile, open_file, sort_words
-from corellm.config import DTYPES, KV_CACHE_DTYPES, MEDIA_FORMATS, CacheConfig, ModelConfig, SchedulerConfig
+from corellm.config import (
+    DTYPE_ALIASES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    MEDIA_FORMATS,
+    CacheConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from corellm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -40,13 +50,30 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     glossary = {f.name: f.default for config in (ModelConfig, CacheConfig, SchedulerConfig) for f in fields(config)}
     group.add_argument(
-        "--dtype", choices=DTYPES, default=glossary["dtype"], help="precision (default: the checkpoint's)"
+        "--dtype",
+        choices=(*DTYPES, *DTYPE_ALIASES),
+        default=glossary["dtype"],
+        help="precision (default: the checkpoint's)",
     )
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence (default: the model's)")
     group.add_argument("--adapter", metavar="DIST", help="plugin to use where several claim the model")
     group.add_argument("--revision", help="branch, tag or commit of a hub model")
+    group.add_argument("--tokenizer", metavar="MODEL", help="directory or hub name with another tokenizer")
     group.add_argument(
-        "--mm-processor-kwargs", type=_processor_arguments, default={}, metavar="JSON",
+        "--hf-overrides", type=_json_object, default={}, metavar="JSON",
+        help="changes of the model's configuration, e.g. '{\"text_config\": {\"sliding_window\": null}}'",
+    )  # fmt: skip
+    group.add_argument(
+        "--load-format", choices=LOAD_FORMATS, default=glossary["load_format"],
+        help="dummy for random weights, to try out speed and memory",
+    )  # fmt: skip
+    group.add_argument(
+        "--limit-mm-per-prompt", type=_json_object, default={}, metavar="JSON",
+        help="most items per prompt, and for which size memory is planned, e.g. "
+        "'{\"image\": {\"count\": 2, \"width\": 512}}'",
+    )  # fmt: skip
+    group.add_argument(
+        "--mm-processor-kwargs", type=_json_object, default={}, metavar="JSON",
         help="arguments of the model's processor, e.g. '{\"max_pixels\": 200704}'",
     )  # fmt: skip
     group.add_argument(
@@ -96,7 +123,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _processor_arguments(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
     except ValueError as error:
@@ -139,25 +166,20 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
 
     from corellm.config import EngineConfig
     from corellm.engine.llm_engine import LLMEngine
-    from corellm.worker.process import collector_paused
 
     logging.basicConfig(level=logging.INFO if args.verbose else logging.CRITICAL, format="%(name)s: %(message)s")
     if not args.verbose:
-        with collector_paused():
-            _quiet_transformers()
+        os.environ.setdefault(
+            "TRANSFORMERS_VERBOSITY", "error"
+        )  # its advice is for people who call it; not imported yet
     config = EngineConfig.from_kwargs(
         model=args.model, dtype=args.dtype, max_model_len=args.max_model_len, adapter=args.adapter,
         revision=args.revision, kv_cache_memory=args.kv_cache_memory, trust_remote_code=args.trust_remote_code,
         device=args.device, gpu_memory_utilization=args.gpu_memory_utilization, kv_cache_dtype=args.kv_cache_dtype,
         enforce_eager=args.enforce_eager, attention_backend=args.attention_backend,
         fuse_layers=not args.no_fuse_layers,
-        mm_processor_kwargs=args.mm_processor_kwargs, media_formats=args.media_formats, max_num_seqs=1,
+        mm_processor_kwargs=args.mm_processor_kwargs, media_formats=args.media_formats,
+        limit_mm_per_prompt=args.limit_mm_per_prompt, tokenizer=args.tokenizer, hf_overrides=args.hf_overrides,
+        load_format=args.load_format, max_num_seqs=1,
     )  # fmt: skip
     return LLMEngine(config, check_encoders=check_encoders)
-
-
-def _quiet_transformers() -> None:
-    """Only errors: its advice is for people who call it, not for those who run a model."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()

@@ -29,7 +29,7 @@ from corellm.engine.metrics import Metric, read_metrics
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
-from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
+from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
@@ -133,6 +133,10 @@ class AsyncLLM(NotPicklable):
         """Why the engine stopped; None while it serves."""
         return self._dead
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As of `LLM`."""
+        return self.engine.get_default_sampling_params()
+
     @property
     def errored(self) -> bool:
         """Whether the engine stopped."""
@@ -176,7 +180,7 @@ class AsyncLLM(NotPicklable):
 
         Args:
             prompt: what `InputProcessor.process` takes.
-            sampling_params: how to sample.
+            sampling_params: how to sample; None for `get_default_sampling_params()`.
             request_id: must not be running already; None for one of ours.
             priority: in place of the prompt's own; lower runs first, with `scheduling_policy="priority"`.
 
@@ -252,7 +256,7 @@ class AsyncLLM(NotPicklable):
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         arrival_time = time.monotonic()
-        params = params_copy(params)
+        params = self.engine.own_params(params)
         check_process()
         self._forget_lost()
         name = str(next(self._ids))

@@ -14,6 +14,7 @@ from typing import Any
 from corellm.config import EngineConfig
 from corellm.engine import upkeep
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
+from corellm.engine.locating import locate
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.truncation import truncated
@@ -46,10 +47,11 @@ class LLMEngine(NotPicklable):
     def __init__(self, config: EngineConfig, *, check_encoders: bool = True) -> None:
         self.config = config
         with collector_paused():
+            located = locate(config.model)  # refuses without waiting for torch
             set_up_threads()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up
 
-            model = load(config, check_encoders=check_encoders)
+            model = load(config, located, check_encoders=check_encoders)
         self.context = model.context
         self.input_processor = model.input_processor
         self.scheduler = model.scheduler
@@ -58,6 +60,7 @@ class LLMEngine(NotPicklable):
         self.runner: Any = model.runner
         """The worker; None once the engine was shut down."""
         self._eos_token_ids = model.eos_token_ids
+        self._default_params = located.sampling
         self.output_processor = OutputProcessor(self.context.tokenizer)
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
@@ -75,6 +78,18 @@ class LLMEngine(NotPicklable):
         """Make an engine from flat keyword arguments, `model=` at least."""
         return cls(EngineConfig.from_kwargs(**kwargs))
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of what counts for requests that bring none: the checkpoint's, unless `generation_config="none"`."""
+        return self._default_params.clone()
+
+    def own_params(self, given: SamplingParams | None) -> SamplingParams:
+        """A request's own copy of its sampling parameters; the defaults for None.
+
+        Raises:
+            InvalidParameterError: they are something else, or wrong.
+        """
+        return self.get_default_sampling_params() if given is None else params_copy(given)
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def add_request(
@@ -91,7 +106,7 @@ class LLMEngine(NotPicklable):
         Args:
             request_id: the caller's name for it; must not be running already.
             prompt: what `InputProcessor.process` takes, or what it gave.
-            params: how to sample; None for the defaults.
+            params: how to sample; None for `get_default_sampling_params()`.
             stream: whether `step` gives outputs as `params.output_kind` says, or only the final one.
             arrival_time: of `time.monotonic()`; None for now.
 
@@ -104,7 +119,7 @@ class LLMEngine(NotPicklable):
             raise EngineDeadError("the engine was shut down; make a new one")
         if request_id in self.output_processor:
             raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
-        params = params_copy(params)
+        params = self.own_params(params)
         self.input_processor.check_params(params)
         try:
             processed = prompt if isinstance(prompt, ProcessedPrompt) else self.input_processor.process(prompt)

@@ -6,6 +6,7 @@ Memory is asked for in the order in which it is known: weights, the busiest step
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from corellm.config import EngineConfig
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
+from corellm.engine.locating import LocatedModel
 from corellm.engine.opening import OpenedModel, open_model
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
@@ -40,6 +42,7 @@ from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
+from corellm.worker.remote_code import no_questions
 from corellm.worker.rope import freeze_rope
 
 logger = logging.getLogger(__name__)
@@ -72,18 +75,19 @@ class _Weights:
     """Token ids that can be embedded."""
 
 
-def load(config: EngineConfig, *, check_encoders: bool = True) -> LoadedModel:
+def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
     """Load a model and build the engine's parts around it.
 
     Args:
         config: everything that was asked for.
+        located: the checkpoint.
         check_encoders: embed the adapter's dummy items, too; without it, what is wrong with them is found later.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
-    with _at_load(config.model.model):
-        opened = open_model(config)
+    with _at_load(config.model.model), no_questions():
+        opened = open_model(config, located)
         with on_device(opened.context.device):
             model = _load(config, opened)
             if check_encoders:
@@ -194,15 +198,17 @@ def _make_processor(
 def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _Weights:
     """Load the model, make it faster, and find its decoder, layout and widths."""
     register_attention()
-    model = hooks.load_model(
-        load_config=LoadConfig(
-            model_path=context.model_path,
-            dtype=context.dtype,
-            device=context.device,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=context.trust_remote_code,
-        )
+    load_config = LoadConfig(
+        model_path=context.model_path,
+        dtype=context.dtype,
+        device=context.device,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=context.trust_remote_code,
+        load_format="dummy" if config.model.load_format == "dummy" else "auto",
     )
+    with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
+        torch.manual_seed(0)  # dummy weights are the same at every start
+        model = hooks.load_model(load_config=load_config)
     freeze(model)
     if config.model.fuse_layers:
         for name, replaced in ask_extensions(
@@ -266,7 +272,7 @@ def _make_runner(
         embedding_width=hooks.get_multimodal_embedding_width(model=weights.model) or weights.hidden_size,
         dtype=context.dtype,
         device=context.device,
-        seed=config.model.seed,
+        seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
         sample=first_offer("register_sampling", callable, device=context.device),
     )
 
@@ -287,10 +293,7 @@ def _record_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, prof
 
 
 def _eos_token_ids(model: Any, context: ModelContext) -> frozenset[int]:
-    """End-of-sequence tokens: the generation configuration's, else the tokenizer's."""
+    """End-of-sequence tokens: the generation configuration's and the tokenizer's."""
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if stated is None:
-        stated = context.tokenizer.eos_token_id
-    if stated is None:
-        return frozenset()
-    return frozenset([stated] if isinstance(stated, int) else stated)
+    listed = stated if isinstance(stated, (list, tuple)) else [stated]
+    return frozenset(token for token in (*listed, context.tokenizer.eos_token_id) if token is not None)

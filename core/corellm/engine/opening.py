@@ -1,7 +1,4 @@
-"""From a name to a checkpoint with its adapter: configuration, tokenizer and hooks, without weights.
-
-The cheapest refusals come first: a missing plugin is named before anything heavy is imported.
-"""
+"""From a located checkpoint to one with its adapter: configuration, tokenizer and hooks, without weights."""
 
 from __future__ import annotations
 
@@ -9,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from corellm.config import EngineConfig
+from corellm.engine.locating import LocatedModel
 from corellm.hookspecs import ModelContext
 from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
-from corellm.plugins import ask_class, build_manager, find_adapter
+from corellm.plugins import ask_class, build_manager
 from corellm.worker import checkpoint as checkpoints
+from corellm.worker.config_overrides import override_config
 from corellm.worker.defaults import ModelDefaults
 
 
@@ -28,21 +27,24 @@ class OpenedModel:
     """What item hashes depend on beside the item."""
 
 
-def open_model(config: EngineConfig) -> OpenedModel:
-    """Find checkpoint and adapter, and put adapter, defaults and extensions behind one set of hooks.
+def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
+    """Read what a checkpoint says, and put adapter, defaults and extensions behind one set of hooks.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
-    path = checkpoints.resolve_checkpoint(config.model)
-    entry = find_adapter(checkpoints.read_architectures(path), adapter=config.model.adapter)
+    path, entry = located.path, located.entry
     adapter = entry.load()
     trusted = config.model.trust_remote_code
     hf_config = checkpoints.load_hf_config(
         path, ask_class(adapter, "register_config", entry.distribution), trust_remote_code=trusted
     )
+    if config.model.hf_overrides:
+        hf_config = override_config(hf_config, config.model.hf_overrides)
     tokenizer = checkpoints.load_tokenizer(
-        path, ask_class(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
+        located.tokenizer_path,
+        ask_class(adapter, "register_tokenizer", entry.distribution),
+        trust_remote_code=trusted,
     )
     device = checkpoints.resolve_device(config.model.device)
     context = ModelContext(
@@ -64,6 +66,10 @@ def open_model(config: EngineConfig) -> OpenedModel:
         extensions=load_extensions(),
     )
     processing.hooks = manager.hook
-    context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
+    context.make_processor = lambda: checkpoints.load_processor(
+        context,
+        manager.hook.register_processor(),
+        own_tokenizer=located.tokenizer_path == path,
+    )
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     return OpenedModel(context, manager.hook, namespace)

@@ -1,7 +1,11 @@
-"""Media for `get_dummy_mm_data`: of a given size, with content that no shortcut can compress away."""
+"""Media for `get_dummy_mm_data`: of a given size, with content that no shortcut can compress away.
+
+Each takes `bounds`, an entry of the hook's `mm_options`: the operator plans for no more than that.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,28 +13,54 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def dummy_images(count: int, *, width: int, height: int) -> list[Image]:
-    """Make `count` RGB pictures of `width` x `height` pixels: a diagonal gradient."""
+def dummy_images(count: int, *, width: int, height: int, bounds: Mapping[str, int] | None = None) -> list[Image]:
+    """Make `count` RGB images of `width` x `height` pixels: a diagonal gradient.
+
+    Args:
+        count: how many.
+        width, height: of the largest that can be.
+        bounds: smaller `width` and `height`.
+    """
     from PIL import Image as images
 
-    ramp = images.linear_gradient("L").resize((width, height))
-    picture = images.merge("RGB", (ramp, ramp.transpose(images.Transpose.FLIP_TOP_BOTTOM), ramp))
-    return [picture.copy() for _ in range(count)]
+    bounds = bounds or {}
+    size = min(width, bounds.get("width", width)), min(height, bounds.get("height", height))
+    ramp = images.linear_gradient("L").resize(size)
+    image = images.merge("RGB", (ramp, ramp.transpose(images.Transpose.FLIP_TOP_BOTTOM), ramp))
+    return [image.copy() for _ in range(count)]
 
 
-def dummy_videos(count: int, *, width: int, height: int, num_frames: int) -> list[np.ndarray[Any, Any]]:
-    """Make `count` videos `[num_frames, height, width, 3]`, uint8: a gradient that moves down."""
+def dummy_videos(
+    count: int, *, width: int, height: int, num_frames: int, bounds: Mapping[str, int] | None = None
+) -> list[np.ndarray[Any, Any]]:
+    """Make `count` videos `[num_frames, height, width, 3]`, uint8: a gradient that moves down.
+
+    Args:
+        count: how many.
+        width, height, num_frames: of the largest that can be.
+        bounds: smaller `width`, `height` and `num_frames`.
+    """
     import numpy as np
 
-    (picture,) = dummy_images(1, width=width, height=height)
-    frames = np.stack([np.roll(np.asarray(picture), shift, axis=0) for shift in range(num_frames)])
+    (image,) = dummy_images(1, width=width, height=height, bounds=bounds)
+    num_frames = min(num_frames, (bounds or {}).get("num_frames", num_frames))
+    frames = np.stack([np.roll(np.asarray(image), shift, axis=0) for shift in range(num_frames)])
     return [frames.copy() for _ in range(count)]
 
 
-def dummy_audios(count: int, *, num_samples: int) -> list[np.ndarray[Any, Any]]:
-    """Make `count` sounds of `num_samples` samples at the model's rate: a tone that rises all the time."""
+def dummy_audios(
+    count: int, *, num_samples: int, bounds: Mapping[str, int] | None = None
+) -> list[np.ndarray[Any, Any]]:
+    """Make `count` pieces of audio of `num_samples` samples at the model's rate: a tone that rises all the time.
+
+    Args:
+        count: how many.
+        num_samples: of the longest that can be.
+        bounds: a smaller `length`, in samples.
+    """
     import numpy as np
 
+    num_samples = min(num_samples, (bounds or {}).get("length", num_samples))
     time = np.linspace(0, 1, num_samples, dtype=np.float64)
-    sound = (0.5 * np.sin(np.pi / 2 * num_samples * time**2)).astype(np.float32)
-    return [sound.copy() for _ in range(count)]
+    tone = (0.5 * np.sin(np.pi / 2 * num_samples * time**2)).astype(np.float32)
+    return [tone.copy() for _ in range(count)]

@@ -108,13 +108,17 @@ class MultiModalProcessor:
     def _resolve_limits(self) -> dict[str, int | None]:
         """The model's limits, lowered by the operator's."""
         limits: dict[str, int | None] = dict(ask(self.hooks, "get_supported_mm_limits"))
-        for modality, wanted in self.config.limit_mm_per_prompt.items():
+        allowed = self.config.item_limits
+        for modality in self.config.limit_mm_per_prompt:
+            wanted = allowed.get(modality)
             if modality not in limits:
-                if wanted:
+                if wanted != 0:
                     raise UnsupportedModalityError(
                         f"limit_mm_per_prompt: this model takes no {modality!r}; it takes {', '.join(limits)}",
                         modality=modality,
                     )
+                continue
+            if wanted is None:
                 continue
             model_limit = limits[modality]
             if model_limit is not None and wanted > model_limit:
@@ -266,7 +270,7 @@ class MultiModalProcessor:
             if limit is not None and count > limit:
                 raise ItemLimitError(
                     f"{count} {modality}s in the request, at most {limit} allowed per prompt; send fewer"
-                    + (", or raise limit_mm_per_prompt" if modality in self.config.limit_mm_per_prompt else ""),
+                    + (", or raise limit_mm_per_prompt" if modality in self.config.item_limits else ""),
                     modality=modality, expected=limit, got=count,
                 )  # fmt: skip
         check_uuids(uuids or {}, counts)
@@ -352,7 +356,13 @@ class MultiModalProcessor:
                 )
             counts = {modality: 1}
             text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
-            data = ask(self.hooks, "get_dummy_mm_data", seq_len=self._seq_len, mm_counts=counts, mm_options={})
+            data = ask(
+                self.hooks,
+                "get_dummy_mm_data",
+                seq_len=self._seq_len,
+                mm_counts=counts,
+                mm_options=self.config.dummy_options,
+            )
             with _adapter_at_work(f"the {modality} of get_dummy_mm_data"):
                 tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), {})
             place = feature.placeholder

@@ -1,14 +1,15 @@
 """A checkpoint on disk: where it is, its configuration, tokenizer and dtype. No weights here.
 
 Every hub call gets the one `revision`; nothing is unpickled; code from the checkpoint runs only when the operator
-said so.
+said so, which every load is told.
 """
 
 from __future__ import annotations
 
-import json
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.multimodal.pixel_values import quicken
 from corellm.plugins import shipped_checkpoints
+from corellm.worker.checkpoint_files import read_json
+from corellm.worker.remote_code import no_questions
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_WEIGHTS = ["*.safetensors"]
+_HUB_CODE = ["*.py"]
+"""What a hub model needs beside them where its code may run."""
 
 
 def resolve_checkpoint(config: ModelConfig) -> Path:
@@ -49,18 +55,42 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
             f"no model {config.model!r}: no such directory, not shipped by an installed plugin (those: {known}), "
             f"and not a hub name (owner/name)"
         )
-    return _download(config)
+    weights = [] if config.load_format == "dummy" else _HUB_WEIGHTS
+    return _download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
 
 
-def _download(config: ModelConfig) -> Path:
+def resolve_tokenizer(config: ModelConfig, checkpoint: Path) -> Path:
+    """Find the directory of the tokenizer: the checkpoint's, or the operator's, which may be a hub name, too.
+
+    Raises:
+        CheckpointError: there is none; says what was tried.
+    """
+    if config.tokenizer is None or config.tokenizer == config.model:
+        return checkpoint
+    local = Path(config.tokenizer).expanduser()
+    if local.is_dir():
+        return local.resolve()
+    shipped = shipped_checkpoints()
+    if config.tokenizer in shipped:
+        return shipped[config.tokenizer]
+    if config.tokenizer.startswith((".", "/", "~")) or config.tokenizer.count("/") != 1:
+        raise CheckpointError(f"no tokenizer {config.tokenizer!r}: no such directory, and not a hub name (owner/name)")
+    return _download(config.tokenizer, None, _HUB_FILES + _code(config), what="tokenizer")
+
+
+def _code(config: ModelConfig) -> list[str]:
+    return _HUB_CODE if config.trust_remote_code else []
+
+
+def _download(name: str, revision: str | None, wanted: list[str], *, what: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"no model {config.model!r}: no such directory here, and the hub did not give it "
+            f"no {what} {name!r}: no such directory here, and the hub did not give it "
             f"({type(error).__name__}); check the name, the network and your access token"
         ) from error
 
@@ -72,13 +102,10 @@ def read_architectures(path: Path) -> tuple[str, ...]:
         CheckpointError: it is broken, or names none.
     """
     file = path / "config.json"
-    try:
-        architectures = tuple(json.loads(file.read_text(encoding="utf-8")).get("architectures") or ())
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{file}: not a readable JSON object ({error})") from error
-    if not architectures or not all(isinstance(name, str) for name in architectures):
+    architectures = read_json(file).get("architectures")
+    if not isinstance(architectures, list) or not architectures or not all(isinstance(n, str) for n in architectures):
         raise CheckpointError(f"{file} names no architecture, so no adapter can be chosen")
-    return architectures
+    return tuple(architectures)
 
 
 def load_hf_config(path: Path, factory: Callable[..., Any] | None = None, *, trust_remote_code: bool) -> Any:
@@ -89,55 +116,70 @@ def load_hf_config(path: Path, factory: Callable[..., Any] | None = None, *, tru
     """
     from transformers import AutoConfig
 
-    try:
-        if factory is not None:
-            return _made_by(factory, path)
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path / 'config.json'}: {_first_line(error)}") from error
+    with _explaining(path, "config.json cannot be read", trust_remote_code):
+        return _made_by(factory or AutoConfig, path, trust_remote_code)
 
 
 def load_tokenizer(path: Path, factory: Callable[..., Any] | None = None, *, trust_remote_code: bool) -> Any:
     """Load the checkpoint's tokenizer: by the adapter's class or function, else `AutoTokenizer`.
 
     Raises:
-        CheckpointError: there is none, or it is broken.
+        CheckpointError: there is none, it is broken, or it wants to run code that was not allowed.
     """
     from transformers import AutoTokenizer
 
-    try:
-        if factory is not None:
-            return _made_by(factory, path)
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {_first_line(error)}") from error
+    with _explaining(path, "the tokenizer cannot be loaded", trust_remote_code):
+        return _made_by(factory or AutoTokenizer, path, trust_remote_code)
 
 
-def load_processor(context: ModelContext, factory: Callable[..., Any] | None) -> Any:
+def load_processor(context: ModelContext, factory: Callable[..., Any] | None, *, own_tokenizer: bool = True) -> Any:
     """Make the checkpoint's processor: by the adapter's class or function, else `AutoProcessor`, made quicker.
 
+    Args:
+        context: of the model.
+        factory: the adapter's.
+        own_tokenizer: whether it keeps the tokenizer it finds in the checkpoint; else it takes the context's.
+
     Raises:
-        CheckpointError: it cannot be made.
+        CheckpointError: it cannot be made, or it wants to run code that was not allowed.
     """
     from transformers import AutoProcessor
 
-    try:
-        processor = _made_by(factory or AutoProcessor, context.model_path)
+    with _explaining(context.model_path, "the processor cannot be made", context.trust_remote_code):
+        processor = _made_by(factory or AutoProcessor, context.model_path, context.trust_remote_code)
+        if not own_tokenizer and hasattr(processor, "tokenizer"):
+            processor.tokenizer = context.tokenizer
         quicken(processor)
         return processor
+
+
+def _made_by(factory: Callable[..., Any], path: Path, trust_remote_code: bool) -> Any:
+    """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it.
+
+    Whatever takes `trust_remote_code` is told: transformers asks on standard input where it is left out.
+    """
+    make = getattr(factory, "from_pretrained", factory)
+    takes = inspect.signature(make).parameters
+    told = "trust_remote_code" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    return make(path, **({"trust_remote_code": trust_remote_code} if told else {}))
+
+
+@contextmanager
+def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[None]:
+    """Errors of libraries become a `CheckpointError` that names the checkpoint; none of them asks questions."""
+    try:
+        with no_questions():
+            yield
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{context.model_path}: the processor cannot be made: {_first_line(error)}") from error
-
-
-def _made_by(factory: Callable[..., Any], path: Path) -> Any:
-    """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it."""
-    return getattr(factory, "from_pretrained", factory)(path)
+        reason = _one_line(error)
+        if "trust_remote_code" in str(error) and not trust_remote_code:
+            reason = (
+                "it is Python code in the checkpoint, which runs only with trust_remote_code=True "
+                "(--trust-remote-code); read that code first, or install a plugin that does without"
+            )
+        raise CheckpointError(f"{path}: {failure}: {reason}") from error
 
 
 def resolve_device(name: str) -> torch.device:
@@ -194,5 +236,5 @@ def default_max_model_len(hf_config: Any) -> int:
     return 2048
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400] or type(error).__name__

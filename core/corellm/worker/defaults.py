@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,7 +48,8 @@ class ModelDefaults:
     @hookimpl(trylast=True)
     def load_model(self, load_config: LoadConfig) -> nn.Module:
         """Load the transformers class of the checkpoint's architecture."""
-        return load_transformers_model(transformers_class(self.context.hf_config), load_config)
+        hf_config = self.context.hf_config
+        return load_transformers_model(transformers_class(hf_config), hf_config, load_config)
 
     @hookimpl(trylast=True)
     def get_language_model(self, model: nn.Module) -> nn.Module:
@@ -106,30 +108,56 @@ def transformers_class(hf_config: Any) -> Any:
     return by_config
 
 
-def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
-    """Load a transformers model with its text decoder on paged attention and everything else on SDPA.
-
-    To a GPU weights go straight from their files, which transformers leaves to accelerate; where that is missing they
-    are in host memory first.
+def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> nn.Module:
+    """Make a transformers model with its text decoder on paged attention and everything else on SDPA.
 
     Args:
         cls: a `PreTrainedModel` class.
+        hf_config: the model's configuration.
         load_config: where from, and how.
 
     Raises:
         CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in the model.
     """
+    make = _random_model if load_config.load_format == "dummy" else _read_model
+    model = make(cls, hf_config, load_config)
+    decoder_config = model.get_decoder().config
+    decoder_config._attn_implementation = load_config.attn_implementation
+    loaded: nn.Module = model.to(load_config.device).eval()
+    return loaded
+
+
+def _random_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
+    """A model as it is before training, which stops where the checkpoint says."""
+    from transformers import GenerationConfig
+
+    with load_config.device:
+        model = cls._from_config(deepcopy(hf_config), dtype=load_config.dtype, attn_implementation="sdpa")
+    if (load_config.model_path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(load_config.model_path)
+    return model
+
+
+def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
+    """A model with the checkpoint's weights.
+
+    To a GPU weights go straight from their files, which transformers leaves to accelerate; where that is missing they
+    are in host memory first.
+    """
+    _require_weights(load_config.model_path)
     straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
     placement: dict[str, Any] = {"device_map": {"": load_config.device}} if straight else {}
     try:
         with _progress_bar_if_long(load_config.model_path):
             model, report = cls.from_pretrained(
                 load_config.model_path,
+                config=hf_config,
                 dtype=load_config.dtype,
                 attn_implementation="sdpa",
                 use_safetensors=True,
                 trust_remote_code=load_config.trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # the report names them
                 **placement,
             )
     except torch.OutOfMemoryError:
@@ -138,10 +166,21 @@ def load_transformers_model(cls: Any, load_config: LoadConfig) -> nn.Module:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error
     _check_report(load_config, report)
-    decoder_config = model.get_decoder().config
-    decoder_config._attn_implementation = load_config.attn_implementation
-    loaded: nn.Module = model.to(load_config.device).eval()
-    return loaded
+    return model
+
+
+def _require_weights(path: Path) -> None:
+    if not any(path.glob("*.safetensors")):
+        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
+        raise CheckpointError(
+            f"{path}: the weights cannot be loaded: it has no *.safetensors"
+            + (
+                "; its weights are pickles, which can run code and are not loaded: take a revision with safetensors, "
+                "or convert them (transformers: load the model once, then save_pretrained)"
+                if pickled
+                else "; download all files"
+            )
+        )
 
 
 def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:
@@ -172,10 +211,18 @@ def _check_report(load_config: LoadConfig, report: Mapping[str, Any]) -> None:
         ("unexpected_keys", "the checkpoint has weights the model has no place for"),
         ("error_msgs", "weights could not be read"),
     ):
-        keys = sorted(map(str, report.get(kind) or ()))
+        keys = sorted(map(_told, report.get(kind) or ()))
         if keys:
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             raise CheckpointError(f"{load_config.model_path}: {meaning}: {', '.join(keys[:3])}{more}")
+
+
+def _told(key: Any) -> str:
+    """A weight of a report; one of another shape is a triple with the file's and the model's."""
+    if not isinstance(key, tuple):
+        return str(key)
+    name, found, wanted = key
+    return f"{name} {list(found)} (the model has {list(wanted)})"
 
 
 def model_width(model: nn.Module) -> int:

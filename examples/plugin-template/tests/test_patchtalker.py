@@ -72,3 +72,13 @@ def test_a_checkpoint_without_weights(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:1000])
     with pytest.raises(CorellmError, match=r"model\.safetensors: the weights cannot be read"):
         LLM(str(tmp_path))
+
+
+def test_dummy_weights(llm: LLM, checkpoint: Path, tmp_path: Path) -> None:
+    """`load_format="dummy"` reads no weights; pictures have their places all the same."""
+    for file in checkpoint.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    pictures = [Image.new("RGB", (16, 8))]
+    with LLM(str(tmp_path), load_format="dummy") as dummy:
+        assert ask(dummy, pictures) == ask(llm, pictures)

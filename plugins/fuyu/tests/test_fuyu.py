@@ -275,3 +275,12 @@ def test_answers_as_transformers(llm: LLM, processor: Any, photograph: int | Non
     prompt = {"prompt": QUESTION, "multi_modal_data": {"image": image}}
     got = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, min_tokens=8), use_tqdm=False)
     assert got[0].outputs[0].token_ids == want[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_dummies_are_as_large_as_the_operator_plans(llm: LLM) -> None:
+    """Sides of `limit_mm_per_prompt`; without them, the largest."""
+    make = llm.engine.input_processor.mm_processor.hooks.get_dummy_mm_data
+    (largest,) = make(seq_len=512, mm_counts={"image": 1}, mm_options={})["image"]
+    (bounded,) = make(seq_len=512, mm_counts={"image": 1}, mm_options={"image": {"height": 7}})["image"]
+    assert bounded.size == (largest.width, 7)
+    assert largest.height > 7

@@ -211,3 +211,13 @@ def test_importing_the_adapter_is_light() -> None:
         "assert not {'torch', 'transformers', 'soundfile', 'soxr'} & set(sys.modules), 'heavy'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_dummies_are_as_long_as_the_operator_plans(llm: LLM) -> None:
+    """The length of `limit_mm_per_prompt`, in samples; without it, all that the model hears."""
+    make = llm.engine.input_processor.mm_processor.hooks.get_dummy_mm_data
+    lengths = [
+        len(make(seq_len=512, mm_counts={"audio": 1}, mm_options=options)["audio"][0])
+        for options in ({}, {"audio": {"length": 4000}})
+    ]
+    assert lengths == [llm.engine.context.hf_processor.feature_extractor.n_samples, 4000]

@@ -100,7 +100,7 @@ def test_files_are_missing_or_broken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="lacks model-00002-of-00002"):
         answer(path)
     (path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="not a readable index"):
+    with pytest.raises(CheckpointError, match="not a JSON object but a list"):
         answer(path)
 
 
@@ -117,6 +117,13 @@ def test_published_pickles_are_converted(path: Path, capsys: pytest.CaptureFixtu
     assert main([str(path)]) == 0
     assert capsys.readouterr().out.split() == [str(path / f"model-0000{i}-of-00002.safetensors") for i in (1, 2)]
     assert answer(path) == want
+
+
+def test_dummy_weights(path: Path) -> None:
+    """`load_format="dummy"` reads no weights, and gives the same model at every start."""
+    real = answer(path)
+    (path / "model.safetensors").unlink()
+    assert answer(path, load_format="dummy") == answer(path, load_format="dummy") != real
 
 
 class Hostile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -430,3 +431,16 @@ def test_chat(llm: LLM) -> None:
     plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     other = llm.chat(conversation, params, use_tqdm=False, chat_template=plain)[0]
     assert [t for t in other.prompt_token_ids if t in (config.image_token_id, config.video_token_id)] == vision
+
+
+def test_dummies_are_as_large_as_the_operator_plans(llm: LLM) -> None:
+    """Sides and frames of `limit_mm_per_prompt`; without them, the largest."""
+    make = partial(
+        llm.engine.input_processor.mm_processor.hooks.get_dummy_mm_data, seq_len=512, mm_counts={"image": 1, "video": 1}
+    )
+    bounds = {"image": {"width": 56}, "video": {"num_frames": 2, "width": 84, "height": 56}}
+    largest, bounded = make(mm_options={}), make(mm_options=bounds)
+    assert bounded["image"][0].size == (56, largest["image"][0].height)
+    assert bounded["video"][0][0].shape == (2, 56, 84, 3)
+    assert largest["image"][0].width > 56
+    assert largest["video"][0][0].size > bounded["video"][0][0].size

@@ -50,9 +50,15 @@ class PatchTalkerForCausalLM(nn.Module):
 def load_model(config: PatchTalkerConfig, load_config: LoadConfig) -> PatchTalkerForCausalLM:
     """Make the model and load its weights: all of the checkpoint's, and nothing left at random.
 
+    With `load_format="dummy"` everything is left at random, and no file is read.
+
     Raises:
         CheckpointError: a file is broken, or a weight is missing, misshapen or has no place.
     """
+    if load_config.load_format == "dummy":
+        random_model = PatchTalkerForCausalLM(config).to(load_config.device, load_config.dtype).eval()
+        random_model.language_model.model.config._attn_implementation = load_config.attn_implementation
+        return random_model
     with torch.device("meta"):  # takes no memory; the weights come from the files
         model = PatchTalkerForCausalLM(config)
     decoder = model.language_model.model

@@ -58,14 +58,17 @@ class Fuyu:
         return ""
 
     @hookimpl
-    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+    def get_dummy_mm_data(
+        self, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Any]:
         """As large as pictures may be: larger ones are shrunk, smaller ones have no more rows nor longer ones."""
         from transformers.image_processing_utils import get_size_dict
 
         limit = self.context.kwargs_for("image").get("size", self.context.hf_processor.image_processor.size)
         size = get_size_dict(limit)
         width, height = (size.get(side, 1) for side in ("width", "height"))  # other forms are refused with the dummy
-        return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height)}
+        bounds = mm_options.get("image")
+        return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height, bounds=bounds)}
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:

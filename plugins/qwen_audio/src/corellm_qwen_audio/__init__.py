@@ -45,10 +45,13 @@ class Qwen2Audio:
         return audio_token * mm_counts.get("audio", 0)
 
     @hookimpl
-    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        """Sounds as long as the model hears."""
+    def get_dummy_mm_data(
+        self, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Any]:
+        """Audio as long as the model hears."""
         samples = self.context.hf_processor.feature_extractor.n_samples
-        return {"audio": dummy_audios(mm_counts.get("audio", 0), num_samples=samples)}
+        bounds = mm_options.get("audio")
+        return {"audio": dummy_audios(mm_counts.get("audio", 0), num_samples=samples, bounds=bounds)}
 
     @hookimpl
     def get_placeholder_str(self, modality: str, index: int) -> str | None:

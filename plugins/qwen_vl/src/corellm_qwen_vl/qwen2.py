@@ -71,17 +71,22 @@ class Qwen2VL:
         return "".join(self.context.tokenizer.convert_ids_to_tokens(ids))
 
     @hookimpl
-    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Any]:
         """The largest that the checkpoint's and the operator's bounds allow and that fit a sequence."""
         tokens = max(1, seq_len - 32)  # for the texts around
         if self.context.device.type == "cpu":
             tokens = min(tokens, _CPU_DUMMY_TOKENS)
         processor = self.context.hf_processor
         width, height = processor.largest_image(tokens, self.context.kwargs_for("image"))
-        frames, wide, high = processor.largest_video(tokens, self.context.kwargs_for("video"))
-        clips = dummy_videos(mm_counts.get("video", 0), width=wide, height=high, num_frames=frames)
+        images = dummy_images(mm_counts.get("image", 0), width=width, height=height, bounds=mm_options.get("image"))
+        frames, width, height = processor.largest_video(tokens, self.context.kwargs_for("video"))
+        clips = dummy_videos(
+            mm_counts.get("video", 0), width=width, height=height, num_frames=frames, bounds=mm_options.get("video")
+        )
         return {
-            "image": dummy_images(mm_counts.get("image", 0), width=width, height=height),
+            "image": images,
             "video": [(clip, {"do_sample_frames": False}) for clip in clips],
         }
 

@@ -70,11 +70,18 @@ class QwenVLModel(nn.Module):
 
 
 def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
-    """Make the model and load its weights.
+    """Make the model and load its weights; with `load_format="dummy"` they stay random.
 
     Raises:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
+    if load_config.load_format == "dummy":
+        with load_config.device:
+            random_model = QwenVLModel(config).to(load_config.dtype)
+        for parameter in random_model.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        random_model.language_model.model.config._attn_implementation = load_config.attn_implementation
+        return random_model.eval()
     with torch.device("meta"):
         model = QwenVLModel(config)
     decoder = model.language_model.model

@@ -1,0 +1,57 @@
+"""Where a checkpoint is and which plugin serves it, seen before anything heavy is imported.
+
+What can be refused is refused here: no such model, broken files, no plugin. Imports no torch and no transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from corellm.config import ModelConfig
+from corellm.engine.recommended_sampling import recommended_sampling
+from corellm.errors import ConfigError
+from corellm.plugins import AdapterEntry, find_adapter
+from corellm.sampling_params import SamplingParams
+from corellm.worker.checkpoint import read_architectures, resolve_checkpoint, resolve_tokenizer
+from corellm.worker.checkpoint_files import check_files
+
+
+@dataclass(frozen=True)
+class LocatedModel:
+    """A checkpoint on disk whose files are whole, and the plugin that serves it."""
+
+    path: Path
+    tokenizer_path: Path
+    """Where the tokenizer's files are: the checkpoint, unless the operator gave another place."""
+    entry: AdapterEntry
+    sampling: SamplingParams
+    """Of requests that bring none."""
+
+
+def locate(config: ModelConfig) -> LocatedModel:
+    """Find the checkpoint, check its files, and find the plugin.
+
+    Raises:
+        CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
+    """
+    path = resolve_checkpoint(config)
+    entry = find_adapter(_architectures(config, path), adapter=config.adapter)
+    check_files(path, weights=config.load_format != "dummy")
+    tokenizer_path = resolve_tokenizer(config, path)
+    if tokenizer_path != path:
+        check_files(tokenizer_path, weights=False)
+    sampling = recommended_sampling(path) if config.generation_config == "auto" else SamplingParams()
+    return LocatedModel(path, tokenizer_path, entry, sampling)
+
+
+def _architectures(config: ModelConfig, path: Path) -> tuple[str, ...]:
+    """The operator's, else the checkpoint's."""
+    overrides = config.hf_overrides
+    stated = overrides.get("architectures") if isinstance(overrides, Mapping) else None
+    if stated is None:
+        return read_architectures(path)
+    if not isinstance(stated, (list, tuple)) or not all(isinstance(name, str) for name in stated):
+        raise ConfigError(f"hf_overrides: architectures must be a list of names, got {stated!r:.100}")
+    return tuple(stated)

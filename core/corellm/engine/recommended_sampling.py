@@ -1,0 +1,42 @@
+"""How a checkpoint's authors sample from it: what `generation_config.json` states, as `SamplingParams`.
+
+Counts where a request brings no parameters of its own. Knows the file's names and ours; where to stop is not read here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from corellm.errors import CheckpointError, InvalidParameterError
+from corellm.sampling_params import SamplingParams
+from corellm.worker.checkpoint_files import read_json
+
+_OURS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def recommended_sampling(path: Path) -> SamplingParams:
+    """Read a checkpoint's recommendation; what it does not state is as in `SamplingParams()`.
+
+    `"do_sample": false` is greedy, as in transformers.
+
+    Raises:
+        CheckpointError: a value that cannot be; says how to do without.
+    """
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return SamplingParams()
+    stated = read_json(file)
+    ours = {ours: stated[theirs] for theirs, ours in _OURS.items() if stated.get(theirs) is not None}
+    if stated.get("do_sample") is False:
+        ours["temperature"] = 0.0
+    try:
+        return SamplingParams(**ours)
+    except InvalidParameterError as error:
+        raise CheckpointError(f"{file}: {error}; correct it, or start with generation_config='none'") from error

@@ -1,0 +1,423 @@
+"""Opening checkpoints: whose code runs, what is refused at once and in which words, what is taken from elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import dynamic_module_utils as transformers_code
+
+from corellm import LLM, SamplingParams
+from corellm.config import ModelConfig
+from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
+from corellm.worker import checkpoint as checkpoints
+from corellm.worker.checkpoint_files import check_files
+from corellm.worker.remote_code import no_questions
+from tests.conftest import random_image
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@pytest.fixture
+def checkpoint(tiny_llava: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny LLaVA, for the test to break."""
+    return Path(shutil.copytree(tiny_llava, tmp_path / "checkpoint"))
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None removes one."""
+    stated = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
+
+
+# --- the checkpoint's own code ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def willing_stdin(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Standard input on which everything is answered with yes."""
+    answers = io.StringIO("y\n" * 20)
+    monkeypatch.setattr(sys, "stdin", answers)
+    return answers
+
+
+FACTORIES = {
+    "processor": ("processor_config.json", "AutoProcessor", {"processor_class": "TheirProcessor"}),
+    "image processor": ("processor_config.json", "AutoImageProcessor", {}),
+    "tokenizer": ("tokenizer_config.json", "AutoTokenizer", {"tokenizer_class": "TheirTokenizer"}),
+    "configuration": ("config.json", "AutoConfig", {"model_type": "theirs"}),
+}
+
+
+def bring_code(checkpoint: Path, part: str, ran: Path) -> None:
+    """Have a part of the checkpoint be Python code, which leaves a file where it ran."""
+    file, auto_class, changes = FACTORIES[part]
+    code = "their_code.Theirs" if part != "tokenizer" else ["their_code.Theirs", None]
+    (checkpoint / "their_code.py").write_text(
+        f"import transformers\nopen({str(ran)!r}, 'w').close()\nclass Theirs(transformers.LlavaProcessor):\n    pass\n"
+    )
+    if part == "image processor":
+        settings = json.loads((checkpoint / file).read_text())["image_processor"]
+        edit(
+            checkpoint / file,
+            image_processor={**settings, "image_processor_type": "Their", "auto_map": {auto_class: code}},
+        )
+    else:
+        edit(checkpoint / file, auto_map={auto_class: code}, **changes)
+
+
+@pytest.mark.parametrize("part", FACTORIES)
+def test_a_checkpoints_code_does_not_run_unasked(
+    checkpoint: Path, tmp_path: Path, willing_stdin: io.StringIO, part: str
+) -> None:
+    """Whatever part of a checkpoint is Python code, it is refused by name, and standard input is not read.
+
+    A tokenizer whose class is unknown is read from `tokenizer.json` by transformers' own.
+    """
+    ran = tmp_path / "ran"
+    bring_code(checkpoint, part, ran)
+    refused = pytest.raises(CheckpointError, match="trust_remote_code=True")
+    with nullcontext() if part == "tokenizer" else refused:
+        LLM(str(checkpoint)).close()
+    assert not ran.exists()
+    assert willing_stdin.tell() == 0
+
+
+def test_a_checkpoints_code_runs_where_the_operator_said_so(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trust_remote_code=True` is passed on to the processor, which is then the checkpoint's."""
+    monkeypatch.setattr(transformers_code, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    ran = tmp_path / "ran"
+    bring_code(checkpoint, "processor", ran)
+    with LLM(str(checkpoint), trust_remote_code=True) as llm:
+        assert type(llm.engine.context.hf_processor).__name__ == "Theirs"
+    assert ran.exists()
+
+
+def test_an_adapters_own_call_asks_nothing(checkpoint: Path, tmp_path: Path, willing_stdin: io.StringIO) -> None:
+    """A factory that leaves the flag out fails instead of asking; afterwards transformers is as it was."""
+    import transformers
+
+    bring_code(checkpoint, "processor", tmp_path / "ran")
+    before = transformers_code.TIME_OUT_REMOTE_CODE
+    with pytest.raises(CheckpointError, match="trust_remote_code=True"):
+        checkpoints.load_tokenizer(
+            checkpoint, lambda path: transformers.AutoProcessor.from_pretrained(path), trust_remote_code=False
+        )
+    with no_questions(), no_questions():
+        pass
+    assert not (tmp_path / "ran").exists()
+    assert willing_stdin.tell() == 0
+    assert before == transformers_code.TIME_OUT_REMOTE_CODE > 0
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_hub_checkpoints_come_with_their_code_only_where_it_may_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trusted: bool
+) -> None:
+    """Python files are downloaded with `trust_remote_code`, and only with it."""
+    import huggingface_hub
+
+    asked: dict[str, Any] = {}
+
+    def download(name: str, **arguments: Any) -> str:
+        asked.update(arguments, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    config = ModelConfig(model="some/model", revision="v1", trust_remote_code=trusted)
+    assert checkpoints.resolve_checkpoint(config) == tmp_path
+    assert (asked["name"], asked["revision"]) == ("some/model", "v1")
+    assert ("*.py" in asked["allow_patterns"]) is trusted
+
+
+# --- broken files ---------------------------------------------------------------------------------------------------
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+
+
+def with_header(edit_header: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
+    """Change a safetensors file's header, and nothing else."""
+
+    def change(whole: bytes) -> bytes:
+        end = 8 + int.from_bytes(whole[:8], "little")
+        header = json.loads(whole[8:end])
+        edit_header(header)
+        written = json.dumps(header).encode()
+        return len(written).to_bytes(8, "little") + written + whole[end:]
+
+    return change
+
+
+def overlap(header: dict[str, Any]) -> None:
+    first, second = [name for name in header if name != "__metadata__"][:2]
+    header[first]["data_offsets"] = header[second]["data_offsets"]
+
+
+def foreign_type(header: dict[str, Any]) -> None:
+    header[max(header)]["dtype"] = "X9"
+
+
+def wrong_shape(header: dict[str, Any]) -> None:
+    header[max(header)]["shape"] = [1, 1, 3]
+
+
+WEIGHTS = "model.safetensors"
+BREAKS: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "pointer for weights": (WEIGHTS, lambda _: POINTER, r"is a Git LFS pointer, not the file itself; .*git lfs pull"),
+    "pointer for the tokenizer": ("tokenizer.json", lambda _: POINTER, "tokenizer.json is a Git LFS pointer"),
+    "pointer for a configuration": ("processor_config.json", lambda _: POINTER, "processor_config.json is a Git LFS p"),
+    "weights end early": (WEIGHTS, lambda whole: whole[:-100], "cannot be read.*truncated or damaged"),
+    "header ends early": (WEIGHTS, lambda whole: whole[:100], "cannot be read"),
+    "no weights in it": (WEIGHTS, lambda _: b"", r"the weights cannot be read: .*\(0 bytes\)"),
+    "huge header": (WEIGHTS, lambda whole: (2**60).to_bytes(8, "little") + whole[8:], "header too large"),
+    "overlapping": (WEIGHTS, with_header(overlap), "cannot be read"),
+    "foreign type": (WEIGHTS, with_header(foreign_type), "cannot be read"),
+    "wrong shape": (WEIGHTS, with_header(wrong_shape), "cannot be read"),
+    "config.json": ("config.json", lambda whole: whole[:200], "config.json: not a readable JSON object"),
+    "a list": ("generation_config.json", lambda _: b"[]", "not a JSON object but a list"),
+    "nested": ("tokenizer_config.json", lambda _: b"[" * 10**6, "tokenizer_config.json: not a readable JSON object"),
+    "not text": ("processor_config.json", lambda _: b"\xff\xfe{}", "processor_config.json: not a readable JSON obj"),
+    "tokenizer ends early": ("tokenizer.json", lambda whole: whole[:-9], r"tokenizer.json: .*its end is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_files_are_named(checkpoint: Path, name: str) -> None:
+    """File and reason, in one line, before the model is read."""
+    file, change, message = BREAKS[name]
+    (checkpoint / file).write_bytes(change((checkpoint / file).read_bytes()))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        LLM(str(checkpoint))
+    assert str(checkpoint) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_is_held_against_its_files(checkpoint: Path) -> None:
+    """A shard that is not there, a tensor that is not in its shard, and an index that is none."""
+    index = checkpoint / "model.safetensors.index.json"
+    with safe_open(checkpoint / WEIGHTS, framework="np") as weights:
+        names = sorted(weights.keys())
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, WEIGHTS)}))
+    check_files(checkpoint)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, "lm_head.bias"], WEIGHTS)}))
+    with pytest.raises(CheckpointError, match=r"model.safetensors lacks lm_head.bias, which .*index.json says"):
+        check_files(checkpoint)
+    index.write_text(json.dumps({"weight_map": {names[0]: "model-2.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"lacks model-2.safetensors, which .*index.json names"):
+        check_files(checkpoint)
+    index.write_text("{}")
+    with pytest.raises(CheckpointError, match="not a readable index of weights"):
+        check_files(checkpoint)
+    check_files(checkpoint, weights=False)
+
+
+def test_files_that_are_not_read_may_be_anything(checkpoint: Path) -> None:
+    """Other formats' weights beside ours, and notes, are nobody's business."""
+    (checkpoint / "consolidated.safetensors").write_bytes(POINTER)
+    (checkpoint / "notes.json").write_text("[1, 2")
+    LLM(str(checkpoint)).close()
+
+
+NORM = "language_model.model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({NORM: None}, "lacks weights the model needs: .*norm.weight"),
+        ({NORM: (3, 3)}, r"another shape than the model's: .*norm.weight \[3, 3\] \(the model has \["),
+        ({"more": (1,)}, "has no place for: more"),
+    ],
+)
+def test_weights_of_another_model(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
+    """Whole files that do not fit the model: which weight, and its shapes."""
+    weights = load_file(checkpoint / WEIGHTS)
+    for name, shape in changes.items():
+        weights.pop(name, None)
+        if shape is not None:
+            weights[name] = torch.zeros(shape)
+    save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        LLM(str(checkpoint))
+
+
+def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
+    """Where there is nothing but pickles, that is said."""
+    (checkpoint / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=r"has no .*safetensors; download all files"):
+        LLM(str(checkpoint))
+    (checkpoint / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"pickles, which can run code and are not loaded: .*safetensors"):
+        LLM(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    "program", ["import corellm; corellm.LLM({!r})", "import corellm.cli as c; c.main(['run', {!r}, 'a'])"]
+)
+def test_refusals_do_not_wait_for_torch(checkpoint: Path, program: str) -> None:
+    """A broken checkpoint is refused before torch and transformers are imported: they take seconds."""
+    (checkpoint / WEIGHTS).write_bytes(POINTER)
+    code = (
+        f"import atexit, sys\natexit.register(lambda: print(*sorted(sys.modules)))\n{program.format(str(checkpoint))}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Git LFS pointer" in done.stderr
+    assert {"torch", "transformers"}.isdisjoint(done.stdout.split())
+
+
+# --- what the operator takes from elsewhere -------------------------------------------------------------------------
+
+
+def tokens(llm: LLM, prompt: Any = "USER: hello there ASSISTANT:") -> list[int]:
+    """A greedy answer."""
+    return list(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+
+
+def test_the_tokenizer_may_be_elsewhere(checkpoint: Path, tiny_llava: Path, tmp_path: Path) -> None:
+    """`tokenizer=` names a directory: prompts and the processor are as with the checkpoint's own."""
+    elsewhere = tmp_path / "tokenizer"
+    elsewhere.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.move(checkpoint / name, elsewhere / name)
+    shutil.copy(elsewhere / "tokenizer_config.json", checkpoint)
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded"):
+        LLM(str(checkpoint))
+    shutil.copy(elsewhere / "tokenizer.json", checkpoint)
+    edit(elsewhere / "tokenizer_config.json", model_max_length=77)
+    with LLM(str(checkpoint), tokenizer=elsewhere) as llm, LLM(str(tiny_llava)) as plain:
+        assert llm.get_tokenizer().model_max_length == 77
+        assert llm.engine.context.hf_processor.tokenizer is llm.get_tokenizer()
+        assert tokens(llm) == tokens(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./nowhere", "no tokenizer './nowhere': no such directory"),
+        ("nowhere", r"no such directory, and not a hub name \(owner/name\)"),
+        ("some/tokenizer", "no tokenizer 'some/tokenizer': .* the hub did not give it"),
+    ],
+)
+def test_no_such_tokenizer(checkpoint: Path, name: str, message: str) -> None:
+    """What was tried."""
+    with pytest.raises(CheckpointError, match=message):
+        LLM(str(checkpoint), tokenizer=name)
+
+
+def test_overrides_change_the_configuration_of_model_and_engine(checkpoint: Path, tiny_llava: Path) -> None:
+    """As a dictionary laid over it part by part, and as a function: both as if `config.json` said so."""
+    edit(
+        checkpoint / "config.json",
+        vision_feature_layer=-1,
+        text_config={
+            **json.loads((checkpoint / "config.json").read_text())["text_config"],
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 0.5,
+        },
+    )
+    image = {"prompt": "USER: <image> ASSISTANT:", "multi_modal_data": {"image": random_image(60, 50, 1)}}
+    with LLM(str(checkpoint), dtype="float32") as llm:
+        want = tokens(llm, image)
+
+    def change(config: Any) -> Any:
+        config.vision_feature_layer = -1
+        config.text_config.max_position_embeddings = 256
+        config.text_config.rms_norm_eps = 0.5
+        return config
+
+    parts = {"vision_feature_layer": -1, "text_config": {"max_position_embeddings": 256, "rms_norm_eps": 0.5}}
+    with LLM(str(tiny_llava), dtype="float32") as plain:
+        assert tokens(plain, image) != want
+    for overrides in (parts, change):
+        with LLM(str(tiny_llava), dtype="float32", hf_overrides=overrides) as llm:
+            assert tokens(llm, image) == want
+            assert llm.engine.max_model_len == 256
+            assert llm.engine.context.hf_config.text_config.hidden_size == 64  # the rest of the part stays
+
+
+def test_overrides_may_name_the_architecture(checkpoint: Path) -> None:
+    """The plugin is chosen by it; a function comes too late for that, and says so."""
+    edit(checkpoint / "config.json", architectures=["SomebodysLlava"])
+    with pytest.raises(PluginNotFoundError, match="SomebodysLlava"):
+        LLM(str(checkpoint))
+    named = {"architectures": ["LlavaForConditionalGeneration"]}
+    with LLM(str(checkpoint), hf_overrides=named) as llm:
+        assert tokens(llm)
+
+    def rename(config: Any) -> Any:
+        config.architectures = ["Other"]
+        return config
+
+    with pytest.raises(ConfigError, match="give a dict instead"):
+        LLM("demo", hf_overrides=rename)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"vision_feature_layr": 1}, "LlavaConfig has no 'vision_feature_layr'; did you mean 'vision_feature_layer'"),
+        ({"max_position_embeddings": 9}, "LlavaConfig has no 'max_position_embeddings'; it is in 'text_config'"),
+        ({"text_config": {"nonsense": 1}}, "LlamaConfig has no 'nonsense'"),
+        ({"vision_feature_select_strategy": "odd"}, "LlavaConfig does not take them: .*odd"),
+        ({"architectures": "Llava"}, "architectures must be a list of names, got 'Llava'"),
+        (lambda config: None, "must return the configuration it was given, got NoneType"),
+        (lambda config: config.nothing, "does not take them: .*nothing"),
+    ],
+)
+def test_wrong_overrides(tiny_llava: Path, overrides: Any, message: str) -> None:
+    """The key and the nearest, the value, or what was returned instead."""
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tiny_llava), hf_overrides=overrides)
+
+
+def test_dummy_weights_need_no_files_and_repeat(checkpoint: Path, tiny_llava: Path) -> None:
+    """`load_format="dummy"`: no weights are read, the model answers prompts with images, the same at every start."""
+    (checkpoint / WEIGHTS).write_bytes(POINTER)
+    image = {"prompt": "USER: <image> ASSISTANT:", "multi_modal_data": {"image": random_image(60, 50, 1)}}
+    answers, random_state = [], torch.random.get_rng_state()
+    for _ in range(2):
+        with LLM(str(checkpoint), load_format="dummy") as llm:
+            answers.append(tokens(llm, image))
+            assert llm.engine.max_model_len == 1024
+    assert answers[0] == answers[1]
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+    with LLM(str(tiny_llava), load_format="safetensors") as llm:
+        assert tokens(llm, image) != answers[0]
+
+
+def test_dummy_models_of_the_hub_come_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is downloaded that is not read."""
+    import huggingface_hub
+
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **more: asked.append(more["allow_patterns"]) or tmp_path
+    )
+    for load_format in ("auto", "dummy"):
+        checkpoints.resolve_checkpoint(ModelConfig(model="some/model", load_format=load_format))
+    assert ["*.safetensors" in patterns for patterns in asked] == [True, False]
+
+
+def test_without_a_seed_every_start_samples_anew(tiny_llava: Path) -> None:
+    """`seed=None`: two starts differ; with the default they do not."""
+    wild = SamplingParams(temperature=2, max_tokens=24, ignore_eos=True)
+
+    def answer(**arguments: Any) -> list[int]:
+        with LLM(str(tiny_llava), **arguments) as llm:
+            return list(llm.generate("a", wild, use_tqdm=False)[0].outputs[0].token_ids)
+
+    assert answer() == answer(seed=0)
+    assert answer(seed=None) != answer(seed=None)
