@@ -136,7 +136,7 @@ class AsyncLLM:
         request_id: str | None = None,
         **chat_args: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation; `chat_args` as for `InputProcessor.process_chat`. Otherwise like `generate`."""
+        """Answer a conversation; `chat_args` as for `LLM.chat`. Otherwise like `generate`."""
         prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
         has_media = _has_parts(messages)
         async with contextlib.aclosing(self._stream(prepare, has_media, sampling_params, request_id)) as outputs:

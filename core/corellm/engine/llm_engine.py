@@ -52,6 +52,7 @@ class LLMEngine:
         self.executor = model.executor
         self.runner: Any = model.runner
         """The worker; None once the engine was shut down."""
+        self._templates = model.templates
         self._eos_token_ids = model.eos_token_ids
         self.output_processor = OutputProcessor(self.context.tokenizer)
         self.num_prompt_tokens = 0
@@ -212,5 +213,6 @@ class LLMEngine:
         from corellm.worker.memory import release_memory
 
         self.executor.shutdown(wait=False, cancel_futures=True)
+        self._templates.close()
         self.runner = self._ahead = None
         release_memory()

@@ -13,6 +13,7 @@ from corellm.hookspecs import ModelContext
 from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.plugins import ask_class, build_manager, find_adapter
+from corellm.templates.renderer import TemplateRenderer
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.defaults import ModelDefaults
 
@@ -26,6 +27,8 @@ class OpenedModel:
     """The hook callers: adapter, defaults and extensions."""
     namespace: tuple[str, ...]
     """What item hashes depend on beside the item."""
+    templates: TemplateRenderer
+    """Where chat templates run; to be closed."""
 
 
 def open_model(config: EngineConfig) -> OpenedModel:
@@ -53,7 +56,8 @@ def open_model(config: EngineConfig) -> OpenedModel:
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=trusted,
     )
-    processing = ProcessingDefaults(context, config.multimodal)
+    templates = TemplateRenderer()
+    processing = ProcessingDefaults(context, config.multimodal, templates)
     merge_rows = first_offer("register_merging", callable, device=context.device)
     manager = build_manager(
         adapter,
@@ -65,4 +69,4 @@ def open_model(config: EngineConfig) -> OpenedModel:
     processing.hooks = manager.hook
     context.make_processor = lambda: checkpoints.load_processor(context, manager.hook.register_processor())
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
-    return OpenedModel(context, manager.hook, namespace)
+    return OpenedModel(context, manager.hook, namespace, templates)
