@@ -64,6 +64,14 @@ def test_hostile_templates(renderer: TemplateRenderer, template: str, words: str
     assert ask(renderer, "{{ x }}", x="é\ud800") == "é\ud800"
 
 
+def test_what_cannot_be_sent(renderer: TemplateRenderer) -> None:
+    """A number without end is the request's fault, and costs no child."""
+    assert ask(renderer, "{{ x }}", x=1) == "1"
+    with pytest.raises(PromptError, match="a chat template cannot be given this conversation: Exceeds the limit"):
+        ask(renderer, "{{ x }}", x=10**5000)
+    assert ask(renderer, "{{ x }}", x=2) == "2"
+
+
 def test_the_time_is_the_conversations(renderer: TemplateRenderer) -> None:
     """Not each template's: several that nearly take all of it are too many."""
     slow = "{% for _ in range(99999) %}{% for _ in range(10) %}{% endfor %}{% endfor %}"
