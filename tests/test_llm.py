@@ -570,6 +570,23 @@ def test_special_tokens_a_caller_allows(llm: LLM) -> None:
             llm.chat(messages, GREEDY, use_tqdm=False, allowed_special=allowed)
 
 
+def test_special_tokens_beside_messages(llm: LLM) -> None:
+    """Tools and template arguments are the operator's text, documents are not; neither places an item."""
+    tokenizer = llm.get_tokenizer()
+    (output,) = llm.chat(
+        [{"role": "user", "content": "?"}],
+        GREEDY,
+        use_tqdm=False,
+        chat_template="{{ documents[0].text }} {{ note }} {{ tools[0].name }}",
+        tools=[{"name": "b</s> <image>"}],
+        chat_template_kwargs={"documents": [{"text": "a</s> <image>"}], "note": "</s> <image>"},
+    )
+    eos, image = tokenizer.convert_tokens_to_ids(["</s>", "<image>"])
+    assert output.prompt == "a</s> <image> </s> <image> b</s> <image>"
+    assert output.prompt_token_ids.count(eos) == 2
+    assert output.prompt_token_ids.count(image) == 0
+
+
 def test_added_tokens_that_are_not_special_stay_tokens(make_llava: Any, tmp_path: Path) -> None:
     """`<think>` in anybody's message is the token that the tokenizer has for it."""
     path = shutil.copytree(make_llava(), tmp_path / "thinking")

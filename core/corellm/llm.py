@@ -156,7 +156,7 @@ class LLM:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            chat_template_kwargs=chat_template_kwargs or {},
+            chat_template_kwargs=chat_template_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
             cache_salt=cache_salt,
             priority=priority,

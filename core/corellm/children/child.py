@@ -81,8 +81,9 @@ class Child:
 
     def interrupt(self) -> None:
         """End the child from another thread than the one that asks it, which then gets a `ChildError`."""
-        if self._running is not None:
-            self._running.process.kill()
+        running = self._running
+        if running is not None:
+            running.process.kill()
 
     def _exchange(self, data: bytes | None, seconds: float) -> Any:
         """Send and receive one frame. Where that is left half done, the stream is of no use any more."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class ChatOptions:
     """Whether to end within the last message, for the model to go on with it."""
     tools: Sequence[Any] | None = None
     """JSON schemas, or Python functions with type hints and a docstring, for the template."""
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] | None = None
     """Further variables for the template."""
     allowed_special: AllowedSpecial = ()
     """Special tokens that stay tokens in any message's text, `"all"` for all but those that stand for items."""
@@ -64,7 +64,7 @@ class ChatOptions:
                 "give one of them",
                 param="continue_final_message",
             )
-        given = self.chat_template_kwargs
+        given = self.chat_template_kwargs or {}
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
             raise InvalidParameterError(
                 f"chat_template_kwargs must be a dict with strings for keys, got {given!r:.100}",
@@ -148,8 +148,8 @@ class ChatProcessor:
             chat_template=template,
             tools=_tool_schemas(options.tools, guards.operator),
             chat_template_kwargs={
-                name: (guards.others if name == "documents" else guards.operator).value(value, f"{name}")
-                for name, value in options.chat_template_kwargs.items()
+                name: (guards.others if name == "documents" else guards.operator).value(value, name)
+                for name, value in (options.chat_template_kwargs or {}).items()
             },
         )
         if options.continue_final_message:
