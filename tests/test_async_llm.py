@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from corellm import AsyncLLM, CompletionOutput, RequestOutputKind, SamplingParams
-from corellm.errors import EngineDeadError, InvalidParameterError, MediaError, SurplusPlaceholderError
+from corellm.errors import EngineDeadError, InvalidParameterError, MediaError, PromptError, SurplusPlaceholderError
 from tests.conftest import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -357,3 +357,38 @@ def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
             assert time.monotonic() < deadline, "a request without a reader runs on"
         asyncio.run(ask_again())
     assert not llm._streams
+
+
+def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused, other text is answered after it, and the engine closes."""
+    monkeypatch.setattr(llm.engine._templates, "_seconds", 1.0)
+    loops = "".join("{% for _ in range(99999) %}" for _ in range(9)) + "".join("{% endfor %}" for _ in range(9))
+    messages = [{"role": "user", "content": "Hello"}]
+
+    async def ask_hostile() -> None:
+        async for _ in llm.chat(messages, GREEDY, chat_template=loops):
+            pass
+
+    async def main() -> None:
+        hostile = asyncio.create_task(ask_hostile())
+        await asyncio.sleep(0.1)
+        assert len(await asyncio.wait_for(collect(llm, "USER: hello ASSISTANT:"), 30)) == 12
+        with pytest.raises(PromptError, match="the chat template does not end within 1 s"):
+            await hostile
+        outputs = [output async for output in llm.chat(messages, GREEDY)]
+        assert outputs[-1].finished
+
+    asyncio.run(main())
+    llm.close()
+    assert llm.engine._templates._first[1]._running is None
+
+
+def test_unknown_arguments_of_chat(llm: AsyncLLM) -> None:
+    """They are named, as a wrong value is."""
+
+    async def ask(**arguments: Any) -> None:
+        async for _ in llm.chat([{"role": "user", "content": "Hello"}], GREEDY, **arguments):
+            pass
+
+    with pytest.raises(InvalidParameterError, match="chat has no argument 'tool'; did you mean 'tools'"):
+        asyncio.run(ask(tool=[]))

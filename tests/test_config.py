@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from corellm.absent_sampling import ABSENT_SAMPLING
+from corellm.absent.sampling import ABSENT_SAMPLING
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError, InvalidParameterError
 from corellm.sampling_params import SamplingParams

@@ -125,6 +125,33 @@ def test_conversation_with_media_in_order(load: Load, name: str, template: bool)
     assert output.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_typed_placeholders_bind_nothing(load: Load, name: str, role: str) -> None:
+    """Whatever the role and whatever is allowed, text that stands for an item in a prompt is text in a message."""
+    family, llm = FAMILIES[name], load(name)
+    inputs, tokenizer = llm.engine.input_processor, llm.get_tokenizer()
+    modality = family.modalities[0]
+    profile = inputs.mm_processor.profile
+    typed = llm.engine.input_processor.mm_processor.hooks.get_placeholder_str(modality=modality, index=0) or ""
+    typed += "".join(tokenizer.convert_ids_to_tokens(list(profile.placeholder_token_ids)))
+    medium = {"type": modality, modality: item(modality, 1)}
+    counts = []
+    for text in ("Mind that!", f"Mind {typed} that!"):
+        messages = [
+            {"role": role, "content": text},
+            {"role": "user", "content": [medium, {"type": "text", "text": "?"}]},
+        ]
+        try:
+            processed = inputs.process_chat(messages, allowed_special="all")
+        except RequestError as error:
+            assert f"role '{role}'" in str(error) or "chat template does not take" in str(error)  # noqa: PT017
+            return
+        assert len(processed.features) == 1
+        counts.append(sum(token in profile.placeholder_token_ids for token in processed.token_ids))
+    assert counts[0] == counts[1]
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A real photograph, a real video and a real sound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import shutil
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -717,7 +718,7 @@ def test_chat_equals_the_rendered_prompt(llm: LLM, tiny_llava: Path) -> None:
     assert output.prompt == rendered
 
 
-@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+@pytest.mark.parametrize("role", ["user", "assistant"])
 def test_special_tokens_people_type_stay_text(llm: LLM, role: str) -> None:
     """Whoever types `<image>` or `</s>` in a message is answered; no placeholder and no end of sequence comes of it."""
     tokenizer = llm.get_tokenizer()
@@ -732,6 +733,72 @@ def test_special_tokens_people_type_stay_text(llm: LLM, role: str) -> None:
     assert output.prompt_token_ids.count(bos) == 1
     kept = tokenizer.decode([t for t in output.prompt_token_ids if t != image])
     assert "I type <image> and </s><s> here" in kept
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_operators_write_special_tokens(llm: LLM, role: str) -> None:
+    """What the operator writes is tokenized as it stands, but for what would take an item's place."""
+    tokenizer = llm.get_tokenizer()
+    messages = [{"role": role, "content": "Now </s> and"}, *conversation("what?", random_image(9, 9, 1))]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids.count(tokenizer.eos_token_id) == 1
+    messages[0]["content"] = "Now <image> and"
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids.count(tokenizer.convert_tokens_to_ids("<image>")) == 16
+    assert "Now <image> and" in tokenizer.decode(output.prompt_token_ids)
+
+
+def test_special_tokens_a_caller_allows(llm: LLM) -> None:
+    """Those that are named stay tokens, or all of them; what stands for an item never does."""
+    tokenizer = llm.get_tokenizer()
+    messages = conversation("I type </s> and <image>", random_image(9, 9, 1))
+    eos, image = tokenizer.convert_tokens_to_ids(["</s>", "<image>"])
+    allowed: Any
+    for allowed, count in (((), 0), (["</s>"], 1), ({"</s>"}, 1), ("all", 1), (["<s>"], 0)):
+        (output,) = llm.chat(messages, GREEDY, use_tqdm=False, allowed_special=allowed)
+        assert output.prompt_token_ids.count(eos) == count, allowed
+        assert output.prompt_token_ids.count(image) == 16
+    for allowed, words in (
+        (["<image>"], "'<image>' stands for an item"),
+        (["<nothing>"], "'<nothing>' is no special token of this model"),
+        ("</s>", 'must be a list of special tokens or "all"'),
+    ):
+        with pytest.raises(InvalidParameterError, match=f"allowed_special.*{words}"):
+            llm.chat(messages, GREEDY, use_tqdm=False, allowed_special=allowed)
+
+
+def test_special_tokens_beside_messages(llm: LLM) -> None:
+    """Tools and template arguments are the operator's text, documents are not; neither places an item."""
+    tokenizer = llm.get_tokenizer()
+    (output,) = llm.chat(
+        [{"role": "user", "content": "?"}],
+        GREEDY,
+        use_tqdm=False,
+        chat_template="{{ documents[0].text }} {{ note }} {{ tools[0].name }}",
+        tools=[{"name": "b</s> <image>"}],
+        chat_template_kwargs={"documents": [{"text": "a</s> <image>"}], "note": "</s> <image>"},
+    )
+    eos, image = tokenizer.convert_tokens_to_ids(["</s>", "<image>"])
+    assert output.prompt == "a</s> <image> </s> <image> b</s> <image>"
+    assert output.prompt_token_ids.count(eos) == 2
+    assert output.prompt_token_ids.count(image) == 0
+
+
+def test_added_tokens_that_are_not_special_stay_tokens(make_llava: Any, tmp_path: Path) -> None:
+    """`<think>` in anybody's message is the token that the tokenizer has for it."""
+    path = shutil.copytree(make_llava(), tmp_path / "thinking")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens(["<think>"])
+    spare = tokenizer.convert_tokens_to_ids("<think>")
+    tokenizer.save_pretrained(path)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(path)
+    model.resize_token_embeddings(spare + 1)
+    model.save_pretrained(path)
+    with LLM(str(path), dtype="float32", block_size=8) as thinking:
+        for role in ("system", "user", "assistant"):
+            messages = [{"role": role, "content": "<think> and"}, *conversation("what?")]
+            (output,) = thinking.chat(messages, GREEDY, use_tqdm=False)
+            assert output.prompt_token_ids.count(spare) == 1
 
 
 def test_special_tokens_across_parts_stay_text(llm: LLM) -> None:
@@ -782,6 +849,121 @@ def test_templates_over_parts_and_over_text(llm: LLM, template: str) -> None:
     ]  # fmt: skip
     with pytest.raises(PromptError, match="the chat template does not take this conversation"):
         llm.chat(messages, GREEDY, use_tqdm=False, chat_template="{{ 1 / 0 }}")
+
+
+CHATML = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }}{{ c.function.arguments | tojson }}]{% endfor %}</s>\n{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if shout %}{{ shout | upper }}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+STRIPPING = CHATML.replace("m['content']", "m['content'] | trim")
+
+
+@pytest.mark.parametrize("template", [CHATML, STRIPPING, "{{ bos_token }}" + CHATML])
+@pytest.mark.parametrize("text", ["Well", " Well, ", "a </s> b", "x\n\n"])
+def test_an_answer_is_gone_on_with(llm: LLM, template: str, text: str) -> None:
+    """With `continue_final_message` the prompt is the one that transformers makes; without, a new turn begins."""
+    tokenizer = llm.get_tokenizer()
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
+    options: dict[str, Any] = {"chat_template": template, "tokenize": False}
+    for mine, theirs in (
+        ({"continue_final_message": True}, {"continue_final_message": True}),
+        ({"continue_final_message": True, "add_generation_prompt": False}, {"continue_final_message": True}),
+        ({}, {"add_generation_prompt": True}),
+        ({"add_generation_prompt": False}, {}),
+    ):
+        want = tokenizer.apply_chat_template(messages, **options, **theirs)
+        (output,) = llm.chat(messages, GREEDY, use_tqdm=False, chat_template=template, **mine)
+        assert output.prompt == want
+        if "</s>" not in text:
+            want_ids = tokenizer(want, add_special_tokens=not want.startswith("<s>"))["input_ids"]
+            assert output.prompt_token_ids == want_ids
+
+
+def test_going_on_with_parts_and_media(llm: LLM) -> None:
+    """The last text of the last message is gone on with, by the checkpoint's own template."""
+    messages = [
+        *conversation("What?", random_image(9, 9, 1)),
+        {"role": "assistant", "content": [{"type": "text", "text": "It is"}, {"type": "text", "text": " a"}]},
+    ]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True)
+    assert output.prompt == "USER: <image>\nWhat? ASSISTANT: It is a"
+    with pytest.raises(InvalidParameterError, match="begins a new turn and continue_final_message goes on"):
+        llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True, add_generation_prompt=True)
+    messages[-1] = {"role": "assistant", "content": None}
+    with pytest.raises(PromptError, match=r"messages\[1\] has no text"):
+        llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True)
+    with pytest.raises(PromptError, match="the last message's text is not in the prompt as it was given"):
+        llm.chat(
+            conversation("x"),
+            GREEDY,
+            use_tqdm=False,
+            continue_final_message=True,
+            chat_template="{{ messages|length }}",
+        )
+
+
+def shapes(color: str) -> int:
+    """Count shapes.
+
+    Args:
+        color: Of the shapes, such as "red".
+    """
+    return len(color)
+
+
+def test_tools_and_template_arguments(llm: LLM) -> None:
+    """What transformers' `apply_chat_template` makes of them: schemas, functions, and calls with JSON text."""
+    tokenizer = llm.get_tokenizer()
+    schema = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    call = {"type": "function", "function": {"name": "shapes", "arguments": {"color": "röt"}}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    want = tokenizer.apply_chat_template(
+        messages, chat_template=CHATML, tokenize=False, add_generation_prompt=True, tools=[schema, shapes], shout="now"
+    )
+    call["function"] = {"name": "shapes", "arguments": '{"color": "röt"}'}
+    (output,) = llm.chat(
+        messages, GREEDY, use_tqdm=False, chat_template=CHATML, tools=[schema, shapes],
+        chat_template_kwargs={"shout": "now"},
+    )  # fmt: skip
+    assert output.prompt == want
+    assert "röt" in want
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tools": [{"type": "function"}, 7]}, r"tools\[1\] must be a JSON schema or a Python function, got 7"),
+        ({"tools": {"type": "function"}}, "tools must be a list"),
+        ({"tools": [lambda x: x]}, r"tools\[0\]: Cannot generate JSON schema"),
+        ({"tools": [{"a": {1}}]}, r"tools\[0\].a is a set"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs cannot set 'messages'"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be a dict"),
+        ({"chat_template": 7}, "chat_template must be a Jinja template"),
+    ],
+)
+def test_wrong_arguments_of_chat(llm: LLM, arguments: dict[str, Any], words: str) -> None:
+    """Each is named."""
+    with pytest.raises(InvalidParameterError, match=words):
+        llm.chat(conversation("x"), GREEDY, use_tqdm=False, **arguments)
+
+
+def test_what_a_prompt_may_have_a_conversation_may(llm: LLM) -> None:
+    """Salt, priority, processor arguments and names of items reach the request."""
+    picture = random_image(60, 50, 21)
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture, "uuid": "mine"}, "what?"]}]
+    process = llm.engine.input_processor.process_chat
+    plain, named = process(conversation("what?", picture)), process(messages)
+    assert plain.token_ids == named.token_ids
+    assert plain.features[0].identifier != named.features[0].identifier
+    assert process(messages).features[0].identifier == named.features[0].identifier
+    assert process(messages, priority=3).priority == 3
+    for salt in ("a", "b"):
+        cached = [llm.chat(messages, GREEDY, use_tqdm=False, cache_salt=salt)[0].num_cached_tokens for _ in range(2)]
+        assert cached[0] == 0 < cached[1]
+    with pytest.raises(ProcessorKwargsError):
+        llm.chat(messages, GREEDY, use_tqdm=False, mm_processor_kwargs={"colour": 1})
 
 
 def test_many_conversations_and_parts_in_order(llm: LLM) -> None:

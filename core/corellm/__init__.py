@@ -64,8 +64,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        from corellm.absent import absent_name
-        from corellm.absent_names import NAMES
+        from corellm.absent.names import NAMES
+        from corellm.absent.table import absent_name
 
         raise absent_name("corellm", name, NAMES)
     value = getattr(importlib.import_module(_HOMES[name]), name)

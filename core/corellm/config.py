@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any, Literal
 
-from corellm.absent import check_absent
-from corellm.absent_engine import ENGINE_ARGUMENTS
+from corellm.absent.engine import ENGINE_ARGUMENTS
+from corellm.absent.table import check_absent
 from corellm.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -297,7 +297,7 @@ class EngineConfig:
         """Build a configuration from flat keyword arguments, each known to exactly one room.
 
         Where a field does not take None, None stands for its default. Arguments of other engines that ask for nothing
-        are passed over (`absent_engine`).
+        are passed over (`engine`).
 
         Raises:
             ConfigError: an unknown argument (with the nearest known one), or a value out of range.

@@ -399,6 +399,8 @@ def make_context(
     max_window_size: int,
     add_generation_prompt: bool,
     chat_template: str | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template_kwargs: Mapping[str, Any],
 ) -> ChatPrompt | None:
     """Turn an OpenAI-style conversation into a prompt and its media: the family's own input builder.
 
@@ -408,6 +410,7 @@ def make_context(
         add_generation_prompt: whether to end with the start of the assistant's turn.
         chat_template: the operator's, else the checkpoint's, or None. A family whose own form is only for want of one
             answers None where there is one.
+        tools, chat_template_kwargs: for the template; None and empty where there is no template.
 
     Default: the chat template, if there is one; else `get_placeholder_str`.
     """

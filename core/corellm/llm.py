@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from corellm.absent import absent_attribute, refusing
-from corellm.absent_names import METHODS, REQUEST_ARGUMENTS
+from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
+from corellm.absent.table import absent_attribute, refusing
 from corellm.engine import upkeep
+from corellm.engine.chat_processor import AllowedSpecial
 from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
@@ -216,8 +217,14 @@ class LLM(NotPicklable):
         *,
         on_error: OnError = "raise",
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        allowed_special: AllowedSpecial = (),
     ) -> list[RequestOutput]:
         """Answer conversations.
 
@@ -227,8 +234,15 @@ class LLM(NotPicklable):
                 `{"type": "image_url", "image_url": {"url": path, file: or data: URL}}`.
             sampling_params, use_tqdm, on_error: as for `generate`.
             chat_template: Jinja template to use instead of the checkpoint's.
-            add_generation_prompt: end with the start of the assistant's turn.
+            add_generation_prompt: end with the start of the assistant's turn: the default, unless
+                `continue_final_message`.
+            continue_final_message: end within the last message instead, for the model to go on with it.
+            tools: JSON schemas, or Python functions with type hints and a docstring, for the template.
+            chat_template_kwargs: further variables for the template, such as `enable_thinking`.
             mm_processor_kwargs: for all items.
+            cache_salt, priority: of each conversation, as of a prompt.
+            allowed_special: special tokens that may be written in a message's text; `"all"` for all but those that
+                stand for items.
 
         Returns:
             One output per conversation.
@@ -240,7 +254,13 @@ class LLM(NotPicklable):
             self.engine.input_processor.process_chat,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
+            cache_salt=cache_salt,
+            priority=priority,
+            allowed_special=allowed_special,
         )
         return self._run([partial(process, c) for c in conversations], sampling_params, use_tqdm, on_error)
 

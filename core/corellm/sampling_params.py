@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
-from corellm.absent_sampling import AbsentSampling
+from corellm.absent.sampling import AbsentSampling
 from corellm.errors import InvalidParameterError
 
 MAX_N = 128

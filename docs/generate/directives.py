@@ -7,7 +7,7 @@
     rules                   the contract's rules
     imports                 import lines of scripts for vLLM, and what takes their place
     same, different         usages of vLLM's interface, and how they differ
-    absent MODULE TABLE     a table of what is not there, e.g. of `corellm.absent_names`
+    absent MODULE TABLE     a table of what is not there, e.g. of `corellm.absent.names`
     part FILE [HEADING]     a Markdown file of the repository without its title, or what is below one of its headings
     chapter FILE            a Markdown file of the repository, with its title
 

@@ -1,7 +1,7 @@
 """Usages of vLLM's Python interface that work here, and what of the rest to use instead: tables of `run/from-vllm.md`.
 
 `tests/docs/test_from_vllm.py` runs every row, with the names that `setup` there gives it; what is not there comes from
-`corellm.absent_engine` and `corellm.absent_names`.
+`corellm.absent.engine` and `corellm.absent.names`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from corellm.absent import Absent
+    from corellm.absent.table import Absent
 
 SAME: dict[str, tuple[str, ...]] = {
     "loading": (
@@ -195,7 +195,7 @@ def absent(module: str, table: str) -> str:
     Raises:
         KeyError: there is no such table.
     """
-    entries: Mapping[str, Absent] = vars(importlib.import_module(f"corellm.{module}"))[table]
+    entries: Mapping[str, Absent] = vars(importlib.import_module(f"corellm.absent.{module}"))[table]
     if any(entry.neutral for entry in entries.values()):
         rows = [
             [_code(name), ", ".join(_code(repr(value)) for value in entry.neutral), entry.instead]

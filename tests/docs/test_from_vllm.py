@@ -17,9 +17,9 @@ from tqdm.auto import tqdm
 
 import corellm
 from corellm import LLM, AsyncLLM, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
-from corellm.absent import Absent
-from corellm.absent_engine import ENGINE_ARGUMENTS
-from corellm.absent_names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
+from corellm.absent.engine import ENGINE_ARGUMENTS
+from corellm.absent.names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
+from corellm.absent.table import Absent
 from corellm.config import CacheConfig, EngineConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import (
     AbsentMethodError,

@@ -14,6 +14,7 @@ from corellm import hookspecs
 from corellm.config import MultiModalConfig
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.templates.renderer import TemplateRenderer
 from tests.conftest import random_image
 
 PICTURE = random_image(90, 70, 0)
@@ -30,7 +31,7 @@ class Insisting(transformers.LlavaProcessor):  # type: ignore[misc]
 def call(processor: Any) -> Any:
     """What the default makes of the picture with this processor."""
     context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
-    defaults = ProcessingDefaults(context, MultiModalConfig())
+    defaults = ProcessingDefaults(context, MultiModalConfig(), TemplateRenderer())
     return defaults.call_hf_processor("<image>", {"image": [PICTURE]}, {})
 
 

@@ -91,7 +91,7 @@ MUTANTS = (
         def make_context(self, messages):
             from corellm.hookspecs import ChatPrompt
             from corellm.multimodal import collect_media
-            from corellm.multimodal.chat import GUARD
+            from corellm.multimodal.chat.guarding import GUARD
 
             text = ""
             for message in messages:

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from corellm.absent import absent_attribute, refusing
-from corellm.absent_names import METHODS, REQUEST_ARGUMENTS
+from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
+from corellm.absent.table import absent_attribute, refusing
 from corellm.engine import upkeep
 from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
@@ -203,9 +203,10 @@ class AsyncLLM(NotPicklable):
         request_id: str | None = None,
         **chat_args: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation; `chat_args` as for `InputProcessor.process_chat`. Otherwise like `generate`."""
+        """Answer a conversation; `chat_args` as for `LLM.chat`. Otherwise like `generate`."""
         prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
-        takes_long = _conversation_takes_long(messages)
+        # a template of the caller's may take seconds before it is stopped
+        takes_long = bool(chat_args.get("chat_template")) or _conversation_takes_long(messages)
         async with contextlib.aclosing(self._stream(prepare, takes_long, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output

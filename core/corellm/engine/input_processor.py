@@ -6,16 +6,17 @@ threads; knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from corellm.absent import check_absent, refusing
-from corellm.absent_names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
+from corellm.absent.names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
+from corellm.absent.table import check_absent
 from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
+from corellm.engine.chat_processor import ChatOptions, ChatProcessor
 from corellm.engine.text_encoder import TextEncoder
 from corellm.engine.text_limit import TextLimit
 from corellm.errors import (
@@ -26,8 +27,6 @@ from corellm.errors import (
     PromptError,
     raised_at,
 )
-from corellm.hookspecs import ChatPrompt
-from corellm.multimodal.chat import GUARD, join_chat, normalize_messages
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.prompts import is_token_ids, plain_token_ids
@@ -84,10 +83,17 @@ class InputProcessor:
         self.mm_processor = mm_processor
         self._encode_text = TextEncoder(tokenizer)
         self._text_limit = TextLimit(self._encode_text.backend, max_model_len)
-        self._hooks = hooks
         self._vocab_size = vocab_size
         self._embedding_size = embedding_size
-        self._max_model_len = max_model_len
+        self._chat = ChatProcessor(
+            tokenizer,
+            self.tokenize,
+            self._text_limit.check,
+            lambda: self._added_tokens,
+            hooks,
+            mm_processor,
+            max_model_len=max_model_len,
+        )
         self._chat_template = chat_template
         self._scheduling_policy = scheduling_policy
 
@@ -202,57 +208,42 @@ class InputProcessor:
 
     # --- conversations ----------------------------------------------------------------------------------------------
 
-    @refusing({})
     def process_chat(
         self,
         messages: Any,
         *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        **options: Any,
     ) -> ProcessedPrompt:
         """Prepare an OpenAI-style conversation. Special tokens that people typed stay text.
 
+        Args:
+            messages: a list of `{"role", "content"}`.
+            mm_processor_kwargs, cache_salt, priority: as of a prompt.
+            **options: the fields of `ChatOptions`: `chat_template`, `add_generation_prompt`,
+                `continue_final_message`, `tools`, `chat_template_kwargs`, `allowed_special`.
+
         Raises:
             PromptError: malformed messages, or no way to place their media.
+            InvalidParameterError: an option is wrong.
             MultiModalError: whatever is wrong with the items.
         """
         with _preparing():
-            text, token_ids, mm_data = self._render(messages, chat_template, add_generation_prompt)
+            chat = self._chat.render(messages, ChatOptions.of(options), self._chat_template)
         processed = self.process(
             {
-                "prompt_token_ids": token_ids,
-                "multi_modal_data": mm_data,
+                "prompt_token_ids": chat.token_ids,
+                "multi_modal_data": chat.mm_data,
+                "multi_modal_uuids": chat.uuids,
                 "mm_processor_kwargs": mm_processor_kwargs,
                 "cache_salt": cache_salt,
                 "priority": priority,
             }
         )
-        processed.text = text
+        processed.text = chat.text
         return processed
-
-    def _render(
-        self, messages: Any, chat_template: str | None, add_generation_prompt: bool
-    ) -> tuple[str | None, list[int], dict[str, Any]]:
-        """A conversation as text (if the family makes text of it), token ids and media."""
-        normalized = normalize_messages(messages, self._added_literals, assistant=self._special_literals)
-        chat: ChatPrompt | None = self._hooks.make_context(
-            messages=normalized,
-            max_window_size=self._max_model_len,
-            add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template or self._chat_template,
-        )
-        if chat is None:
-            chat = join_chat(
-                normalized, lambda modality, index: self._hooks.get_placeholder_str(modality=modality, index=index)
-            )
-        if isinstance(chat.prompt, str):
-            text = chat.prompt.replace(GUARD, "")
-            self._text_limit.check(text)
-            return text, self.tokenize_guarded(chat.prompt), dict(chat.mm_data)
-        return None, chat.prompt, dict(chat.mm_data)
 
     def tokenize(self, text: str) -> list[int]:
         """Text to token ids, nothing added."""
@@ -263,15 +254,6 @@ class InputProcessor:
             raise PromptError("the prompt is not valid Unicode text; decode it with the encoding it was written in")
         return self._encode_text(text, add_special_tokens=add_special_tokens)
 
-    def tokenize_guarded(self, prompt: str) -> list[int]:
-        """Tokenize a rendered conversation: in pieces between guards, with the tokenizer's own special tokens once."""
-        ids = [token for piece in prompt.split(GUARD) if piece for token in self.tokenize(piece)]
-        bos = self.tokenizer.bos_token
-        if bos is not None and prompt.startswith(bos):
-            return ids
-        prefix, suffix = self._added_tokens
-        return [*prefix, *ids, *suffix]
-
     @cached_property
     def _added_tokens(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts before and after every text."""
@@ -280,20 +262,6 @@ class InputProcessor:
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]
         return [], []
-
-    @cached_property
-    def _special_literals(self) -> list[str]:
-        """Strings that tokenize to special or placeholder tokens, longest first."""
-        placeholders = self.tokenizer.convert_ids_to_tokens(list(self.mm_processor.profile.placeholder_token_ids))
-        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        literals = {*special, *self.tokenizer.all_special_tokens, *placeholders}
-        literals.discard(None)  # a placeholder that only the model's configuration knows: nobody can type it
-        return _longest_first(literals)
-
-    @cached_property
-    def _added_literals(self) -> list[str]:
-        """These, and strings that tokenize to any other token added to the vocabulary, special or not."""
-        return _longest_first({*self._special_literals, *self.tokenizer.get_added_vocab()})
 
     # --- parameters against the model -------------------------------------------------------------------------------
 
@@ -347,8 +315,3 @@ def with_request_id(error: Exception, request_id: str) -> Exception:
     if isinstance(error, MultiModalError) and error.request_id is None:
         error.request_id = request_id
     return error
-
-
-def _longest_first(literals: Iterable[str]) -> list[str]:
-    """Where one contains another, the longer must be looked for first."""
-    return sorted((literal for literal in literals if literal.strip()), key=lambda s: (-len(s), s))

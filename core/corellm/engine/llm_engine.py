@@ -59,6 +59,7 @@ class LLMEngine(NotPicklable):
         self.executor = model.executor
         self.runner: Any = model.runner
         """The worker; None once the engine was shut down."""
+        self._templates = model.templates
         self._eos_token_ids = model.eos_token_ids
         self._default_params = located.sampling
         self.output_processor = OutputProcessor(self.context.tokenizer)
@@ -268,5 +269,6 @@ class LLMEngine(NotPicklable):
 
         upkeep.end_trace(self)
         self.executor.shutdown(wait=False, cancel_futures=True)
+        self._templates.close()
         self.runner = self._ahead = None
         release_memory()

@@ -33,6 +33,7 @@ from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.installed_extensions import ask_extensions, first_offer
 from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
+from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
@@ -59,6 +60,7 @@ class LoadedModel:
     executor: ThreadPoolExecutor
     eos_token_ids: frozenset[int]
     max_model_len: int
+    templates: TemplateRenderer
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         executor=executor,
         eos_token_ids=_eos_token_ids(weights.model, context),
         max_model_len=sizes.max_model_len,
+        templates=opened.templates,
     )
 
 

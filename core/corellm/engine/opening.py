@@ -11,6 +11,7 @@ from corellm.hookspecs import ModelContext
 from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.plugins import ask_class, build_manager
+from corellm.templates.renderer import TemplateRenderer
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.config_overrides import override_config
 from corellm.worker.defaults import ModelDefaults
@@ -25,6 +26,8 @@ class OpenedModel:
     """The hook callers: adapter, defaults and extensions."""
     namespace: tuple[str, ...]
     """What item hashes depend on beside the item."""
+    templates: TemplateRenderer
+    """Where chat templates run; to be closed."""
 
 
 def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
@@ -56,7 +59,8 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=trusted,
     )
-    processing = ProcessingDefaults(context, config.multimodal)
+    templates = TemplateRenderer()
+    processing = ProcessingDefaults(context, config.multimodal, templates)
     merge_rows = first_offer("register_merging", callable, device=context.device)
     manager = build_manager(
         adapter,
@@ -72,4 +76,4 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         own_tokenizer=located.tokenizer_path == path,
     )
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
-    return OpenedModel(context, manager.hook, namespace)
+    return OpenedModel(context, manager.hook, namespace, templates)

@@ -14,10 +14,11 @@ from typing import Any
 from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
-from corellm.multimodal.chat import render_chat
+from corellm.multimodal.chat.rendering import ChatRenderer
 from corellm.multimodal.image_sides import check_scaled, plain_size, refusals_named
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.video import Video
+from corellm.templates.renderer import TemplateRenderer
 
 HF_ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}
 """Under which name a Hugging Face processor takes the media of a modality."""
@@ -35,9 +36,10 @@ _NOT_FOR_USERS = frozenset(
 class ProcessingDefaults:
     """Defaults of the hooks that run in the front end."""
 
-    def __init__(self, context: ModelContext, config: MultiModalConfig) -> None:
+    def __init__(self, context: ModelContext, config: MultiModalConfig, templates: TemplateRenderer) -> None:
         self.context = context
         self.config = config
+        self._chat = ChatRenderer(context.tokenizer, templates)
         self.hooks: Any = None
         """The model's hook callers, this object's among them: set once they are known."""
 
@@ -103,17 +105,23 @@ class ProcessingDefaults:
 
     @hookimpl(trylast=True)
     def make_context(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, chat_template: str | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        chat_template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        chat_template_kwargs: Mapping[str, Any],
     ) -> ChatPrompt | None:
         """Render the chat template, where there is one."""
         if chat_template is None:
             return None
-        return render_chat(
+        return self._chat.render(
             messages,
             chat_template,
-            self.context.tokenizer,
             lambda modality, index: self.hooks.get_placeholder_str(modality=modality, index=index),
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=chat_template_kwargs,
         )
 
 

@@ -190,15 +190,15 @@ def test_chat(llm: LLM, reference: PlainTokenizer) -> None:
     ]
 
 
-def test_boxes_the_model_drew_are_read_back_as_such(llm: LLM) -> None:
-    """The same `<box>` is the model's own token in its answer, and text where somebody else types it."""
+def test_boxes_are_tokens_whoever_writes_them(llm: LLM) -> None:
+    """`<box>` is no special token: the model reads it as its own in its answers, and in questions about a place."""
     (box,) = llm.get_tokenizer().convert_tokens_to_ids(["<box>"])
     counts = []
     for mine in ("<box>(1,2),(3,4)</box>", "at (1,2)"):
         for yours in ("a <box>", "a box"):
             messages = [{"role": "user", "content": yours}, {"role": "assistant", "content": mine}]
             counts.append(chat(llm, [*messages, {"role": "user", "content": "sure?"}]).token_ids.count(box))
-    assert counts == [1, 1, 0, 0]
+    assert counts == [2, 1, 1, 0]
 
 
 def test_system_message_and_continuation(llm: LLM, reference: PlainTokenizer) -> None:

@@ -1,7 +1,6 @@
 """Arguments and names that scripts written for other engines use and corellm lacks: refused by a sentence.
 
-This file knows how a table of them is applied to a call; the tables are in `absent_engine`
-and `absent_names`.
+This file knows how a table of them is applied to a call; the tables are in `engine`, `names` and `sampling`.
 """
 
 from __future__ import annotations

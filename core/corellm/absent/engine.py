@@ -1,12 +1,12 @@
 """Arguments of `LLM(...)` in scripts written for vLLM that corellm lacks: values that ask for nothing, and the way out.
 
-Data only. Tests and the page `docs/run/from-vllm.md` read it; other names are in `absent_names`.
+Data only. Tests and the page `docs/run/from-vllm.md` read it; other names are in `names`.
 """
 
 from __future__ import annotations
 
-from corellm.absent import Absent
-from corellm.absent_names import NO_GUIDES, NO_LORA, NO_POOLING, NO_SLEEP, NO_TRACING, NO_UPDATES, ONE_DEVICE
+from corellm.absent.names import NO_GUIDES, NO_LORA, NO_POOLING, NO_SLEEP, NO_TRACING, NO_UPDATES, ONE_DEVICE
+from corellm.absent.table import Absent
 
 _NO_DRAFTS = "there is no speculative decoding yet"
 _NO_QUANTIZATION = "quantized checkpoints cannot be served yet; take the one in bfloat16 or float16"

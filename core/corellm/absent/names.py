@@ -1,11 +1,11 @@
 """What scripts written for vLLM ask of requests and objects and corellm lacks: names, and what to use instead.
 
-Data only. Tests and the page `docs/run/from-vllm.md` read it; arguments of `LLM(...)` are in `absent_engine`.
+Data only. Tests and the page `docs/run/from-vllm.md` read it; arguments of `LLM(...)` are in `engine`.
 """
 
 from __future__ import annotations
 
-from corellm.absent import Absent
+from corellm.absent.table import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from corellm.absent import Absent, check_absent
+from corellm.absent.table import Absent, check_absent
 
 _BEAMS = "it belongs to beam search, which is not there yet"
 _STRUCTURE = "structured output is not there yet; allowed_token_ids limits the vocabulary"

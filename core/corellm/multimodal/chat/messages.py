@@ -1,0 +1,204 @@
+"""Messages in all the spellings that clients use become one: text parts, and media parts by modality.
+
+Knows message shapes; knows no template and no model family. Text is guarded on the way; media are never looked into.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from corellm.errors import MediaError, PromptError
+from corellm.multimodal.chat.guarding import GUARD, Guard
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+OPERATOR_ROLES = frozenset({"system", "developer"})
+"""Roles whose text is the operator's own."""
+
+_MEDIA_PARTS = {
+    "image": "image",
+    "image_url": "image",
+    "image_pil": "image",
+    "input_image": "image",
+    "image_embeds": "image",
+    "video": "video",
+    "video_url": "video",
+    "input_video": "video",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+"""Content part type to modality."""
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What stays text in a conversation, by who wrote it."""
+
+    others: Guard
+    """For text of users, tools and the assistant."""
+    operator: Guard
+    """For text of the operator: system messages, tools' descriptions, template arguments."""
+
+    def of(self, role: str) -> Guard:
+        """The guard of a message's text."""
+        return self.operator if role in OPERATOR_ROLES else self.others
+
+
+def normalize_messages(messages: Any, guards: Guards) -> list[dict[str, Any]]:
+    """Bring messages to one shape: content a list of `{"type": "text", "text"}`, `{"type": modality, modality: media}`.
+
+    A media part has its `uuid` too, if it was given one. Arguments of tool calls that are a JSON object written as a
+    string become that object: what templates are written for.
+
+    Args:
+        messages: dictionaries with `role` and `content` (text, parts, or None where the role allows it).
+        guards: for their text, and for whatever else they carry.
+
+    Raises:
+        PromptError: a malformed message; names `messages[i].content[j]`.
+        MediaError: a media part without media.
+    """
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
+        raise PromptError(f"messages must be a non-empty list of {{role, content}}, got {messages!r:.100}")
+    normalized = [_normalize_message(f"messages[{i}]", message, guards) for i, message in enumerate(messages)]
+    _guard_borders(normalized, guards)
+    return normalized
+
+
+def _normalize_message(where: str, message: Any, guards: Guards) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise PromptError(f"{where} must be a dict with a role and content, got {message!r:.100}")
+    role = message["role"]
+    if role not in ROLES:
+        raise PromptError(f"{where}.role must be one of {', '.join(ROLES)}; got {role!r:.100}")
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = []  # a turn that was only tool calls
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise PromptError(f"{where}.content must be text or a list of parts, got {content!r:.100}")
+    guard = guards.of(role)
+    others = {key: value for key, value in message.items() if key not in ("role", "content")}
+    if "tool_calls" in others:
+        others["tool_calls"] = _read_arguments(others["tool_calls"])
+    return {
+        "role": role,
+        **guard.value(others, where),
+        "content": [_normalize_part(f"{where}.content[{j}]", part, guard) for j, part in enumerate(content)],
+    }
+
+
+def _read_arguments(calls: Any) -> Any:
+    """Tool calls whose arguments are objects. What is not like that is left as it is."""
+    if not isinstance(calls, (list, tuple)):
+        return calls
+    return [_with_arguments_read(call) for call in calls]
+
+
+def _with_arguments_read(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _normalize_part(where: str, part: Any, guard: Guard) -> dict[str, Any]:
+    if isinstance(part, str):
+        part = {"type": "text", "text": part}
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise PromptError(f"{where} must be a dict with a type, got {part!r:.100}")
+    kind = part["type"]
+    if kind in ("text", "input_text"):
+        if not isinstance(part.get("text"), str):
+            raise PromptError(f"{where}.text must be a string, got {part.get('text')!r:.100}")
+        return {"type": "text", "text": guard.text(part["text"])}
+    if kind not in _MEDIA_PARTS:
+        known = ", ".join(["text", *_MEDIA_PARTS])
+        raise PromptError(f"{where}.type {kind!r:.100} is not known; known: {known}")
+    modality, uuid = _MEDIA_PARTS[kind], part.get("uuid")
+    media = _media(where, part, kind, modality)
+    if media is None and uuid is None:
+        raise MediaError(f"{where} has no {kind!r}", modality=modality)
+    named = {} if uuid is None else {"uuid": uuid}
+    return {"type": modality, modality: media, **named}
+
+
+def _media(where: str, part: Mapping[str, Any], kind: str, modality: str) -> Any:
+    """The media of a part: under the name of its type, of its modality, or of the modality's URL."""
+    given = [part[key] for key in (kind, modality, f"{modality}_url") if part.get(key) is not None]
+    media: Any = given[0] if given else None
+    if isinstance(media, Mapping) and "url" in media:
+        media = media["url"]
+    if isinstance(media, Mapping) and isinstance(media.get("data"), str):  # OpenAI's form of a recording
+        media = f"data:{modality}/{media.get('format', '')};base64,{media['data']}"
+    if isinstance(media, str) and media[:7].lower() == "file://":
+        media = _path_of(media, where, modality)
+    if kind == "image_embeds" and getattr(media, "ndim", None) == 3 and len(media) == 1:
+        media = media[0]
+    return media
+
+
+def _path_of(url: str, where: str, modality: str) -> str:
+    """The path of a `file:` URL.
+
+    Raises:
+        MediaError: it names another machine.
+    """
+    host, slash, path = url[len("file://") :].partition("/")
+    if host.lower() not in ("", "localhost"):
+        raise MediaError(
+            f"{where}: {url!r:.200} names another machine; a file: URL is file:// and an absolute path",
+            modality=modality,
+        )
+    return unquote(slash + path)
+
+
+def _guard_borders(messages: Sequence[Mapping[str, Any]], guards: Guards) -> None:
+    """Guard borders between texts where a special token's literal runs across one, should a template join them."""
+    texts = [(message["role"], part) for message in messages for part in message["content"] if part["type"] == "text"]
+    for (first_role, first), (second_role, second) in itertools.pairwise(texts):
+        guard = guards.operator if {first_role, second_role} <= OPERATOR_ROLES else guards.others
+        if guard.joins(first["text"], second["text"]):
+            first["text"] += GUARD
+
+
+def collect_media(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The media of normalized messages, `{modality: in order of appearance}`."""
+    media: dict[str, list[Any]] = {}
+    for part in _media_parts(messages):
+        media.setdefault(part["type"], []).append(part[part["type"]])
+    return media
+
+
+def collect_uuids(messages: Sequence[Mapping[str, Any]], mm_data: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The uuids of a conversation's media, None for media without one; of modalities where any has one.
+
+    Args:
+        messages: normalized.
+        mm_data: the media that are in the prompt: a family may have left out those of the oldest turns.
+    """
+    uuids: dict[str, list[Any]] = {}
+    for modality, media in mm_data.items():
+        parts = [part for part in _media_parts(messages) if part["type"] == modality]
+        found: list[Any] = []
+        for item in reversed(media):
+            while parts and parts[-1][modality] is not item:
+                parts.pop()
+            found.insert(0, parts.pop().get("uuid") if parts else None)
+        if any(uuid is not None for uuid in found):
+            uuids[modality] = found
+    return uuids
+
+
+def _media_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [part for message in messages for part in message["content"] if part["type"] != "text"]

@@ -1,0 +1,174 @@
+"""A conversation as text by a chat template, whichever form of content the template takes.
+
+Some templates walk over content parts, others take content as text, some do either depending on the role; which, is
+found out by trying, once for each template. Knows no model family; the template runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from corellm.errors import PromptError
+from corellm.hookspecs import ChatPrompt
+from corellm.multimodal.chat.guarding import unguarded
+from corellm.multimodal.chat.joining import Placeholder, with_text
+from corellm.multimodal.chat.messages import OPERATOR_ROLES, collect_media
+from corellm.templates.renderer import Render, TemplateRefusalError, TemplateRenderer
+
+logger = logging.getLogger(__name__)
+
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+"""Names that a call's own arguments have: template arguments must not replace what they say."""
+
+_PROBE = "corellm-probe"
+_FORM_OF_PARTS = re.compile(r"""["']type\\*["']""")
+_MAX_KNOWN_TEMPLATES = 64
+
+
+class ChatRenderer:
+    """Renders conversations by chat templates.
+
+    Args:
+        tokenizer: whose special tokens templates may write.
+        templates: where templates run.
+    """
+
+    def __init__(self, tokenizer: Any, templates: TemplateRenderer) -> None:
+        self._tokenizer = tokenizer
+        self._templates = templates
+        self._forms: dict[str, _Forms] = {}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template: str,
+        placeholder: Placeholder,
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """The prompt and the media of a conversation. Where content is text, media are their placeholder strings.
+
+        Args:
+            messages: normalized.
+            template: Jinja.
+            placeholder: names them.
+            add_generation_prompt, tools: for the template.
+            variables: whatever else it takes.
+
+        Raises:
+            PromptError: the template refuses the conversation, is broken or does not end; or there is no placeholder
+                string.
+        """
+        forms = self._forms_of(template)
+        with self._templates.session() as render:
+            forms.find(render, self._variables([]), {message["role"] for message in messages})
+            if any("tool_calls" in message for message in messages):
+                forms.find_arguments(render, self._variables([]))
+            as_text = with_text([m for m in messages if m["role"] not in forms.in_parts], placeholder)
+            conversation = [_with_parts(m) if m["role"] in forms.in_parts else as_text.pop(0) for m in messages]
+            if forms.arguments_are_text:
+                conversation = [_with_arguments_as_text(message) for message in conversation]
+            given = self._variables(conversation) | {"tools": tools, "add_generation_prompt": add_generation_prompt}
+            try:
+                prompt = render(template, given | dict(variables or {}))
+            except TemplateRefusalError as error:
+                raise PromptError(unguarded(str(error))) from None
+            return ChatPrompt(prompt, collect_media(messages))
+
+    def _variables(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a template is given for a conversation without tools, under the names that transformers has."""
+        special = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
+        return {**special, "messages": messages, "tools": None, "documents": None, "add_generation_prompt": False}
+
+    def _forms_of(self, template: str) -> _Forms:
+        if template not in self._forms and len(self._forms) >= _MAX_KNOWN_TEMPLATES:
+            self._forms.clear()
+        return self._forms.setdefault(template, _Forms(template))
+
+
+class _Forms:
+    """Which forms of a conversation a template takes, as far as it was asked."""
+
+    def __init__(self, template: str) -> None:
+        self.in_parts: set[str] = set()
+        """Roles whose content it walks over."""
+        self.arguments_are_text = False
+        """Whether a tool call's arguments must be JSON as text: as an object they are more often taken."""
+        self._template = template
+        self._known: set[str] = set()
+
+    def find(self, render: Render, variables: Mapping[str, Any], roles: Collection[str]) -> None:
+        """Find out for some roles: where content is walked over its text comes out, and nothing of its form does."""
+        for role in ("user", *sorted(set(roles) - {"user"})):
+            if role not in self._known:
+                rendered = self._try(render, variables, self._conversation(role))
+                if rendered is not None and _PROBE in rendered and not _FORM_OF_PARTS.search(rendered):
+                    self.in_parts.add(role)
+                self._known.add(role)
+
+    def _conversation(self, role: str) -> list[dict[str, Any]]:
+        """A conversation that ends with a message of that role, in parts; a system's is followed by a user's."""
+        probed = {"role": role, "content": [_text(_PROBE)]}
+        if role == "user":
+            return [probed]
+        user = self._message("user", "x")
+        return [probed, user] if role in OPERATOR_ROLES else [user, probed]
+
+    def _message(self, role: str, text: str) -> dict[str, Any]:
+        return {"role": role, "content": [_text(text)] if role in self.in_parts else text}
+
+    def find_arguments(self, render: Render, variables: Mapping[str, Any]) -> None:
+        """Find out for tool calls: objects are refused, and text is not."""
+        if "tool_calls" in self._known:
+            return
+        refuses = [
+            self._try(render, variables, self._tool_call(arguments)) is None
+            for arguments in ({_PROBE: 1}, json.dumps({_PROBE: 1}))
+        ]
+        self.arguments_are_text = refuses == [True, False]
+        self._known.add("tool_calls")
+
+    def _tool_call(self, arguments: Any) -> list[dict[str, Any]]:
+        call = {"id": "callprobe", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+        return [self._message("user", "x"), {**self._message("assistant", ""), "tool_calls": [call]}]
+
+    def _try(self, render: Render, variables: Mapping[str, Any], messages: Any) -> str | None:
+        try:
+            return render(self._template, {**variables, "messages": messages})
+        except TemplateRefusalError as error:
+            logger.debug("tried out: %s", error)
+            return None
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Media parts without their media: a template places them, by their type or by the key they have, as published
+    ones do either; it never sees pixels.
+    """
+    parts = [p if p["type"] == "text" else {"type": p["type"], p["type"]: True} for p in message["content"]]
+    return {**message, "content": parts}
+
+
+def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("tool_calls"), list):
+        return message
+    return {**message, "tool_calls": [_call_with_text(call) for call in message["tool_calls"]]}
+
+
+def _call_with_text(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), dict):
+        return call
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}

@@ -1,0 +1,207 @@
+"""A template that does not end, or writes without end, costs its own request, and that within seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from corellm.errors import ProcessingError, PromptError
+from corellm.templates.renderer import TemplateRenderer
+
+LOOPS = "".join("{% for _ in range(99999) %}" for _ in range(9)) + "".join("{% endfor %}" for _ in range(9))
+DOUBLING = "{% set ns = namespace(x='0123456789') %}{% for _ in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+WRITING = "{% for _ in range(99999) %}{{ 'a' * 1000 }}{% endfor %}"
+IN_C = "{{ ('9' * 400000) | int }}{{ (9 ** 999999) ** 9 }}"
+
+
+@pytest.fixture
+def renderer() -> Any:
+    made = TemplateRenderer(seconds=1.0)
+    yield made
+    made.close()
+
+
+def ask(renderer: TemplateRenderer, template: str, **variables: Any) -> str:
+    with renderer.session() as render:
+        return render(template, variables)
+
+
+def children() -> set[int]:
+    """Processes of this test that are not ended."""
+    command = ["ps", "-o", "pid=,stat=,comm=", "--ppid", str(os.getpid())]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {int(pid) for pid, stat, name in map(str.split, lines) if "Z" not in stat and name != "ps"}
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (LOOPS, "does not end within 1 s"),
+        (IN_C, "does not end within 1 s"),
+        (DOUBLING + "{{ ns.x }}", "takes too much memory|does not end within 1 s"),
+        ("{{ 'a' * 10 ** 11 }}", "takes too much memory"),
+        (WRITING, "its text is longer than 33554432 characters"),
+        ("{{ raise_exception('a' * 100000) }}", "does not take this conversation: a{100}"),
+    ],
+    ids=["nested loops", "one endless operation", "doubling", "one string", "output", "a long refusal"],
+)
+def test_hostile_templates(renderer: TemplateRenderer, template: str, words: str) -> None:
+    """Each is a PromptError of bounded length, soon; the next request is answered."""
+    start = time.monotonic()
+    with pytest.raises(PromptError, match=words) as caught:
+        ask(renderer, template)
+    assert time.monotonic() - start < 5
+    assert len(str(caught.value)) < 1000
+    assert ask(renderer, "{{ x }}", x="é\ud800") == "é\ud800"
+
+
+def test_what_cannot_be_sent(renderer: TemplateRenderer) -> None:
+    """A number without end is the request's fault, and costs no child."""
+    assert ask(renderer, "{{ x }}", x=1) == "1"
+    with pytest.raises(PromptError, match="a chat template cannot be given this conversation: Exceeds the limit"):
+        ask(renderer, "{{ x }}", x=10**5000)
+    assert ask(renderer, "{{ x }}", x=2) == "2"
+
+
+def test_the_time_is_the_conversations(renderer: TemplateRenderer) -> None:
+    """Not each template's: several that nearly take all of it are too many."""
+    slow = "{% for _ in range(99999) %}{% for _ in range(10) %}{% endfor %}{% endfor %}"
+    start = time.monotonic()
+    with renderer.session() as render, pytest.raises(PromptError, match="does not end"):
+        deque((render(slow, {}) for _ in range(1000)), maxlen=0)
+    assert time.monotonic() - start < 5
+
+
+def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> None:
+    """A second child answers meanwhile; any number of threads may ask."""
+    slow = TemplateRenderer(seconds=30)
+
+    def hang() -> None:
+        with pytest.raises(ProcessingError):
+            ask(slow, LOOPS)
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    try:
+        got: list[str] = []
+        threads = [threading.Thread(target=lambda i=i: got.append(ask(slow, "{{ i }}", i=i))) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sorted(got) == [str(i) for i in range(8)]
+        assert hanging.is_alive()
+    finally:
+        slow.close()
+        hanging.join(10)
+    assert not hanging.is_alive()
+
+
+def test_a_killed_child_is_replaced(renderer: TemplateRenderer) -> None:
+    """Whoever killed it: the next request starts another. No child outlives its renderer."""
+    before = children()
+    assert ask(renderer, "a") == "a"
+    (child,) = children() - before
+    os.kill(child, signal.SIGKILL)
+    while child in children():
+        time.sleep(0.01)
+    assert ask(renderer, "b") == "b"
+    assert len(children() - before) == 1
+    renderer.close()
+    assert children() == before
+    forgotten = TemplateRenderer()
+    assert ask(forgotten, "c") == "c"
+    del forgotten
+    assert children() == before
+
+
+def test_an_interrupt_leaves_it_usable(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception while the answer is awaited: that answer is not taken for the next one's."""
+    assert ask(renderer, "warm") == "warm"
+    from corellm.children import frames
+
+    read = frames.read
+
+    def interrupted(receive: Callable[[int], bytes], max_bytes: int) -> Any:
+        monkeypatch.setattr(frames, "read", read)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(frames, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask(renderer, "first")
+    assert ask(renderer, "second") == "second"
+
+
+PARENT = f"""
+import sys, threading
+from corellm.templates.renderer import TemplateRenderer
+renderer = TemplateRenderer(seconds=1.0)
+with renderer.session() as render:
+    render("a", {{}})
+    print(renderer._first[1]._running.process.pid, flush=True)
+    if sys.argv[1] == "busy":
+        render({LOOPS!r}, {{}})
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_children_end_with_their_parent(state: str) -> None:
+    """Also with one that is killed, and while they render."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(listed.stdout.strip()) and "Z" not in listed.stdout
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_asks_a_child_of_its_own(renderer: TemplateRenderer) -> None:
+    """Two processes never share a child: their answers would be mixed up."""
+    assert ask(renderer, "parent") == "parent"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if ask(renderer, "fork") == "fork" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ask(renderer, "parent again") == "parent again"
+
+
+def test_the_child_imports_little() -> None:
+    """It starts fast and stays small: neither torch nor transformers, nor anything of the engine."""
+    code = "import sys, corellm.templates.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {m.split(".")[0] for m in loaded} & {"torch", "transformers", "numpy", "PIL", "pluggy"} == set()
+    assert {m for m in loaded if m.startswith("corellm.")} == {
+        "corellm.children", "corellm.children.frames", "corellm.children.serving", "corellm.templates",
+        "corellm.templates.environment", "corellm.templates.worker",
+    }  # fmt: skip
+
+
+def test_a_child_that_cannot_start(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request fails with a typed error."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ProcessingError, match="the process that renders chat templates failed"):
+        ask(renderer, "a")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ProcessingError, match="ended with status 1"):
+        ask(renderer, "a")
