@@ -958,7 +958,8 @@ def test_what_a_prompt_may_have_a_conversation_may(llm: LLM) -> None:
     assert plain.token_ids == named.token_ids
     assert plain.features[0].identifier != named.features[0].identifier
     assert process(messages).features[0].identifier == named.features[0].identifier
-    assert process(messages, priority=3).priority == 3
+    with pytest.raises(InvalidParameterError, match="priority 3 would change nothing under scheduling_policy='fcfs'"):
+        process(messages, priority=3)
     for salt in ("a", "b"):
         cached = [llm.chat(messages, GREEDY, use_tqdm=False, cache_salt=salt)[0].num_cached_tokens for _ in range(2)]
         assert cached[0] == 0 < cached[1]

@@ -21,6 +21,14 @@ SAME: dict[str, tuple[str, ...]] = {
         'LLM("demo", trust_remote_code=True)',
         'LLM("demo", revision="main")',
         'LLM("demo", seed=7)',
+        'LLM("demo", seed=None)',
+        'LLM("demo", dtype="half")',
+        'LLM("demo", dtype=torch.float32)',
+        'LLM("demo", tokenizer="demo")',
+        'LLM("demo", hf_overrides={"text_config": {"max_position_embeddings": 256}})',
+        'LLM("demo", load_format="dummy")',
+        'LLM("demo", generation_config="vllm")',
+        'LLM("demo", limit_mm_per_prompt={"image": {"count": 2, "width": 56, "height": 56}})',
         'LLM("demo", max_model_len=512)',
         'LLM("demo", gpu_memory_utilization=0.8)',
         'LLM("demo", swap_space=4)',
@@ -70,6 +78,9 @@ SAME: dict[str, tuple[str, ...]] = {
         'llm.chat(messages, params, chat_template="{{ messages[0].content }}")',
         "llm.chat(messages, params, add_generation_prompt=True)",
         "llm.chat(messages, params, mm_processor_kwargs=None)",
+        "llm.chat(messages, params, continue_final_message=False)",
+        'llm.chat(messages, params, chat_template_kwargs={"enable_thinking": False})',
+        "llm.chat(messages, params, tools=None)",
         "llm.chat(messages, params, lora_request=None)",
         'llm.chat(messages, params, chat_template_content_format="auto")',
         "llm.chat(messages_with_image_url, params)",
@@ -87,6 +98,11 @@ SAME: dict[str, tuple[str, ...]] = {
         "SamplingParams(stop_token_ids=[2])",
         'SamplingParams(bad_words=["never"])',
         "SamplingParams(logprobs=5, prompt_logprobs=1)",
+        "SamplingParams(logprobs=-1)",
+        "SamplingParams(truncate_prompt_tokens=4)",
+        "SamplingParams(spaces_between_special_tokens=False)",
+        "SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)",
+        "SamplingParams(temperature=0).clone()",
         "SamplingParams(logit_bias={7: -100})",
         "SamplingParams(allowed_token_ids=[5, 6])",
         "SamplingParams(ignore_eos=True)",
@@ -103,6 +119,11 @@ SAME: dict[str, tuple[str, ...]] = {
         "output.metrics.arrival_time",
         "output.metrics.first_token_time",
         "output.metrics.finished_time",
+        "output.metrics.first_token_latency",
+        "output.metrics.queued_ts",
+        "output.metrics.last_token_ts",
+        "output.metrics.num_generation_tokens",
+        "output.multi_modal_placeholders",
         "output.outputs[0].index",
         "output.outputs[0].text",
         "output.outputs[0].token_ids",
@@ -115,6 +136,7 @@ SAME: dict[str, tuple[str, ...]] = {
     ),
     "the loaded model": (
         "llm.get_tokenizer()",
+        "llm.get_default_sampling_params()",
         "llm.apply_model(lambda model: type(model).__name__)",
         "llm.reset_prefix_cache()",
         "llm.reset_mm_cache()",
@@ -190,7 +212,7 @@ def imports() -> str:
 
 
 def absent(module: str, table: str) -> str:
-    """A table of what is not there, from a module of `corellm`.
+    """A table of what is not there, from a module of `corellm.absent`.
 
     Raises:
         KeyError: there is no such table.

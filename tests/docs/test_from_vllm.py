@@ -16,7 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 import corellm
-from corellm import LLM, AsyncLLM, LLMEngine, SamplingParams, TextPrompt, TokensPrompt
+from corellm import LLM, AsyncLLM, LLMEngine, RequestOutputKind, SamplingParams, TextPrompt, TokensPrompt
 from corellm.absent.engine import ENGINE_ARGUMENTS
 from corellm.absent.names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
 from corellm.absent.table import Absent
@@ -78,7 +78,8 @@ def setup(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     }
     monkeypatch.chdir(tmp_path)  # traces are written there
     monkeypatch.setattr(LLMEngine, "from_kwargs", lambda **given: _Unloaded(EngineConfig.from_kwargs(**given)))
-    types = {"LLM": LLM, "AsyncLLM": _Arguments, "TextPrompt": TextPrompt, "TokensPrompt": TokensPrompt}
+    types: dict[str, Any] = {"LLM": LLM, "AsyncLLM": _Arguments, "TextPrompt": TextPrompt, "TokensPrompt": TokensPrompt}
+    types["RequestOutputKind"] = RequestOutputKind
     return {**made, **types, "SamplingParams": SamplingParams, "np": np, "torch": torch, "tqdm": tqdm}
 
 
@@ -256,7 +257,7 @@ def test_misuse_of_coroutines_is_typed(async_llm: AsyncLLM) -> None:
     """Unknown arguments of a conversation, which its iteration finds."""
 
     async def main() -> None:
-        with pytest.raises(InvalidParameterError, match="unexpected keyword argument 'nonsense'"):
+        with pytest.raises(InvalidParameterError, match="chat has no argument 'nonsense'"):
             _ = [output async for output in async_llm.chat(MESSAGES, GREEDY, nonsense=1)]
         with pytest.raises(InvalidParameterError, match="unexpected keyword argument 'nonsense'"):
             _ = [output async for output in async_llm.generate("Hello", GREEDY, nonsense=1)]

@@ -50,7 +50,7 @@ def test_arguments_are_the_processors_own(tiny_llava: Path, calls_itself: bool) 
     """As it declares them, for the parts that it has; unknown beside an adapter that calls it in its own way."""
     processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
     context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
-    defaults = ProcessingDefaults(context, MultiModalConfig())
+    defaults = ProcessingDefaults(context, MultiModalConfig(), TemplateRenderer())
     manager = pluggy.PluginManager("corellm")
     manager.add_hookspecs(hookspecs)
     manager.register(defaults)

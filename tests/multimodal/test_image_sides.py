@@ -15,6 +15,7 @@ from corellm.errors import MediaError, MediaTooLargeError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import DataParser
 from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.templates.renderer import TemplateRenderer
 from tests.conftest import random_image
 
 
@@ -29,7 +30,9 @@ def call(processor: Any, image: Image.Image, mm_kwargs: dict[str, Any] | None = 
     config = MultiModalConfig(**limits)
     context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
     parsed = DataParser(config).parse({"image": image})["image"].get(0)
-    return ProcessingDefaults(context, config).call_hf_processor("<image>", {"image": [parsed]}, mm_kwargs or {})
+    return ProcessingDefaults(context, config, TemplateRenderer()).call_hf_processor(
+        "<image>", {"image": [parsed]}, mm_kwargs or {}
+    )
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 500), (3000, 5)])
