@@ -10,9 +10,10 @@ from typing import Any
 
 from corellm.config import EngineConfig
 from corellm.hookspecs import ModelContext
-from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
-from corellm.plugins import ask_class, build_manager, find_adapter
+from corellm.plugin.adapters import find_adapter
+from corellm.plugin.extensions import first_offer, load_extensions
+from corellm.plugin.manager import build_manager, call_static_hook
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.defaults import ModelDefaults
 
@@ -39,10 +40,10 @@ def open_model(config: EngineConfig) -> OpenedModel:
     adapter = entry.load()
     trusted = config.model.trust_remote_code
     hf_config = checkpoints.load_hf_config(
-        path, ask_class(adapter, "register_config", entry.distribution), trust_remote_code=trusted
+        path, call_static_hook(adapter, "register_config", entry.distribution), trust_remote_code=trusted
     )
     tokenizer = checkpoints.load_tokenizer(
-        path, ask_class(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
+        path, call_static_hook(adapter, "register_tokenizer", entry.distribution), trust_remote_code=trusted
     )
     context = ModelContext(
         model_path=path,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.multimodal.pixel_values import quicken
-from corellm.plugins import shipped_checkpoints
+from corellm.plugin.adapters import shipped_checkpoints
 
 if TYPE_CHECKING:
     import torch
