@@ -62,7 +62,7 @@ bench: setup     ## benchmarks, as ratios within one run
 	$(BIN)/python bench/run.py
 
 gpu-bench: setup ## kernels and engine on this machine's GPU, one table
-	$(BIN)/python bench/gpu/run.py
+	$(BIN)/python -m bench.gpu
 
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
 	$(BIN)/python -m tests.wheels.check_wheels

@@ -16,10 +16,10 @@ import pluggy
 import pytest
 
 from corellm import hookspecs
-from corellm.contract import CONTRACT, Contract
 from corellm.errors import ContractError
 from corellm.hookspecs import ModelContext, hookimpl
-from corellm.plugins import ask_class, build_manager
+from corellm.plugin.contract import CONTRACT, Contract
+from corellm.plugin.manager import build_manager, call_static_hook
 from corellm_llava import Llava
 
 hookspec = pluggy.HookspecMarker("corellm")
@@ -261,8 +261,8 @@ def test_a_renamed_static_hook() -> None:
 
     with pytest.warns(FutureWarning, match=r"Static.register_config: register_configuration is this hook's name"):
         managed(Static, contract)
-    assert ask_class(Static, "register_configuration", "toy", contract=contract) is str.upper
-    assert ask_class(Toy, "register_configuration", "toy", contract=contract) is None
+    assert call_static_hook(Static, "register_configuration", "toy", contract=contract) is str.upper
+    assert call_static_hook(Toy, "register_configuration", "toy", contract=contract) is None
 
     class Plain(Toy):
         @hookimpl

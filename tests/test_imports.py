@@ -21,9 +21,9 @@ def imported_by(statement: str) -> set[str]:
     [
         "import corellm",
         "from corellm import SamplingParams, RequestOutput",
-        "import corellm.hookspecs, corellm.plugins, corellm.extensions",
+        "import corellm.hookspecs, corellm.plugin.adapters, corellm.plugin.extension_hooks",
         "import corellm.cli",
-        "from corellm.installed_extensions import load_extensions; load_extensions()",
+        "from corellm.plugin.extensions import load_extensions; load_extensions()",
     ],
 )
 def test_imports_nothing_heavy(statement: str) -> None:

@@ -14,7 +14,7 @@ from corellm import LLM
 from corellm.attention.registry import select_backend
 from corellm.cli import main
 from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginError
-from corellm.installed_extensions import ask_extensions, load_extensions
+from corellm.plugin.extensions import ask_extensions, load_extensions
 from tests.conftest import random_image
 
 Install = Callable[..., None]
@@ -75,7 +75,7 @@ def test_what_cannot_be_loaded(install: Install, body: str, error: type[PluginEr
         ("register_sampling", "return 'toy:sample'", ContractError, "must return Sample | None, not str 'toy:sample'"),
         ("register_merging", "return 3", ContractError, "must return MergeRows | None, not int 3"),
         ("fuse_layers", "return '3 x thing'", ContractError, "must return list[str] | None, not str '3 x thing'"),
-        ("wrap_adapter", "return 'x'", ContractError, "it surrounds nothing"),
+        ("wrap_adapter", "return 'x'", ContractError, "it wraps nothing"),
         ("register_attention_backends", "return ['x']", ContractError, "must return dict[str, str] | None, not list"),
         ("register_attention_backends", "return {'x': 'nowhere:X'}", ContractError, "'nowhere:X'.* No module named"),
         ("register_attention_backends", "return {'x': 'toy:Extension'}", ContractError, "is no .*AttentionBackend"),

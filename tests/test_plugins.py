@@ -11,10 +11,12 @@ from typing import Any
 import pluggy
 import pytest
 
-from corellm import extensions, plugins
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
 from corellm.hookspecs import REQUIRED_HOOKS, STATIC_HOOKS, ModelContext, hookimpl
-from corellm.plugins import HOOK_NAMES, ask_class, build_manager, check_adapter_class, find_adapter, installed_adapters
+from corellm.plugin import adapters, extension_hooks
+from corellm.plugin.adapters import find_adapter, installed_adapters
+from corellm.plugin.contract import CONTRACT
+from corellm.plugin.manager import build_manager, call_static_hook
 
 GOOD = """
     from corellm.hookspecs import hookimpl
@@ -69,14 +71,14 @@ def wrapped_by(wrapper: object) -> pluggy.PluginManager:
             return wrapper
 
     manager = pluggy.PluginManager("corellm")
-    manager.add_hookspecs(extensions)
+    manager.add_hookspecs(extension_hooks)
     manager.register(Extension())
     return manager
 
 
 def test_every_required_hook_is_a_hook() -> None:
     """The lists of required and of static hooks name hooks."""
-    assert {*REQUIRED_HOOKS, *STATIC_HOOKS} <= HOOK_NAMES
+    assert {*REQUIRED_HOOKS, *STATIC_HOOKS} <= CONTRACT.hooks
 
 
 STATIC = """
@@ -90,8 +92,8 @@ def test_a_static_hook_is_asked_of_the_class(install: Install) -> None:
     """Before there is a context; a class without the hook answers None."""
     install("toy", GOOD + STATIC.format(answer="str.upper"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
-    assert ask_class(adapter, "register_config", "toy") is str.upper
-    assert ask_class(adapter, "register_tokenizer", "toy") is None
+    assert call_static_hook(adapter, "register_config", "toy") is str.upper
+    assert call_static_hook(adapter, "register_tokenizer", "toy") is None
 
 
 def test_a_static_hook_that_raises(install: Install) -> None:
@@ -99,7 +101,7 @@ def test_a_static_hook_that_raises(install: Install) -> None:
     install("toy", GOOD + STATIC.format(answer="1 / 0"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
     with pytest.raises(BrokenPluginError, match=r"toy: Adapter.register_config failed: ZeroDivisionError(.|\n)*1 / 0"):
-        ask_class(adapter, "register_config", "toy")
+        call_static_hook(adapter, "register_config", "toy")
 
 
 def test_a_static_hook_takes_no_arguments(install: Install) -> None:
@@ -147,7 +149,7 @@ def test_a_good_plugin_loads(install: Install) -> None:
 
 def test_no_plugin_for_a_known_family_names_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what to install and lists what is installed."""
-    monkeypatch.setitem(plugins.KNOWN_FAMILIES, "ToyForCausalLM", "corellm-toy")
+    monkeypatch.setitem(adapters.KNOWN_FAMILIES, "ToyForCausalLM", "corellm-toy")
     with pytest.raises(PluginNotFoundError, match=r"pip install corellm-toy.*Installed: .*corellm-llava"):
         find_adapter(["ToyForCausalLM"])
 
@@ -155,7 +157,7 @@ def test_no_plugin_for_a_known_family_names_the_distribution(monkeypatch: pytest
 def test_every_known_family_is_at_home_here() -> None:
     """The advice names the distributions that do serve these architectures."""
     homes = {entry.architecture: entry.distribution for entry in installed_adapters()}
-    assert {name: homes.get(name) for name in plugins.KNOWN_FAMILIES} == plugins.KNOWN_FAMILIES
+    assert {name: homes.get(name) for name in adapters.KNOWN_FAMILIES} == adapters.KNOWN_FAMILIES
 
 
 def test_no_plugin_for_an_unknown_family() -> None:
@@ -255,7 +257,7 @@ def test_wrappers_are_checked_too(install: Install) -> None:
 
     install("toy", GOOD)
     adapter = find_adapter(["ToyForCausalLM"]).load()
-    with pytest.raises(ContractError, match=r"extension .*Wrapper breaks the contract: .*get_suported_mm_limits"):
+    with pytest.raises(ContractError, match=r"extension .*Wrapper.get_suported_mm_limits is no hook; did you mean"):
         build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Wrapper()))
 
 
@@ -354,4 +356,4 @@ def test_bad_signature_check_is_not_fooled_by_inheritance() -> None:
             return "x"
 
     with pytest.raises(ContractError, match="lacks @hookimpl"):
-        check_adapter_class(Derived, "toy")
+        CONTRACT.check_adapter(Derived, "toy")

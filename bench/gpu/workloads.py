@@ -1,6 +1,7 @@
-"""What users do, from requests to texts: pictures in bulk, text in bulk, one picture and many questions, one at a time.
+"""What users do: W1 are requests with an image each, W2 requests of text, all there at once.
 
-Pictures' processing counts. Before each workload the same kind of requests, of other seeds, warms up.
+Requests come from seeds, the same for corellm and for transformers. Processing of images counts. Before each workload
+the same kind of requests, of other seeds, warms up.
 """
 
 from __future__ import annotations
@@ -8,109 +9,74 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bench.gpu import prompts
+import numpy as np
+
 from bench.gpu.checkpoints import SIZES
-from bench.gpu.settings import Settings
+from bench.gpu.results import Run
 
-PART = "workloads"
 LEADING = 8
-"""Tokens of each answer that are kept, to be compared with transformers'."""
+"""Tokens of each output that are compared with transformers'."""
 
 
-def num_requests(settings: Settings) -> int:
-    """Of W1 and W2."""
-    return 4 if settings.quick else 256
+def num_requests(run: Run) -> int:
+    """Requests of W1 and W2."""
+    return 4 if run.quick else 256
 
 
-def w1_tokens(settings: Settings) -> int:
-    """Each answer of W1 has."""
-    return 4 if settings.quick else 64
+def num_tokens(run: Run, workload: str) -> int:
+    """Tokens of each output."""
+    return ({"W1": 4, "W2": 6} if run.quick else {"W1": 64, "W2": 128})[workload]
 
 
-def w2_tokens(settings: Settings) -> int:
-    """Each answer of W2 has."""
-    return 6 if settings.quick else 128
+def image_prompts(run: Run, model: str, seed: int) -> list[dict[str, Any]]:
+    """The prompts of W1: questions of different lengths, each about an image of its own, 640 x 480 of noise."""
+    from PIL import Image
+
+    questions = ("What is this?", "How many objects are there, of which colours?", "Describe it from left to right.")
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "prompt": f"USER: <image>\nNumber {i}: {questions[i % 3]} ASSISTANT:",
+            "multi_modal_data": {"image": Image.fromarray(rng.integers(0, 256, (480, 640, 3), dtype=np.uint8))},
+        }
+        for i in range(num_requests(run))
+    ]
 
 
-def w2_prompts(settings: Settings, model: str, seed: int) -> list[list[int]]:
-    """Prompts of W2."""
-    shortest, longest = (8, 16) if settings.quick else (64, 256)
-    vocab = SIZES[model].vocab - 64
-    return prompts.token_requests(num_requests(settings), seed, shortest=shortest, longest=longest, vocab=vocab)
+def token_prompts(count: int, seed: int, shortest: int, longest: int, vocab: int) -> list[list[int]]:
+    """Random tokens above the special ones, of different lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(10, vocab - 64, length).tolist() for length in rng.integers(shortest, longest + 1, count)]
 
 
-def measure(settings: Settings, llm: Any, model: str) -> None:
-    """All four."""
-    for name, workload in (("W1", _w1), ("W2", _w2), ("W4", _w4), ("W3", _w3)):
-        with settings.records.guard(PART, f"{model} {name} ours"):
-            workload(settings, llm, model)
+def text_prompts(run: Run, model: str, seed: int) -> list[dict[str, Any]]:
+    """The prompts of W2."""
+    lengths = (8, 16) if run.quick else (64, 256)
+    return [{"prompt_token_ids": ids} for ids in token_prompts(num_requests(run), seed, *lengths, SIZES[model].vocab)]
 
 
-def _answers(llm: Any, asked: list[Any], tokens: int) -> tuple[float, list[Any]]:
-    """Seconds, and outputs of exactly so many tokens each."""
+def measure(run: Run, llm: Any, model: str) -> None:
+    """Both, by corellm."""
+    for name, make in (("W1", image_prompts), ("W2", text_prompts)):
+        with run.guard(case := f"{model} {name} corellm"):
+            _generate(llm, make(run, model, seed=10), 4)
+            tokens = num_tokens(run, name)
+            seconds, outputs = _generate(llm, make(run, model, seed=11), tokens)
+            record(run, case, seconds, outputs, tokens)
+
+
+def record(run: Run, case: str, seconds: float, outputs: list[list[int]], tokens: int) -> None:
+    """Record a workload of many requests; an output that is shorter than it was to be is an error."""
+    if any(len(output) != tokens for output in outputs):
+        raise RuntimeError(f"not every output has {tokens} tokens")
+    leading = [output[:LEADING] for output in outputs]
+    run.figure(case, seconds=seconds, tokens_per_s=len(outputs) * tokens / seconds, leading=leading)
+
+
+def _generate(llm: Any, prompts: list[Any], tokens: int) -> tuple[float, list[list[int]]]:
     from corellm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     start = time.perf_counter()
-    outputs = llm.generate(asked, params, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    if any(len(output.outputs[0].token_ids) != tokens for output in outputs):
-        raise RuntimeError(f"not every answer has {tokens} tokens")
-    return seconds, outputs
-
-
-def _leading(outputs: list[Any]) -> list[list[int]]:
-    return [output.outputs[0].token_ids[:LEADING] for output in outputs]
-
-
-def _w1(settings: Settings, llm: Any, model: str) -> None:
-    """Many requests with a picture each, all there at once."""
-    count, tokens = num_requests(settings), w1_tokens(settings)
-    _answers(llm, [r.prompt for r in prompts.picture_requests(count, seed=10)], 2)
-    seconds, outputs = _answers(llm, [r.prompt for r in prompts.picture_requests(count, seed=11)], tokens)
-    settings.records.figure(
-        PART, f"{model} W1 ours", seconds=seconds, tokens_per_s=count * tokens / seconds, leading=_leading(outputs)
-    )
-
-
-def _w2(settings: Settings, llm: Any, model: str) -> None:
-    """Many text requests of different lengths, all there at once."""
-    count, tokens = num_requests(settings), w2_tokens(settings)
-    _answers(llm, [{"prompt_token_ids": ids} for ids in w2_prompts(settings, model, seed=20)], 4)
-    asked = [{"prompt_token_ids": ids} for ids in w2_prompts(settings, model, seed=21)]
-    seconds, outputs = _answers(llm, asked, tokens)
-    settings.records.figure(
-        PART, f"{model} W2 ours", seconds=seconds, tokens_per_s=count * tokens / seconds, leading=_leading(outputs)
-    )
-
-
-def _w3(settings: Settings, llm: Any, model: str) -> None:
-    """A system prompt, a picture, many questions: with each its own cache, and with one for all."""
-    count, tokens, rules = (3, 3, 2) if settings.quick else (64, 32, 20)
-    picture, texts = prompts.questions_about_one_picture(count, rules)
-    asked = [{"prompt": text, "multi_modal_data": {"image": picture}} for text in texts]
-    _answers(llm, asked[:2], 2)  # processes the picture
-    apart, _ = _answers(llm, [{**p, "cache_salt": str(i)} for i, p in enumerate(asked)], tokens)
-    shared, outputs = _answers(llm, [{**p, "cache_salt": "shared"} for p in asked], tokens)
-    cached = sum(output.num_cached_tokens for output in outputs)
-    settings.records.figure(
-        PART, f"{model} W3 ours",
-        seconds=shared, tokens_per_s=count * tokens / shared, without_sharing_s=apart, ratio=apart / shared,
-        cached=cached / sum(len(output.prompt_token_ids) for output in outputs),
-    )  # fmt: skip
-
-
-def _w4(settings: Settings, llm: Any, model: str) -> None:
-    """One request at a time, each with a picture: to the first token, and between tokens."""
-    count, tokens = (2, 4) if settings.quick else (8, 64)
-    first, between = [], []
-    for request in prompts.picture_requests(count + 2, seed=40):
-        start = time.monotonic()
-        _, (output,) = _answers(llm, [request.prompt], tokens)
-        metrics = output.metrics
-        first.append(metrics.first_token_time - start)
-        between.append((metrics.finished_time - metrics.first_token_time) / (tokens - 1))
-    settings.records.figure(
-        PART, f"{model} W4 ours",
-        first_token_ms=1e3 * sorted(first[2:])[count // 2], between_tokens_ms=1e3 * sorted(between[2:])[count // 2],
-    )  # fmt: skip
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - start, [list(output.outputs[0].token_ids) for output in outputs]

@@ -14,7 +14,7 @@ import soundfile
 from corellm import LLM, SamplingParams
 from corellm.cli import build_parser, main
 from corellm.cli.media import MediaFile, open_file
-from corellm.plugins import KNOWN_FAMILIES
+from corellm.plugin.adapters import KNOWN_FAMILIES
 from tests.conftest import random_image
 
 QUESTION = "What shape?"

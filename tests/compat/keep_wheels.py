@@ -23,7 +23,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import corellm
 from corellm.hookspecs import CONTRACT_VERSION
-from corellm.plugins import CHECKPOINTS_GROUP
+from corellm.plugin.adapters import CHECKPOINTS_GROUP
 from tests.wheels.environments import build_wheels, plugin_projects
 
 KEPT = Path(__file__).with_name("wheels")

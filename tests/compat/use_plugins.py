@@ -49,7 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.path[:0] = args.first
     from corellm.errors import CorellmError
-    from corellm.plugins import installed_adapters
+    from corellm.plugin.adapters import installed_adapters
 
     found: dict[str, Any] = {}
     for entry in installed_adapters():

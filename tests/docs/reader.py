@@ -21,7 +21,7 @@ import jinja2
 import yaml
 
 from corellm import LLM
-from corellm.plugins import check_adapter_class
+from corellm.plugin.contract import CONTRACT
 from tests.docs.blocks import Block
 from tests.docs.shell import ROOT, Shell
 
@@ -72,7 +72,7 @@ class Reader:
                 shown = self._try(block, expects=expects)
         for value in self.namespace.values():
             if isinstance(value, type) and value.__module__ == PAGE and hasattr(value, "contract"):
-                check_adapter_class(value, value.__name__)
+                CONTRACT.check_adapter(value, value.__name__)
 
     def _try(self, block: Block, *, expects: bool) -> str | None:
         """Try out one block; what it printed, where a text may show that."""

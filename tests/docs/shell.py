@@ -22,7 +22,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from corellm.cli import main
-from corellm.installed_extensions import load_extensions
+from corellm.plugin.extensions import load_extensions
 from tests.docs.stand_ins import write_published
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from corellm import hookspecs
 from corellm.hookspecs import REQUIRED_HOOKS, STATIC_HOOKS
-from corellm.plugins import HOOK_NAMES
+from corellm.plugin.contract import CONTRACT
 from tests.docs.hook_sections import FOLDER, read_sections
 
 SECTIONS = read_sections()
@@ -17,11 +17,11 @@ SECTIONS = read_sections()
 
 def test_every_hook_has_a_section_and_nothing_else_has() -> None:
     """Nothing is missing, nothing is documented that does not exist; the number that is told is right."""
-    assert set(SECTIONS) == HOOK_NAMES
-    assert f"There are {len(HOOK_NAMES)};" in (FOLDER / "index.md").read_text(encoding="utf-8")
+    assert set(SECTIONS) == CONTRACT.hooks
+    assert f"There are {len(CONTRACT.hooks)};" in (FOLDER / "index.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", sorted(HOOK_NAMES))
+@pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
 def test_what_is_told_of_a_hook(name: str) -> None:
     """Arguments in their order, required or not, static or not; real code and common mistakes are there."""
     section = SECTIONS[name]
@@ -44,7 +44,7 @@ def test_the_drawing_has_every_hook_once() -> None:
     """Those that are required are filled."""
     drawing = (FOLDER.parents[1] / "img" / "lifecycle.svg").read_text(encoding="utf-8")
     drawn = re.findall(r'class="tok( emb)?"[^>]*/>\n<text[^>]*>(\w+_\w+)</text>', drawing)
-    assert sorted(name for _, name in drawn) == sorted(HOOK_NAMES)
+    assert sorted(name for _, name in drawn) == sorted(CONTRACT.hooks)
     assert {name for filled, name in drawn if filled} == set(REQUIRED_HOOKS)
 
 

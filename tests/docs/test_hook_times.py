@@ -19,7 +19,7 @@ import torch
 from corellm import LLM, SamplingParams
 from corellm.engine import opening
 from corellm.hookspecs import STATIC_HOOKS
-from corellm.plugins import HOOK_NAMES
+from corellm.plugin.contract import CONTRACT
 from corellm_llava.tiny import make_tiny_checkpoint as make_llava
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
 from tests.conftest import random_image
@@ -56,7 +56,7 @@ class Watch:
 def watching() -> Iterator[Watch]:
     """Every model loaded meanwhile is watched."""
     watch = Watch()
-    build, ask = opening.build_manager, opening.ask_class
+    build, ask = opening.build_manager, opening.call_static_hook
 
     def watched_build(*arguments: Any, **options: Any) -> Any:
         manager = build(*arguments, **options)
@@ -69,7 +69,7 @@ def watching() -> Iterator[Watch]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(opening, "build_manager", watched_build)
-        monkeypatch.setattr(opening, "ask_class", watched_ask)
+        monkeypatch.setattr(opening, "call_static_hook", watched_ask)
         yield watch
 
 
@@ -98,7 +98,7 @@ def observe(watch: Watch, path: Path) -> Observed:
 
     ask(0)  # whatever is asked only by the first
     one, two, longer = ask(1), ask(2, 3), ask(4, tokens=5)
-    seen: dict[str, set[str]] = {name: set() for name in HOOK_NAMES}
+    seen: dict[str, set[str]] = {name: set() for name in CONTRACT.hooks}
     for name in at_load:
         seen[name].add("before there is a model" if name in STATIC_HOOKS else "at load")
     for name, times in one.items():
@@ -126,7 +126,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Observed]:
         return [observe(watch, make(tmp_path_factory.mktemp("tiny"))) for make in (make_llava, make_qwen)]
 
 
-@pytest.mark.parametrize("name", sorted(HOOK_NAMES))
+@pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
 def test_when_it_is_asked(name: str, models: list[Observed]) -> None:
     """As its section says."""
     told, seen = set(SECTIONS[name].asked), set().union(*(model.when[name] for model in models))

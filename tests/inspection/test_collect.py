@@ -13,7 +13,7 @@ from corellm import LLM
 from corellm.cli.conversation import user_message
 from corellm.cli.media import open_file
 from corellm.inspection.report import Report
-from corellm.installed_extensions import load_extensions
+from corellm.plugin.extensions import load_extensions
 from tests.inspection.conftest import Inspect
 
 PROMPTS = [

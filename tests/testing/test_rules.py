@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from corellm.errors import MediaError
-from corellm.plugins import HOOK_NAMES
+from corellm.plugin.contract import CONTRACT
 from corellm.testing import AdapterContract, ContractBroken
 from corellm.testing.rules import guilty_hook, rules_of
 
@@ -161,5 +161,5 @@ def test_the_guilty_hook_is_found() -> None:
     with pytest.raises(RuntimeError) as raised:
         serve()
     assert guilty_hook(raised.value) == "get_prompt_updates"
-    assert "get_prompt_updates" in HOOK_NAMES
+    assert "get_prompt_updates" in CONTRACT.hooks
     assert guilty_hook(KeyError("x")) == "the adapter"

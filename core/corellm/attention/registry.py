@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ConfigError, ContractError
 from corellm.hookspecs import hookimpl
-from corellm.installed_extensions import ask_extensions
+from corellm.plugin.extensions import ask_extensions
 
 if TYPE_CHECKING:
     import torch

@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
     """A broken extension must not take the other commands away."""
-    from corellm.installed_extensions import ask_extensions
+    from corellm.plugin.extensions import ask_extensions
 
     subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     try:

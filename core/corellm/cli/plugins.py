@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 from corellm.errors import PluginError
 from corellm.hookspecs import CONTRACT_VERSION
-from corellm.installed_extensions import installed_extensions
-from corellm.plugins import AdapterEntry, contract_versions, installed_adapters
+from corellm.plugin.adapters import AdapterEntry, installed_adapters
+from corellm.plugin.contract import contract_versions
+from corellm.plugin.extensions import installed_extensions
 
 
 @dataclass

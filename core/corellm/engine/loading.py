@@ -31,8 +31,8 @@ from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_bu
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.installed_extensions import ask_extensions, first_offer
 from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
+from corellm.plugin.extensions import ask_extensions, first_offer
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width

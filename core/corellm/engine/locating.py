@@ -12,7 +12,7 @@ from pathlib import Path
 from corellm.config import ModelConfig
 from corellm.engine.recommended_sampling import recommended_sampling
 from corellm.errors import ConfigError
-from corellm.plugins import AdapterEntry, find_adapter
+from corellm.plugin.adapters import AdapterEntry, find_adapter
 from corellm.sampling_params import SamplingParams
 from corellm.worker.checkpoint import read_architectures, resolve_checkpoint, resolve_tokenizer
 from corellm.worker.checkpoint_files import check_files

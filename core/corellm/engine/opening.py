@@ -8,9 +8,9 @@ from typing import Any
 from corellm.config import EngineConfig
 from corellm.engine.locating import LocatedModel
 from corellm.hookspecs import ModelContext
-from corellm.installed_extensions import first_offer, load_extensions
 from corellm.multimodal.defaults import ProcessingDefaults
-from corellm.plugins import ask_class, build_manager
+from corellm.plugin.extensions import first_offer, load_extensions
+from corellm.plugin.manager import build_manager, call_static_hook
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.config_overrides import override_config
@@ -40,13 +40,13 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     adapter = entry.load()
     trusted = config.model.trust_remote_code
     hf_config = checkpoints.load_hf_config(
-        path, ask_class(adapter, "register_config", entry.distribution), trust_remote_code=trusted
+        path, call_static_hook(adapter, "register_config", entry.distribution), trust_remote_code=trusted
     )
     if config.model.hf_overrides:
         hf_config = override_config(hf_config, config.model.hf_overrides)
     tokenizer = checkpoints.load_tokenizer(
         located.tokenizer_path,
-        ask_class(adapter, "register_tokenizer", entry.distribution),
+        call_static_hook(adapter, "register_tokenizer", entry.distribution),
         trust_remote_code=trusted,
     )
     device = checkpoints.resolve_device(config.model.device)

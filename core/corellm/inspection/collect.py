@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corellm.contract import contract_versions
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import ConfigError, CorellmError, MissingExtraError, PlaceholderError, RequestError, raised_at
@@ -22,7 +21,8 @@ from corellm.inspection.layout import add_pictures, make_item, make_tokens, read
 from corellm.inspection.recorder import Recorder, recording
 from corellm.inspection.report import HookCall, Report, Stage
 from corellm.multimodal.hashing import hash_item
-from corellm.plugins import find_adapter
+from corellm.plugin.adapters import find_adapter
+from corellm.plugin.contract import contract_versions
 from corellm.sampling_params import SamplingParams
 from corellm.worker.checkpoint import read_architectures
 

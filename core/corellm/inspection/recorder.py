@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from corellm.contract import CONTRACT
 from corellm.hookspecs import STATIC_HOOKS, ModelContext, hookimpl
-from corellm.installed_extensions import load_extensions
+from corellm.plugin.contract import CONTRACT
+from corellm.plugin.extensions import load_extensions
 
 
 @dataclass(frozen=True)

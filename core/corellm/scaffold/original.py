@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path, PurePosixPath
 
 from corellm.errors import BrokenPluginError, PluginError, PluginNotFoundError
-from corellm.plugins import AdapterEntry, installed_adapters
+from corellm.plugin.adapters import AdapterEntry, installed_adapters
 from corellm.scaffold.names import PREFIX, canonical
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from corellm.errors import InvalidParameterError, PluginConflictError
-from corellm.plugins import installed_adapters
+from corellm.plugin.adapters import installed_adapters
 from corellm.scaffold import rewriting
 from corellm.scaffold.distribution import distribution_files
 from corellm.scaffold.names import PluginName, canonical

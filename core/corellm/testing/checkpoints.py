@@ -67,7 +67,8 @@ def randomize_weights(model: Any, seed: int) -> None:
     """Spread a model's weights and biases: a default initialisation makes greedy output constant, proving nothing."""
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     output = model.get_output_embeddings()
     tied = output is not None and output.weight is model.get_input_embeddings().weight
     with torch.no_grad():
@@ -78,7 +79,7 @@ def randomize_weights(model: Any, seed: int) -> None:
                 spread = 0.05 if tied else 0.5
             else:
                 spread = 1.4 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, device=device) * spread)
     model.eval()
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import pytest
 
 from corellm.errors import ItemLimitError, MediaError, PlaceholderError, ProcessorKwargsError, UnsupportedModalityError
-from corellm.plugins import HOOK_NAMES
+from corellm.plugin.contract import CONTRACT
 
 if TYPE_CHECKING:
     _Failed = AssertionError
@@ -202,11 +202,11 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
     while error is not None:
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_name in HOOK_NAMES:
+            if trace.tb_frame.f_code.co_name in CONTRACT.hooks:
                 seen = trace.tb_frame.f_code.co_name
             trace = trace.tb_next
         error = error.__cause__
-    named = [name for name in sorted(HOOK_NAMES, key=len, reverse=True) if name in message]
+    named = [name for name in sorted(CONTRACT.hooks, key=len, reverse=True) if name in message]
     return (named[0] if named else None) or seen or otherwise or by_kind
 
 

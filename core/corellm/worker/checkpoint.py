@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.multimodal.pixel_values import quicken
-from corellm.plugins import shipped_checkpoints
+from corellm.plugin.adapters import shipped_checkpoints
 from corellm.worker.checkpoint_files import read_json
 from corellm.worker.remote_code import no_questions
 

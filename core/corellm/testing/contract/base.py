@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from corellm.errors import RequestError
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.inputs import MultiModalFeature
-from corellm.plugins import MODELS_GROUP
+from corellm.plugin.adapters import MODELS_GROUP
 from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
 from corellm.testing.subject import Subject

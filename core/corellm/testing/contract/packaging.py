@@ -12,7 +12,8 @@ import pytest
 from corellm.errors import ContractError
 from corellm.hookspecs import CONTRACT_VERSION
 from corellm.llm import LLM
-from corellm.plugins import check_adapter_class, contract_versions, find_adapter
+from corellm.plugin.adapters import find_adapter
+from corellm.plugin.contract import CONTRACT, contract_versions
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.rules import child_environment
@@ -66,10 +67,10 @@ class PackagingRules(ContractRules):
             fix="declare the version that the adapter was written for and tested with",
         )
         with self.expecting("an adapter class without faults", fix="do what the error says"):
-            check_adapter_class(self.adapter, "this plugin")
+            CONTRACT.check_adapter(self.adapter, "this plugin")
         later = type("Later", (self.adapter,), {"contract": 99})
         with self.refusing("contract", "version 99", ContractError, words="upgrade corellm", fix="declare a number"):
-            check_adapter_class(later, "this plugin")
+            CONTRACT.check_adapter(later, "this plugin")
 
     def test_the_tiny_checkpoint_is_deterministic(self, tmp_path: Path) -> None:
         """The same seed writes the same files; another seed writes other weights of the same model."""

@@ -1,13 +1,13 @@
-"""Extensions: loaded once per process, and asked so that whoever fails or answers nonsense is named.
+"""Installed extensions: loaded once per process, called one by one, so that an error names the one at fault.
 
-Knows entry points, pluggy and the names of the hooks; what they are for is `extensions`' business.
+Knows entry points and pluggy; what the hooks are for is in `extension_hooks`.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -15,15 +15,15 @@ from typing import Any
 
 import pluggy
 
-from corellm import extensions as specs
-from corellm.contract import near
 from corellm.errors import BrokenPluginError, ContractError, PluginError, own_traceback
 from corellm.hookspecs import PROJECT_NAME
+from corellm.plugin import extension_hooks
+from corellm.plugin.hookset import HookSet, marker
 
 logger = logging.getLogger(__name__)
 
 EXTENSIONS_GROUP = "corellm.extensions"
-_HOOKS = frozenset(name for name, member in vars(specs).items() if hasattr(member, f"{PROJECT_NAME}_spec"))
+_HOOKS = HookSet(extension_hooks)
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,21 @@ class ExtensionEntry:
                 f"{self.called} {self.version} cannot be loaded: {type(error).__name__}: {error}\n"
                 f"{own_traceback(error)}{way_out}"
             ) from error
-        for name, member in inspect.getmembers_static(extension):  # properties are its own business
-            wrong = _what_is_wrong(extension, name, getattr(member, f"{PROJECT_NAME}_impl", None))
-            if wrong is not None:
-                raise ContractError(f"{self.called}: {wrong}; {way_out}")
+        for name, _ in inspect.getmembers_static(extension):
+            problem = _find_problem(extension, name)
+            if problem is not None:
+                raise ContractError(f"{self.called}: {problem}; {way_out}")
         return extension
 
 
-def _what_is_wrong(extension: object, name: str, options: Mapping[str, Any] | None) -> str | None:
-    """With a method of an extension; its hookimpl's options, or None without."""
-    if options is None:
-        return f"{name} has a hook's name but lacks @hookimpl" if name in _HOOKS else None
-    if name not in _HOOKS:
-        return f"{name} is no hook of extensions{near(name, _HOOKS)}"
-    if options["wrapper"] or options["hookwrapper"]:
+def _find_problem(extension: object, name: str) -> str | None:
+    """Return what is wrong with a member of an extension, or None."""
+    if name not in _HOOKS.names and not hasattr(inspect.getattr_static(extension, name), f"{PROJECT_NAME}_impl"):
+        return None  # its own business; a property is not even evaluated
+    options = marker(extension, name)
+    if options is not None and (options["wrapper"] or options["hookwrapper"]):
         return f"{name} is a wrapper; hooks of extensions are not wrapped, those of adapters are (wrap_adapter)"
-    known = inspect.signature(getattr(specs, name)).parameters
-    for argument in inspect.signature(getattr(extension, name)).parameters:
-        if argument not in known:
-            return f"{name} has no argument {argument!r}; it may take {', '.join(known) or 'no arguments'}"
-    return None
+    return _HOOKS.find_problem(extension, name)
 
 
 def installed_extensions() -> list[ExtensionEntry]:
@@ -96,7 +91,7 @@ def load_extensions() -> pluggy.PluginManager:
         BrokenPluginError, ContractError: one cannot be loaded.
     """
     manager = pluggy.PluginManager(PROJECT_NAME)
-    manager.add_hookspecs(specs)
+    manager.add_hookspecs(extension_hooks)
     for entry in reversed(installed_extensions()):  # pluggy asks the last one first
         extension = entry.load()
         try:
@@ -166,6 +161,6 @@ def _answer(
             f"{name}: {hook} failed: {type(error).__name__}: {error}\n{own_traceback(error)}repair it, or uninstall it"
         ) from error
     if answer is not None and not expected(answer):
-        wanted = inspect.signature(getattr(specs, hook)).return_annotation
+        wanted = inspect.signature(getattr(extension_hooks, hook)).return_annotation
         raise ContractError(f"{name}: {hook} must return {wanted}, not {type(answer).__name__} {answer!r:.60}")
     return answer

@@ -1,40 +1,20 @@
-"""Discovery: which installed distribution serves which architecture, and the plugin manager of one loaded model.
+"""Which installed distribution serves which architecture.
 
-Knows entry points and pluggy; what adapters must be like is `contract`'s business, and what the hooks do is nobody's
-here. Imports no torch: `corellm plugins` answers from here.
+Knows entry points; what an adapter must be like is in `contract`. `corellm plugins` prints what is found here.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-import pluggy
-
-from corellm.contract import CONTRACT, Contract, contract_versions
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError, own_traceback
-from corellm.hookspecs import ModelContext
-from corellm.installed_extensions import ask_extensions
-
-__all__ = [
-    "CHECKPOINTS_GROUP",
-    "HOOK_NAMES",
-    "KNOWN_FAMILIES",
-    "MODELS_GROUP",
-    "AdapterEntry",
-    "ask_class",
-    "build_manager",
-    "check_adapter_class",
-    "contract_versions",
-    "find_adapter",
-    "installed_adapters",
-    "shipped_checkpoints",
-]
+from corellm.plugin.contract import CONTRACT
 
 MODELS_GROUP = "corellm.models"
 CHECKPOINTS_GROUP = "corellm.checkpoints"
@@ -49,10 +29,7 @@ KNOWN_FAMILIES = {
     "Qwen3VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2AudioForConditionalGeneration": "corellm-qwen-audio",
 }
-"""Where families live that this project publishes: only for the advice in an error message."""
-
-HOOK_NAMES = CONTRACT.hooks
-check_adapter_class = CONTRACT.check_adapter
+"""Distributions that this project publishes, by architecture: only for the advice in an error message."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +61,8 @@ class AdapterEntry:
                 f"{self.distribution}: the entry point {self.entry_point.value!r} must name the adapter class, "
                 f"not {type(adapter).__name__} {adapter!r}"
             )
-        check_adapter_class(adapter, self.distribution)
+        CONTRACT.check_adapter(adapter, self.distribution)
         return adapter
-
-
-# --- finding ----------------------------------------------------------------------------------------------------------
 
 
 def _distribution(entry_point: EntryPoint) -> tuple[str, str]:
@@ -118,7 +92,7 @@ def find_adapter(
         installed: claims to choose from; None for those installed.
 
     Raises:
-        PluginNotFoundError: nobody serves it; names the distribution to install where it is known.
+        PluginNotFoundError: none serves it; names the distribution to install where it is known.
         PluginConflictError: several do and `adapter` does not choose.
     """
     entries = installed_adapters() if installed is None else list(installed)
@@ -170,79 +144,3 @@ def shipped_checkpoints() -> dict[str, Path]:
         for location in (spec.submodule_search_locations or ()) if spec is not None else ():
             found.setdefault(entry.name, Path(location))
     return found
-
-
-# --- one manager per loaded model -------------------------------------------------------------------------------------
-
-
-def ask_class(
-    adapter: type[Any], hook: str, distribution: str, *, contract: Contract = CONTRACT
-) -> Callable[..., Any] | None:
-    """The answer of an adapter's class to one of `STATIC_HOOKS`; None where it has none.
-
-    Raises:
-        BrokenPluginError: it raised.
-    """
-    method = contract.static_hook(adapter, hook)
-    try:
-        answer: Callable[..., Any] | None = method() if method is not None else None
-    except Exception as error:
-        raise BrokenPluginError(
-            f"{distribution}: {adapter.__qualname__}.{hook} failed: {type(error).__name__}: {error}\n"
-            f"{own_traceback(error)}"
-        ) from error
-    return answer
-
-
-def build_manager(
-    adapter: type[Any],
-    context: ModelContext,
-    *,
-    distribution: str,
-    defaults: Iterable[object] = (),
-    extensions: pluggy.PluginManager | None = None,
-    contract: Contract = CONTRACT,
-) -> pluggy.PluginManager:
-    """Make the plugin manager of one loaded model: the core's defaults, the adapter, extensions' wrappers.
-
-    Args:
-        adapter: a class `AdapterEntry.load` gave.
-        context: what the adapter is made with.
-        distribution: the adapter's, for messages.
-        defaults: objects with `hookimpl(trylast=True)` methods.
-        extensions: the manager of `load_extensions`; None for no extension.
-        contract: which hooks there are.
-
-    Raises:
-        BrokenPluginError: the adapter's constructor raised.
-        ContractError: a hook or an argument that the contract does not know, by name.
-    """
-    manager = contract.make_manager()
-    for default in defaults:
-        manager.register(default)
-    try:
-        instance = adapter(context)
-    except Exception as error:
-        raise BrokenPluginError(
-            f"{distribution}: making the adapter {adapter.__qualname__} failed: {type(error).__name__}: {error}\n"
-            f"{own_traceback(error)}"
-        ) from error
-    _register_checked(manager, instance, distribution)
-    if extensions is not None:
-        for name, wrapper in ask_extensions("wrap_adapter", _anything, manager=extensions, context=context):
-            where = f"{name}, {type(wrapper).__qualname__}"
-            contract.check_wrapper(wrapper, where)
-            _register_checked(manager, wrapper, where)
-    return manager
-
-
-def _anything(answer: object) -> bool:
-    return True
-
-
-def _register_checked(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
-    try:
-        manager.register(plugin, name=name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise ContractError(f"{name} breaks the contract: {' '.join(str(error).split())}") from error

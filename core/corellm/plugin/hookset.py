@@ -1,0 +1,86 @@
+"""The hooks that one module specifies, and the checks that every plugin's methods go through.
+
+Knows names, arguments and `@hookimpl`; does not know what kind of plugin it is or what its hooks do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from corellm.hookspecs import PROJECT_NAME
+
+_IMPL, _SPEC = f"{PROJECT_NAME}_impl", f"{PROJECT_NAME}_spec"
+
+
+class HookSet:
+    """The hooks of a module.
+
+    Args:
+        specs: the module, whose hooks are marked by pluggy's `HookspecMarker`.
+        old_names: `{old name: name}` of hooks that may still be answered under their old name.
+    """
+
+    def __init__(self, specs: ModuleType, old_names: Mapping[str, str] | None = None) -> None:
+        self._specs = specs
+        self.old_names = old_names or {}
+        self.names = frozenset(name for name, member in vars(specs).items() if hasattr(member, _SPEC))
+
+    def arguments(self, hook: str) -> list[str]:
+        """The names of a hook's arguments."""
+        return list(inspect.signature(getattr(self._specs, hook)).parameters)
+
+    def options(self, hook: str) -> Mapping[str, Any]:
+        """The options of a hook's specification; empty if there is no such hook."""
+        options: Mapping[str, Any] = getattr(getattr(self._specs, hook, None), _SPEC, {})
+        return options
+
+    def find_problem(self, plugin: object, name: str) -> str | None:
+        """Return what is wrong with a plugin's method, or None.
+
+        Args:
+            plugin: a class, if its instances are going to answer; else the module or object itself.
+            name: of the method.
+        """
+        if marker(plugin, name) is None:
+            return (
+                f"{name} has a hook's name but lacks @hookimpl, so it would never be called; add the decorator "
+                f"(from corellm.hookspecs import hookimpl; below @staticmethod where there is one) or rename the method"
+            )
+        hook = self.old_names.get(name, name)
+        if hook not in self.names:
+            return f"{name} is no hook{near(name, self.names)}"
+        known = self.arguments(hook)
+        for argument in method_arguments(plugin, name):
+            if argument not in known:
+                takes = ", ".join(known) or "no arguments"
+                return f"{name} has no argument {argument!r}{near(argument, known)}; it may take {takes}"
+        return None
+
+
+def marker(plugin: object, name: str) -> Mapping[str, Any] | None:
+    """The options that `@hookimpl` gave a method; None if it is not marked."""
+    options: Mapping[str, Any] | None = getattr(inspect.getattr_static(plugin, name), _IMPL, None)
+    if options is None:  # a static method's function carries them
+        options = getattr(getattr(plugin, name), _IMPL, None)
+    return options
+
+
+def is_static(plugin: object, name: str) -> bool:
+    """Whether a class's method takes no `self`."""
+    return isinstance(inspect.getattr_static(plugin, name), (staticmethod, classmethod))
+
+
+def method_arguments(plugin: object, name: str) -> list[str]:
+    """The names of a method's arguments, `self` left out."""
+    names = list(inspect.signature(getattr(plugin, name)).parameters)
+    return names[1:] if inspect.isclass(plugin) and not is_static(plugin, name) else names
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is most like an unknown one; empty if none is."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
