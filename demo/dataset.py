@@ -27,13 +27,15 @@ PACKED = 144  # tokens of one row: the image and the questions that fit
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images, their scenes, and per patch: which shape is centred there, which digit covers it, and its rank."""
+    """Images, their scenes, and three labels of each patch, 0 for background.
+
+    The labels are 1 + the index into SHAPES of the shape centred there, 1 + the digit that covers it, and 1 + the rank
+    of that shape or digit from left to right.
+    """
 
     pixels: np.ndarray  # [num_images, SIDE, SIDE, 3] uint8
     scenes: list[Scene]
-    shape_labels: np.ndarray  # [num_images, NUM_IMAGE_TOKENS] int8; 0 is background, else 1 + index into SHAPES
-    digit_labels: np.ndarray  # [num_images, NUM_IMAGE_TOKENS] int8; 0 is background, else 1 + the digit
-    rank_labels: np.ndarray  # [num_images, NUM_IMAGE_TOKENS] int8; 0 is background, else 1 + the rank from the left
+    patch_labels: np.ndarray  # [num_images, 3, NUM_IMAGE_TOKENS] int8
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,7 @@ class Batch:
     labels: torch.Tensor  # [batch, PACKED], IGNORE for tokens without a target
     positions: torch.Tensor  # [batch, PACKED]
     mask: torch.Tensor  # [batch, 1, PACKED, PACKED] bool, True where a token may attend
-    shape_labels: torch.Tensor  # [batch, NUM_IMAGE_TOKENS]
-    digit_labels: torch.Tensor  # [batch, NUM_IMAGE_TOKENS]
-    rank_labels: torch.Tensor  # [batch, NUM_IMAGE_TOKENS]
+    patch_labels: torch.Tensor  # [batch, 3, NUM_IMAGE_TOKENS], as in Dataset
 
 
 def _labelled_patches(box: Box, is_digit: bool) -> list[int]:
@@ -68,7 +68,7 @@ def _draw_shard(seed: int, size: int) -> Dataset:
     rng = random.Random(seed)
     pixels = np.empty((size, SIDE, SIDE, 3), np.uint8)
     scenes: list[Scene] = []
-    labels = np.zeros((3, size, NUM_IMAGE_TOKENS), np.int8)
+    labels = np.zeros((size, 3, NUM_IMAGE_TOKENS), np.int8)
     for k in range(size):
         augment = rng.random() < 0.75
         scene: Scene
@@ -83,9 +83,9 @@ def _draw_shard(seed: int, size: int) -> Dataset:
         scenes.append(scene)
         for box in drawn.boxes:
             patches = _labelled_patches(box, is_digit)
-            labels[1 if is_digit else 0, k, patches] = 1 + box.label
-            labels[2, k, patches] = 1 + box.rank
-    return Dataset(pixels, scenes, labels[0], labels[1], labels[2])
+            labels[k, 1 if is_digit else 0, patches] = 1 + box.label
+            labels[k, 2, patches] = 1 + box.rank
+    return Dataset(pixels, scenes, labels)
 
 
 def draw_dataset(seed: int, size: int, workers: int = 2, shard_size: int = 2000) -> Dataset:
@@ -96,9 +96,7 @@ def draw_dataset(seed: int, size: int, workers: int = 2, shard_size: int = 2000)
     return Dataset(
         np.concatenate([shard.pixels for shard in shards]),
         [scene for shard in shards for scene in shard.scenes],
-        np.concatenate([shard.shape_labels for shard in shards]),
-        np.concatenate([shard.digit_labels for shard in shards]),
-        np.concatenate([shard.rank_labels for shard in shards]),
+        np.concatenate([shard.patch_labels for shard in shards]),
     )
 
 
@@ -123,10 +121,7 @@ class Packer:
             stack(rows, "labels"),
             stack(rows, "positions")[:, 0],
             attention_mask(rows),
-            *(
-                torch.from_numpy(table[indices].astype(np.int64))
-                for table in (dataset.shape_labels, dataset.digit_labels, dataset.rank_labels)
-            ),
+            torch.from_numpy(dataset.patch_labels[indices].astype(np.int64)),
         )
 
     def _pack_row(self, scene: Scene) -> Row:

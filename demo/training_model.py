@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlavaForConditionalGeneration
 
-from demo import shapes
 from demo.dataset import NUM_RANKS, Batch
 from demo.model import GRID, IMAGE, SIDE
 from demo.packing import additive_mask, answer_loss
+from demo.shapes import SHAPES
 
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]) * 255
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711]) * 255
@@ -26,10 +26,8 @@ class TrainingModel(nn.Module):
         super().__init__()
         self.model = model
         width = model.config.vision_config.hidden_size
-        self.shape_head = nn.Linear(width, 1 + len(shapes.SHAPES))
-        self.digit_head = nn.Linear(width, 11)
-        self.rank_head = nn.Linear(width, 1 + NUM_RANKS)
-        self.place_head = nn.Linear(width, 9)
+        # Classes of shape, digit, rank and place.
+        self.heads = nn.ModuleList(nn.Linear(width, n) for n in (1 + len(SHAPES), 1 + 10, 1 + NUM_RANKS, 9))
         self.noise: torch.Tensor
         self.register_buffer("noise", torch.randn(256, 3, SIDE, SIDE))
         thirds = (torch.arange(GRID) * 2 + 1) * 3 // (2 * GRID)
@@ -54,17 +52,13 @@ class TrainingModel(nn.Module):
             position_ids=batch.positions,
             use_cache=False,
         ).last_hidden_state
-        return answer_loss(self.model.lm_head, hidden, batch.labels), self._patch_loss(patches, batch)
+        return answer_loss(self.model.lm_head, hidden, batch.labels), self._patch_loss(patches, batch.patch_labels)
 
-    def _patch_loss(self, patches: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _patch_loss(self, patches: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(())
-        for head, labels in (
-            (self.shape_head, batch.shape_labels),
-            (self.digit_head, batch.digit_labels),
-            (self.rank_head, batch.rank_labels),
-            (self.place_head, self.place_labels.expand(len(patches), -1)),
-        ):
+        places = self.place_labels.expand(len(patches), -1)
+        for head, targets in zip(self.heads, (*labels.unbind(1), places), strict=True):
             logits = head(patches).float().flatten(0, 1)  # [num_patches, classes]
-            weight = torch.tensor([1.0] + [3.0] * (head.out_features - 1))  # most patches show background
-            total = total + functional.cross_entropy(logits, labels.flatten(), weight)
+            weight = torch.tensor([1.0] + [3.0] * (logits.shape[1] - 1))  # most patches show background
+            total = total + functional.cross_entropy(logits, targets.flatten(), weight)
         return total
