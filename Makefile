@@ -20,19 +20,19 @@ $(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-demo: setup      ## ask the demo models about pictures and clips
+demo: setup      ## ask the demo models about images and videos
 	$(BIN)/python demo/show.py
 
-demo-eval: setup ## the demo model's accuracy on held-out pictures
+demo-eval: setup ## measure the accuracy of `demo` on held-out images
 	$(BIN)/python -m demo.evaluate
 
-demo-train: setup ## train the demo model again, into demo/runs/new (about an hour on two cores)
+demo-train: setup ## train `demo` from scratch, into demo/runs/new (about an hour on two cores)
 	$(BIN)/python -m demo.train demo/runs/new
 
-demo-video-eval: setup ## the same of the demo model that watches clips
+demo-video-eval: setup ## measure the accuracy of `demo-video` on held-out videos
 	$(BIN)/python -m demo.video.evaluate
 
-demo-video-train: setup ## train it again, into demo/runs/new-video (about an hour on two cores)
+demo-video-train: setup ## train `demo-video` from scratch, into demo/runs/new-video (over an hour on two cores)
 	$(BIN)/python -m demo.video.train demo/runs/new-video
 
 test: setup      ## all tests, in as many processes as there are processors

@@ -1,1 +1,1 @@
-"""The demo model of corellm: a tiny LLaVA that answers questions about drawn shapes and handwritten numbers."""
+"""The demo models of corellm: `demo` answers questions about drawn images, `demo-video` about drawn videos."""

@@ -1,4 +1,4 @@
-"""What every picture has in common: named colours, canvas sizes, the marks that say what is where, and wear and tear.
+"""Named colours, canvas sizes, bounding boxes and augmentation of all drawn images.
 
 Knows nothing of shapes, digits or questions.
 """
@@ -30,12 +30,12 @@ COLOURS: dict[str, tuple[Rgb, ...]] = {
 }
 
 PLAIN_SIZES = (56, 64, 96, 128, 160, 224)
-ROUGH_SIZES = (48, 56, 64, 72, 88, 112, 150, 200, 256, 320)
+AUGMENTED_SIZES = (48, 56, 64, 72, 88, 112, 150, 200, 256, 320)
 
 
 @dataclass(frozen=True)
-class Mark:
-    """One thing in a picture: its box as fractions of width and height, its class, its rank from left to right."""
+class Box:
+    """One shape or digit: its edges as fractions of width and height, its class, its rank from left to right."""
 
     left: float
     top: float
@@ -46,9 +46,9 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Picture:
+class DrawnImage:
     image: Image.Image
-    marks: tuple[Mark, ...]
+    boxes: tuple[Box, ...]
 
 
 def sample_colour(rng: random.Random, name: str) -> Rgb:
@@ -69,24 +69,24 @@ def luminance(colour: Rgb) -> float:
 
 
 def sample_pair(rng: random.Random, front: str, back: str, min_distance: float = 85.0) -> tuple[Rgb, Rgb]:
-    """Two samples that can be told apart; `front` and `back` are different names."""
+    """Return two colours at least `min_distance` apart in RGB; `front` and `back` are different names."""
     while True:
         pair = sample_colour(rng, front), sample_colour(rng, back)
         if distance(*pair) >= min_distance:
             return pair
 
 
-def sample_size(rng: random.Random, rough: bool, max_aspect: float) -> tuple[int, int]:
-    """Canvas width and height: half of them square, the others up to `max_aspect` times wider or taller."""
-    short = rng.choice(ROUGH_SIZES if rough else PLAIN_SIZES)
+def sample_size(rng: random.Random, augment: bool, max_aspect: float) -> tuple[int, int]:
+    """Return width and height of a canvas: half are square, the others up to `max_aspect` times wider or taller."""
+    short = rng.choice(AUGMENTED_SIZES if augment else PLAIN_SIZES)
     if rng.random() < 0.5:
         return short, short
     long = round(short * rng.uniform(1.0, max_aspect))
     return (long, short) if rng.random() < 0.75 else (short, min(long, round(short * 1.5)))
 
 
-def wear(rng: random.Random, image: Image.Image) -> Image.Image:
-    """What happens to pictures on their way: blur, noise, a light gradient, JPEG, resampling."""
+def degrade(rng: random.Random, image: Image.Image) -> Image.Image:
+    """Return the image with random blur, resampling, noise, a light gradient and JPEG artefacts."""
     if rng.random() < 0.2:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.2, 0.012 * min(image.size))))
     if rng.random() < 0.15:

@@ -1,6 +1,6 @@
-"""Handwritten numbers: real digit images set side by side, and which digit images only testing may use.
+"""Images of handwritten numbers, composed of digit images, and the digit images held out for testing.
 
-The digits are the 1797 images of scikit-learn's `load_digits`, 8 x 8 grey levels each, from real pens.
+The digits are the 1797 images of scikit-learn's `load_digits`, 8 x 8 grey levels each.
 Knows nothing of questions, tokens or the model.
 """
 
@@ -16,7 +16,7 @@ from PIL import Image, ImageChops
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from demo.canvas import COLOURS, Mark, Picture, Rgb, luminance, sample_colour, sample_size, wear
+from demo.canvas import COLOURS, Box, DrawnImage, Rgb, degrade, luminance, sample_colour, sample_size
 
 Part = Literal["train", "test"]
 
@@ -37,7 +37,7 @@ class NumberScene:
 
 @cache
 def digit_indices(part: Part) -> dict[str, list[int]]:
-    """Which of the 1797 images show each digit; the test part is a fixed stratified fifth."""
+    """Return the indices of the images of each digit; the test part is a fixed stratified fifth."""
     target = load_digits().target
     train, test = train_test_split(
         np.arange(len(target)), test_size=TEST_SHARE, stratify=target, random_state=SPLIT_SEED
@@ -48,7 +48,7 @@ def digit_indices(part: Part) -> dict[str, list[int]]:
 
 @cache
 def _glyphs() -> list[Image.Image]:
-    """Each digit image, smoothly upscaled, full ink at 255, with a blank border."""
+    """Return the digit images, upscaled, with 255 for full ink and a blank border."""
     glyphs = []
     for raw in load_digits().images:  # raw: [8, 8], 0 to 16
         small = Image.fromarray((raw / raw.max() * 255).astype(np.uint8))
@@ -68,7 +68,7 @@ def sample_scene(rng: random.Random, digits: int | None = None) -> NumberScene:
 
 
 def _ink_and_paper(rng: random.Random, scene: NumberScene) -> tuple[Rgb, Rgb]:
-    """Ink that can be read on the paper: if the scene's own ink cannot, black or white, whichever can."""
+    """Return ink and paper colours with enough contrast; black or white ink where the scene's ink has too little."""
     paper = sample_colour(rng, scene.background)
     for _ in range(8):
         ink = sample_colour(rng, scene.ink)
@@ -77,11 +77,11 @@ def _ink_and_paper(rng: random.Random, scene: NumberScene) -> tuple[Rgb, Rgb]:
     return sample_colour(rng, "white" if luminance(paper) < 128 else "black"), paper
 
 
-def _warp(rng: random.Random, glyph: Image.Image, width: int, height: int, rough: bool) -> Image.Image:
-    """The glyph at `width` x `height`; when rough, turned, slanted, stretched and bent as by other hands."""
+def _warp(rng: random.Random, glyph: Image.Image, width: int, height: int, augment: bool) -> Image.Image:
+    """Return the glyph at `width` x `height`, turned, slanted, stretched and bent; strongly when `augment` is set."""
     cells = 3
     full = GLYPH + 2 * EDGE
-    amount = 1.0 if rough else 0.2
+    amount = 1.0 if augment else 0.2
     turn, slant = rng.gauss(0, 0.10) * amount, rng.gauss(0, 0.14) * amount
     stretch_x, stretch_y = 1 + rng.uniform(-0.12, 0.14) * amount, 1 + rng.uniform(-0.1, 0.12) * amount
     bend = rng.uniform(0, 1.7) * amount
@@ -111,21 +111,26 @@ def _warp(rng: random.Random, glyph: Image.Image, width: int, height: int, rough
     return glyph.transform((width, height), Image.Transform.MESH, mesh, Image.Resampling.BICUBIC)
 
 
-def _pen(rng: random.Random, rough: bool) -> list[int]:
-    """Grey level to ink: from the soft original to a hard pen; a lower threshold is a thicker pen."""
+def _pen(rng: random.Random, augment: bool) -> list[int]:
+    """Return the ink for each grey level, from the soft original to a hard pen; a lower threshold is a thicker pen."""
     levels = np.arange(256) / 255
     if rng.random() < 0.3:
         return [int(v) for v in 255 * levels ** rng.uniform(0.7, 1.3)]
-    threshold = rng.uniform(0.28, 0.55) if rough else rng.uniform(0.35, 0.5)
-    softness = rng.uniform(0.05, 0.3) if rough else rng.uniform(0.1, 0.25)
+    threshold = rng.uniform(0.28, 0.55) if augment else rng.uniform(0.35, 0.5)
+    softness = rng.uniform(0.05, 0.3) if augment else rng.uniform(0.1, 0.25)
     return [int(v) for v in 255 * np.clip((levels - threshold) / softness + 0.5, 0, 1)]
 
 
 def draw_scene(
-    rng: random.Random, scene: NumberScene, part: Part, rough: bool = False, size: tuple[int, int] | None = None
-) -> Picture:
-    """`rough` adds other hands and worn pictures, for training; `size` (width, height) is sampled when not given."""
-    width, height = size or sample_size(rng, rough, max_aspect=2.2)
+    rng: random.Random, scene: NumberScene, part: Part, augment: bool = False, size: tuple[int, int] | None = None
+) -> DrawnImage:
+    """Draw a number with digit images of `part`.
+
+    Args:
+        augment: distort the digits and degrade the image, for training.
+        size: width and height; sampled when not given.
+    """
+    width, height = size or sample_size(rng, augment, max_aspect=2.2)
     count = len(scene.number)
     # A digit's box is a third of the width for three digits, and never much taller or flatter than it is wide.
     box_width = width * rng.uniform(0.72, 0.97) / count if count == 3 else width * rng.uniform(0.24, 0.45)
@@ -138,9 +143,9 @@ def draw_scene(
     total = pitch * (count - 1) + box_width
     left = rng.uniform(0, max(0.0, width - total))
     top = rng.uniform(0, height - box_height)
-    pen = _pen(rng, rough)
+    pen = _pen(rng, augment)
     alpha = Image.new("L", (width, height))
-    marks = []
+    boxes = []
     for rank, digit in enumerate(scene.number):
         scale = rng.uniform(0.9, 1.0)
         w, h = max(6, round(box_width * scale)), max(6, round(box_height * scale))
@@ -148,9 +153,9 @@ def draw_scene(
         y = min(height - h, max(0, round(top + rng.uniform(0, 1) * (box_height - h))))
         glyph = _glyphs()[rng.choice(digit_indices(part)[digit])]
         stamp = Image.new("L", (width, height))
-        stamp.paste(_warp(rng, glyph, w, h, rough).point(pen), (x, y))
+        stamp.paste(_warp(rng, glyph, w, h, augment).point(pen), (x, y))
         alpha = ImageChops.lighter(alpha, stamp)
-        marks.append(Mark(x / width, y / height, (x + w) / width, (y + h) / height, int(digit), rank))
+        boxes.append(Box(x / width, y / height, (x + w) / width, (y + h) / height, int(digit), rank))
     ink, paper = _ink_and_paper(rng, scene)
     image = Image.composite(Image.new("RGB", alpha.size, ink), Image.new("RGB", alpha.size, paper), alpha)
-    return Picture(wear(rng, image) if rough else image, tuple(marks))
+    return DrawnImage(degrade(rng, image) if augment else image, tuple(boxes))

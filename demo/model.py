@@ -1,6 +1,6 @@
-"""The demo model before training: its tokenizer, its chat template, its image processor and its configuration.
+"""The `demo` model before training: tokenizer, chat template, image processor and configuration.
 
-Knows nothing of pictures or of training; the tokenizer learns its words from text it is given.
+Knows nothing of scenes or of training; the tokenizer is trained on texts it is given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-SIDE = 64  # every picture is resized to SIDE x SIDE, whatever its shape: nothing at the border is lost
+SIDE = 64  # every image is resized to SIDE x SIDE, whatever its shape: nothing is cropped
 PATCH = 8
 GRID = SIDE // PATCH
 NUM_IMAGE_TOKENS = GRID * GRID
@@ -44,12 +44,12 @@ CHAT_TEMPLATE = """\
 
 
 def prompt(question: str) -> str:
-    """The first turn about a picture."""
+    """Return the prompt of a first question about an image."""
     return f"USER: <image>\n{question} ASSISTANT:"
 
 
-def learn_words(texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE with one token for each digit."""
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Return a byte-level BPE with one token for each digit."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -92,13 +92,13 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
         tokenizer,
         patch_size=PATCH,
         vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,  # CLIP's class token, which "default" drops again
+        num_additional_image_tokens=1,  # CLIP's class token, which "default" drops
         chat_template=CHAT_TEMPLATE,
     )
 
 
 def build_model(vocab_size: int) -> LlavaForConditionalGeneration:
-    """Random weights; about 1.2 million parameters."""
+    """Return a model with random weights and about 1.2 million parameters."""
     vision = CLIPVisionConfig(
         hidden_size=128,
         intermediate_size=320,
@@ -142,8 +142,8 @@ def build_model(vocab_size: int) -> LlavaForConditionalGeneration:
 
 
 def save(model: LlavaForConditionalGeneration, processor: Any, folder: str) -> None:
-    """A Hugging Face checkpoint with bfloat16 weights; `model` itself keeps its own dtype."""
-    small = build_model(model.config.text_config.vocab_size)
-    small.load_state_dict(model.state_dict())
-    small.to(torch.bfloat16).save_pretrained(folder)
+    """Write a Hugging Face checkpoint with bfloat16 weights; `model` itself keeps its dtype."""
+    copy = build_model(model.config.text_config.vocab_size)
+    copy.load_state_dict(model.state_dict())
+    copy.to(torch.bfloat16).save_pretrained(folder)
     processor.save_pretrained(folder)

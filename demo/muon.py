@@ -1,4 +1,4 @@
-"""Muon for many small matrices: those of one shape are orthogonalised together, which on a CPU is ten times faster."""
+"""The Muon optimizer; matrices of one shape are orthogonalised together, on a CPU ten times faster than one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315  # the quintic Newton-Schulz iteration of t
 
 
 def orthogonalise(gradients: torch.Tensor, rounds: int = 5) -> torch.Tensor:
-    """Replaces each matrix by nearly the closest orthogonal one. gradients: [num_matrices, rows, columns]"""
+    """Return nearly the closest orthogonal matrix to each. gradients: [num_matrices, rows, columns]"""
     x = gradients.bfloat16()
     wide = x.shape[1] <= x.shape[2]
     if not wide:
@@ -25,6 +25,8 @@ def orthogonalise(gradients: torch.Tensor, rounds: int = 5) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
+    """Momentum with orthogonalised updates, for matrices inside layers."""
+
     def __init__(
         self, matrices: Iterable[torch.Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
     ) -> None:
@@ -40,9 +42,9 @@ class Muon(torch.optim.Optimizer):
                 steps = []
                 for matrix in matrices:
                     assert matrix.grad is not None
-                    speed = self.state[matrix].setdefault("speed", torch.zeros_like(matrix))
-                    speed.lerp_(matrix.grad, 1 - group["momentum"])
-                    steps.append(matrix.grad.lerp(speed, group["momentum"]))  # Nesterov
+                    momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
+                    momentum.lerp_(matrix.grad, 1 - group["momentum"])
+                    steps.append(matrix.grad.lerp(momentum, group["momentum"]))  # Nesterov
                 updates = orthogonalise(torch.stack(steps)) * max(1.0, shape[0] / shape[1]) ** 0.5
                 for matrix, update in zip(matrices, updates, strict=True):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])

@@ -1,4 +1,4 @@
-"""Optimizers of both demo models and their learning rates: Muon for matrices inside layers, AdamW for the rest."""
+"""The optimizers of both demo models and their learning rates: Muon for matrices inside layers, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from demo.muon import Muon
 def build_optimizers(
     model: nn.Module, layers: tuple[str, ...], *, muon_rate: float, adam_rate: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Make them.
+    """Return the Muon and the AdamW optimizer of a model.
 
     Args:
-        model: to be trained.
-        layers: parts of the names of parameters that are inside layers.
-        muon_rate, adam_rate: full learning rates, also kept in each group as `full_lr`.
-        weight_decay: of every matrix.
+        layers: substrings of the names of parameters inside layers.
+        muon_rate, adam_rate: full learning rates, stored in each group as `full_lr`.
+        weight_decay: for every matrix.
     """
     inside = [p for name, p in model.named_parameters() if p.dim() == 2 and any(part in name for part in layers)]
     taken = {id(p) for p in inside}
@@ -38,5 +37,5 @@ def build_optimizers(
 
 
 def learning_rate_share(step: int, steps: int, cooldown: int) -> float:
-    """Share of the full learning rate: warm up, hold, and cool down to nearly nothing at the end."""
+    """Return the share of the full learning rate: warm-up, constant, then cooldown to 1 %."""
     return min(1.0, (step + 1) / 100, max(0.01, (steps - step) / cooldown))

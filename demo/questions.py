@@ -1,4 +1,4 @@
-"""What can be asked about a picture, in which words, and the right answer.
+"""Questions about an image: their kinds, their phrasings and the right answers.
 
 Knows the scenes, not how they are drawn, and nothing of tokens.
 """
@@ -15,7 +15,7 @@ Scene = ShapeScene | NumberScene
 
 COUNT_WORDS = ("one", "two", "three", "four", "five")
 
-# "{p}" is "picture" or "image", "{c}" is "colour" or "color", "{s}" and "{k}" are the shape and colour in question.
+# "{p}" is "picture" or "image", "{c}" is "colour" or "color", "{s}" and "{k}" are a shape and a colour.
 PHRASINGS: dict[str, tuple[str, ...]] = {
     "shape": (
         "What shape is in the {p}?",
@@ -107,7 +107,7 @@ PHRASINGS: dict[str, tuple[str, ...]] = {
 
 SHAPE_KINDS = ("shape", "colour", "count", "where", "background", "describe", "yes or no")
 NUMBER_KINDS = ("number", "background", "describe")
-NO_SHAPE, NO_NUMBER, NO_PICTURE = "no shape", "no number", "no picture"
+NO_SHAPE, NO_NUMBER, NO_IMAGE = "no shape", "no number", "no picture"
 
 
 def kinds_of(scene: Scene) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _plural(shape: str, count: int) -> str:
 
 
 def right_answer(scene: Scene, kind: str) -> str:
-    """The answer to every kind but yes or no, whose answer depends on what is asked after."""
+    """Return the answer to any kind but yes or no, whose answer depends on the shape or colour in the question."""
     if kind == "background":
         return scene.background
     if isinstance(scene, NumberScene):
@@ -135,8 +135,8 @@ def right_answer(scene: Scene, kind: str) -> str:
     return answers.get(kind, NO_NUMBER)
 
 
-def _say(rng: random.Random, phrasing: str, shape: str = "", colour: str = "") -> str:
-    """One phrasing as somebody may type it: British or American, now and then without capital or full stop."""
+def _phrase(rng: random.Random, phrasing: str, shape: str = "", colour: str = "") -> str:
+    """Return a phrasing filled in, British or American; one in four each without capital or final punctuation."""
     text = phrasing.replace("{p}", rng.choice(("picture", "image"))).replace("{c}", rng.choice(("colour", "color")))
     text = text.replace("{s}s", _plural(shape, 2)).replace("{s}", shape).replace("{k}", colour)
     if rng.random() < 0.25:
@@ -147,28 +147,28 @@ def _say(rng: random.Random, phrasing: str, shape: str = "", colour: str = "") -
 
 
 def ask(rng: random.Random, scene: Scene, kind: str) -> tuple[str, str]:
-    """A question of this kind about the scene, and the right answer."""
+    """Return a question of this kind about the scene, and the right answer."""
     phrasing = rng.choice(PHRASINGS[kind])
     if isinstance(scene, NumberScene):
-        return _say(rng, phrasing, rng.choice(SHAPES), scene.ink), right_answer(scene, kind)
+        return _phrase(rng, phrasing, rng.choice(SHAPES), scene.ink), right_answer(scene, kind)
     if kind != "yes or no":
-        return _say(rng, phrasing, scene.shape, scene.colour), right_answer(scene, kind)
+        return _phrase(rng, phrasing, scene.shape, scene.colour), right_answer(scene, kind)
     truth = rng.random() < 0.5
     shape = scene.shape if truth else rng.choice([s for s in SHAPES if s != scene.shape])
     colour = scene.colour if truth else rng.choice([c for c in COLOURS if c != scene.colour])
-    return _say(rng, phrasing, shape, colour), "yes" if truth else "no"
+    return _phrase(rng, phrasing, shape, colour), "yes" if truth else "no"
 
 
-_LESSON_WEIGHTS = {"shape": 3, "colour": 2, "count": 4, "where": 3, "background": 2, "describe": 4, "yes or no": 5}
+_TRAINING_WEIGHTS = {"shape": 3, "colour": 2, "count": 4, "where": 3, "background": 2, "describe": 4, "yes or no": 5}
 
 
 def ask_anything(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    """A question for training: of any kind, now and then about what the picture does not show."""
+    """Return a question of any kind and its answer, for training; a few ask for what the image does not show."""
     if isinstance(scene, NumberScene):
         kind = rng.choices(("number", "describe", "background", "shape"), (8, 2, 2, 0.5))[0]
     elif rng.random() < 0.03:
         kind = "number"
     else:
         kinds = kinds_of(scene)
-        kind = rng.choices(kinds, [_LESSON_WEIGHTS[k] for k in kinds])[0]
+        kind = rng.choices(kinds, [_TRAINING_WEIGHTS[k] for k in kinds])[0]
     return ask(rng, scene, kind)

@@ -1,4 +1,4 @@
-"""Drawn shapes: what a shape scene is, which combinations are never trained on, and how a scene is drawn.
+"""Images of drawn shapes: their scenes, the combinations held out from training, and how a scene is drawn.
 
 Knows nothing of questions, tokens or the model.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 
 from PIL import Image, ImageDraw
 
-from demo.canvas import COLOURS, Mark, Picture, sample_pair, sample_size, wear
+from demo.canvas import COLOURS, Box, DrawnImage, degrade, sample_pair, sample_size
 
 SHAPES = ("circle", "square", "triangle", "cross", "star")
 COUNTS = (1, 2, 3, 4, 5)
@@ -24,7 +24,7 @@ Part = Literal["train", "unseen"]
 
 @dataclass(frozen=True)
 class ShapeScene:
-    """`count` shapes of one kind and colour. `place` is where a lone shape is, and None for several."""
+    """`count` shapes of one kind and colour; `place` is the position of a single shape, None for several."""
 
     shape: str
     colour: str
@@ -34,7 +34,7 @@ class ShapeScene:
 
     @property
     def unseen(self) -> bool:
-        """True for one combination of shape, colour, count and background in ten: training never meets those."""
+        """True for one combination of shape, colour, count and background in ten; training draws none of them."""
         return zlib.crc32(f"{self.shape} {self.colour} {self.count} {self.background}".encode()) % 10 == 0
 
 
@@ -49,7 +49,7 @@ def sample_scene(rng: random.Random, part: Part) -> ShapeScene:
 
 
 def _outline(shape: str, radius: float, angle: float) -> list[tuple[float, float]]:
-    """Corners around the origin; a circle has none."""
+    """Return the corners of a shape around the origin; a circle has none."""
     arm = 0.32
     if shape == "square":
         corners = [(-0.82, -0.82), (0.82, -0.82), (0.82, 0.82), (-0.82, 0.82)]
@@ -71,7 +71,7 @@ def _angle(rng: random.Random) -> float:
 
 
 def _lay_out(rng: random.Random, scene: ShapeScene, width: int, height: int) -> list[tuple[float, float, float]]:
-    """Centre and radius in pixels of each shape, clear of one another and of the border."""
+    """Return centre and radius of each shape in pixels; no shape touches another or the border."""
     short = min(width, height)
     if scene.place is not None:
         row, column = scene.place
@@ -93,28 +93,33 @@ def _lay_out(rng: random.Random, scene: ShapeScene, width: int, height: int) -> 
 
 
 def draw_scene(
-    rng: random.Random, scene: ShapeScene, rough: bool = False, size: tuple[int, int] | None = None
-) -> Picture:
-    """`rough` adds worn pictures and coarse edges, for training; `size` (width, height) is sampled when not given."""
-    width, height = size or sample_size(rng, rough, max_aspect=1.6)
-    fine = 1 if max(width, height) > 300 else rng.choice((1, 2, 3) if rough else (2, 3))  # supersampling
+    rng: random.Random, scene: ShapeScene, augment: bool = False, size: tuple[int, int] | None = None
+) -> DrawnImage:
+    """Draw a scene.
+
+    Args:
+        augment: degrade the image and allow coarse edges, for training.
+        size: width and height; sampled when not given.
+    """
+    width, height = size or sample_size(rng, augment, max_aspect=1.6)
+    fine = 1 if max(width, height) > 300 else rng.choice((1, 2, 3) if augment else (2, 3))  # supersampling
     front, back = sample_pair(rng, scene.colour, scene.background)
     image = Image.new("RGB", (width * fine, height * fine), back)
     draw = ImageDraw.Draw(image)
     angle = _angle(rng)
-    marks = []
+    boxes = []
     placed = _lay_out(rng, scene, width, height)
     for rank, (x, y, radius) in enumerate(sorted(placed)):
-        box = [(x - radius) * fine, (y - radius) * fine, (x + radius) * fine, (y + radius) * fine]
+        edges = [(x - radius) * fine, (y - radius) * fine, (x + radius) * fine, (y + radius) * fine]
         if scene.shape == "circle":
-            draw.ellipse(box, fill=front)
+            draw.ellipse(edges, fill=front)
         else:
             corners = _outline(scene.shape, radius * fine, angle if rng.random() < 0.5 else _angle(rng))
             draw.polygon([(x * fine + dx, y * fine + dy) for dx, dy in corners], fill=front)
         left, top, right, bottom = (
-            v / fine / side for v, side in zip(box, (width, height, width, height), strict=True)
+            v / fine / side for v, side in zip(edges, (width, height, width, height), strict=True)
         )
-        marks.append(Mark(left, top, right, bottom, SHAPES.index(scene.shape), rank))
+        boxes.append(Box(left, top, right, bottom, SHAPES.index(scene.shape), rank))
     if fine > 1:
         image = image.reduce(fine)
-    return Picture(wear(rng, image) if rough else image, tuple(marks))
+    return DrawnImage(degrade(rng, image) if augment else image, tuple(boxes))

@@ -1,6 +1,6 @@
-"""`make demo`: the shipped models answer questions about pictures and clips, through plugins found by entry point.
+"""`make demo`: ask the shipped models about the sample images and videos; exit with 1 if an answer is wrong.
 
-Uses the public API only, so it is also an example. Exits with 1 if an answer is not the known right one.
+Uses the public API only, so it is also an example.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from corellm import LLM, SamplingParams
 HERE = Path(__file__).parent
 
 
-def thumbnail(picture: Image.Image, width: int = 32) -> list[str]:
-    """A picture as lines of coloured half blocks: two pixels to a character cell."""
-    height = max(2, round(width * picture.height / picture.width) // 2 * 2)
-    picture = picture.convert("RGB").resize((width, height), Image.Resampling.BOX)
+def thumbnail(image: Image.Image, width: int = 32) -> list[str]:
+    """Return an image as lines of coloured half blocks, two pixels to a character."""
+    height = max(2, round(width * image.height / image.width) // 2 * 2)
+    image = image.convert("RGB").resize((width, height), Image.Resampling.BOX)
     lines = []
     for y in range(0, height, 2):
         cells = []
         for x in range(width):
-            top, bottom = picture.getpixel((x, y)), picture.getpixel((x, y + 1))
+            top, bottom = image.getpixel((x, y)), image.getpixel((x, y + 1))
             assert isinstance(top, tuple)
             assert isinstance(bottom, tuple)
             cells.append("\x1b[38;2;{};{};{};48;2;{};{};{}m▀".format(*top, *bottom))
@@ -33,8 +33,8 @@ def thumbnail(picture: Image.Image, width: int = 32) -> list[str]:
     return lines
 
 
-def sketch(path: Path) -> str:
-    """A picture small, or the beginning, middle and end of a clip side by side."""
+def preview(path: Path) -> str:
+    """Return a thumbnail of an image, or of the first, middle and last frame of a video, side by side."""
     if path.suffix != ".mp4":
         return "\n".join(f"  {line}" for line in thumbnail(Image.open(path)))
     with av.open(path) as container:
@@ -44,33 +44,33 @@ def sketch(path: Path) -> str:
 
 
 def ask(model: str, folder: Path, modality: str) -> tuple[int, int]:
-    """Ask a model every question about every file of a folder; how many there were, and how many answers were wrong."""
+    """Ask a model all questions of a folder; return the number of questions and of wrong answers."""
     questions: dict[str, dict[str, str]] = json.loads((folder / "questions.json").read_text())
-    asked = [(folder / name, question, right) for name, qa in questions.items() for question, right in qa.items()]
+    tasks = [(folder / name, question, right) for name, qa in questions.items() for question, right in qa.items()]
     conversations = [
         [{"role": "user", "content": [{"type": modality, modality: path}, {"type": "text", "text": question}]}]
-        for path, question, _ in asked
+        for path, question, _ in tasks
     ]
     with LLM(model) as llm:
         outputs = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=32))
-    wrong, shown = 0, None
-    for (path, question, right), output in zip(asked, outputs, strict=True):
-        if path != shown:
-            shown = path
+    wrong, current = 0, None
+    for (path, question, right), output in zip(tasks, outputs, strict=True):
+        if path != current:
+            current = path
             print(f"\n{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
             if sys.stdout.isatty():
-                print(sketch(path))
+                print(preview(path))
         answer = output.outputs[0].text.strip()
         wrong += answer != right
         print(f"  {question:40} {answer}{'' if answer == right else f'   (wrong: it is {right})'}")
-    return len(asked), wrong
+    return len(tasks), wrong
 
 
 def main() -> int:
-    """Pictures, then clips."""
+    """Ask about the images, then about the videos; return the exit code."""
     counts = [ask("demo", HERE / "pictures", "image"), ask("demo-video", HERE / "clips", "video")]
     total, wrong = (sum(numbers) for numbers in zip(*counts, strict=True))
-    print(f'\n{total - wrong} of {total} right. Ask about your own: corellm run demo picture.png "How many?"')
+    print(f'\n{total - wrong} of {total} right. Ask about your own: corellm run demo image.png "How many?"')
     return int(wrong > 0)
 
 

@@ -1,1 +1,1 @@
-"""The video demo: a tiny Qwen2-VL that answers questions about drawn clips of moving shapes."""
+"""The video demo model: a tiny Qwen2-VL that answers questions about drawn videos of moving shapes."""

@@ -1,4 +1,4 @@
-"""Clips as files: written and read with PyAV. Knows pixels, frame rates and codecs, and nothing of what they show."""
+"""Video files, written and read with PyAV. Knows frames, frame rates and codecs; nothing of scenes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import av
 import numpy as np
 from av.video.stream import VideoStream
 
-from demo.video.clips import Frames
+from demo.video.moving_shapes import Frames
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Codec:
 
 
 def encode(frames: Frames, fps: Fraction | int, codec: Codec) -> bytes:
-    """An mp4 file of these frames, [num_frames, height, width, 3] with even sides."""
+    """Return an mp4 file of these frames. frames: [num_frames, height, width, 3], with even sides"""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream(codec.name, rate=fps, options=codec.options)
@@ -35,6 +35,7 @@ def encode(frames: Frames, fps: Fraction | int, codec: Codec) -> bytes:
 
 
 def decode(data: bytes) -> Frames:
+    """Return all frames of a video file."""
     with av.open(io.BytesIO(data), "r") as container:
         frames: Frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
     return frames

@@ -1,7 +1,7 @@
-"""The video demo's model before training: its tokenizer, chat template, processors and configuration.
+"""The `demo-video` model before training: tokenizer, chat template, processors and configuration.
 
-Knows nothing of clips or of training; the tokenizer learns its words from text it is given. What the video processor
-does to a clip is in `frames.py`.
+Knows nothing of scenes or of training; the tokenizer is trained on texts it is given. The operations of the video
+processor are in `frames.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import (
 
 PATCH = 8
 MERGE = 2
-FRAMES = 8  # of every clip that has as many
+FRAMES = 8  # sampled of each video that has as many
 FRAMES_PER_PATCH = 2
 MIN_PIXELS, MAX_PIXELS = 3072, 5120  # of a frame: 64 x 64 for a square, 80 x 48 for 16:9
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -41,7 +41,7 @@ SPECIAL_TOKENS = [
     "<|video_pad|>",
 ]
 
-# chatml as Qwen2-VL writes it, without its default system message: nothing here depends on one.
+# chatml as Qwen2-VL writes it, without its default system message.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' -}}
@@ -60,16 +60,16 @@ CHAT_TEMPLATE = """\
 
 
 def prompt(question: str) -> str:
-    """The first turn about a clip."""
+    """Return the prompt of a first question about a video."""
     video = "<|vision_start|><|video_pad|><|vision_end|>"
     return f"<|im_start|>user\n{video}{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def learn_words(texts: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges of a byte-level BPE over words as Qwen2's tokenizer splits them."""
+def train_tokenizer(texts: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return vocabulary and merges of a byte-level BPE over words as Qwen2's tokenizer splits them."""
     core = Tokenizer(models.BPE())
-    ours = Qwen2Tokenizer().backend_tokenizer
-    core.normalizer, core.pre_tokenizer, core.decoder = ours.normalizer, ours.pre_tokenizer, ours.decoder
+    qwen = Qwen2Tokenizer().backend_tokenizer
+    core.normalizer, core.pre_tokenizer, core.decoder = qwen.normalizer, qwen.pre_tokenizer, qwen.decoder
     core.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -79,8 +79,8 @@ def learn_words(texts: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, s
             show_progress=False,
         ),
     )
-    learnt = json.loads(core.to_str())["model"]
-    return learnt["vocab"], [tuple(pair) for pair in learnt["merges"]]
+    trained = json.loads(core.to_str())["model"]
+    return trained["vocab"], [tuple(pair) for pair in trained["merges"]]
 
 
 def build_tokenizer(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
@@ -99,7 +99,7 @@ def build_tokenizer(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwe
 
 
 def build_model(vocab_size: int) -> Qwen2VLForConditionalGeneration:
-    """Random weights; about 1.1 million parameters."""
+    """Return a model with random weights and about 1.1 million parameters."""
     config = Qwen2VLConfig(
         vision_config={
             "depth": 3,
@@ -119,8 +119,8 @@ def build_model(vocab_size: int) -> Qwen2VLForConditionalGeneration:
             "num_key_value_heads": 2,
             "vocab_size": vocab_size,
             "max_position_embeddings": 1024,
-            # Time, height and width take the 4 fastest, the next 6 and the 6 slowest of 16 frequencies. A grid is 4
-            # steps wide, so with the usual base the slowest could not tell left from right.
+            # Time, height and width use the 4 fastest, the next 6 and the 6 slowest of 16 frequencies. A grid is 4
+            # steps wide; with the usual base the slowest frequencies hardly differ between left and right.
             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]},
             "bos_token_id": PAD,
             "eos_token_id": IM_END,
@@ -141,10 +141,10 @@ def build_model(vocab_size: int) -> Qwen2VLForConditionalGeneration:
 
 
 def save(model: Qwen2VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, folder: Path) -> None:
-    """A Hugging Face checkpoint with bfloat16 weights; `model` itself keeps its own dtype."""
-    small = build_model(len(tokenizer))
-    small.load_state_dict(model.state_dict())
-    small.to(torch.bfloat16).save_pretrained(folder)
+    """Write a Hugging Face checkpoint with bfloat16 weights; `model` itself keeps its dtype."""
+    copy = build_model(len(tokenizer))
+    copy.load_state_dict(model.state_dict())
+    copy.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     common = {
         "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
@@ -155,8 +155,8 @@ def save(model: Qwen2VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, fold
         "image_std": list(STD),
     }
     Qwen2VLImageProcessorPil(**common).save_pretrained(folder)
-    # Transformers' own video processor cannot even be made without torchvision, so this is what it would have written.
-    clips = common | {
+    # Transformers' video processor cannot be built without torchvision; this is what it would write.
+    video = common | {
         "do_convert_rgb": True,
         "do_normalize": True,
         "do_rescale": True,
@@ -169,5 +169,5 @@ def save(model: Qwen2VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, fold
         "rescale_factor": 1 / 255,
         "video_processor_type": "Qwen2VLVideoProcessor",
     }
-    text = json.dumps(clips, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(video, indent=2, sort_keys=True) + "\n"
     (folder / "video_preprocessor_config.json").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What can be asked about a clip, in which words, and the right answer.
+"""Questions about a video: their kinds, their phrasings and the right answers.
 
 Knows the scenes, not how they are drawn, and nothing of tokens.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 
-from demo.video.clips import INKS, MOVES, SHAPES, ClipScene
+from demo.video.moving_shapes import INKS, MOVES, SHAPES, VideoScene
 
 COUNT_WORDS = ("one", "two", "three", "four")
 
-# "{v}" is "video" or "clip", "{c}" is "colour" or "color"; "{s}", "{k}" and "{m}" are the shape, colour and movement in
-# question, "{s}s" the shape's plural.
+# "{v}" is "video" or "clip", "{c}" is "colour" or "color"; "{s}", "{k}" and "{m}" are a shape, a colour and a
+# movement, "{s}s" the shape's plural.
 PHRASINGS: dict[str, tuple[str, ...]] = {
     "direction": (
         "Which way does it move?",
@@ -118,8 +118,8 @@ KINDS = tuple(PHRASINGS)
 NO_VIDEO = "no video"
 
 
-def right_answer(scene: ClipScene, kind: str) -> str:
-    """The answer to every kind but those of yes or no, where it depends on what is asked after."""
+def right_answer(scene: VideoScene, kind: str) -> str:
+    """Return the answer to any kind but those of yes or no, where it depends on what the question names."""
     count = COUNT_WORDS[scene.count - 1]
     things = scene.shape + "s" * (scene.count > 1)
     doing = "standing still" if scene.move == "nowhere" else f"moving {scene.move}"
@@ -133,8 +133,8 @@ def right_answer(scene: ClipScene, kind: str) -> str:
     }[kind]
 
 
-def _say(rng: random.Random, phrasing: str, shape: str, colour: str, move: str) -> str:
-    """One phrasing as somebody may type it: British or American, now and then without capital or full stop."""
+def _phrase(rng: random.Random, phrasing: str, shape: str, colour: str, move: str) -> str:
+    """Return a phrasing filled in, British or American; one in five each without capital or final punctuation."""
     text = phrasing.replace("{v}", rng.choice(("video", "clip"))).replace("{c}", rng.choice(("colour", "color")))
     text = text.replace("{s}", shape).replace("{k}", colour).replace("{m}", move)
     text = text.replace(" a orange", " an orange")
@@ -149,11 +149,11 @@ def _other(rng: random.Random, names: tuple[str, ...], name: str) -> str:
     return rng.choice([other for other in names if other != name])
 
 
-def ask(rng: random.Random, scene: ClipScene, kind: str) -> tuple[str, str]:
-    """A question of this kind about the scene, and the right answer."""
+def ask(rng: random.Random, scene: VideoScene, kind: str) -> tuple[str, str]:
+    """Return a question of this kind about the scene, and the right answer."""
     phrasing = rng.choice(PHRASINGS[kind])
     if not kind.endswith("yes or no"):
-        return _say(rng, phrasing, scene.shape, scene.colour, scene.move), right_answer(scene, kind)
+        return _phrase(rng, phrasing, scene.shape, scene.colour, scene.move), right_answer(scene, kind)
     shape, colour, move = scene.shape, scene.colour, scene.move
     still = move == "nowhere"
     if "{m}" in phrasing:
@@ -162,16 +162,16 @@ def ask(rng: random.Random, scene: ClipScene, kind: str) -> tuple[str, str]:
         move = move if truth else _other(rng, directions, move)
     elif kind == "looks, yes or no":
         truth = rng.random() < 0.5
-        if not truth:  # one of the things named is wrong
+        if not truth:  # the question names a wrong colour or a wrong shape
             wrong_colour = "{k}" in phrasing and ("{s}" not in phrasing or rng.random() < 0.5)
             colour = _other(rng, INKS, colour) if wrong_colour else colour
             shape = shape if wrong_colour else _other(rng, SHAPES, shape)
     else:
         truth = still == (phrasing == "Does it stand still?")
-    return _say(rng, phrasing, shape, colour, move), "yes" if truth else "no"
+    return _phrase(rng, phrasing, shape, colour, move), "yes" if truth else "no"
 
 
-_LESSON_WEIGHTS = {
+_TRAINING_WEIGHTS = {
     "direction": 2,
     "count": 5,
     "shape": 3,
@@ -179,10 +179,10 @@ _LESSON_WEIGHTS = {
     "background": 1,
     "describe": 4,
     "movement, yes or no": 3,
-    "looks, yes or no": 9,  # to compare a shape with its name is what is learnt last
+    "looks, yes or no": 9,  # the comparison of a shape with its name is learnt last
 }
 
 
-def ask_anything(rng: random.Random, scene: ClipScene) -> tuple[str, str]:
-    """A question of any kind, as training asks them."""
-    return ask(rng, scene, rng.choices(KINDS, [_LESSON_WEIGHTS[kind] for kind in KINDS])[0])
+def ask_anything(rng: random.Random, scene: VideoScene) -> tuple[str, str]:
+    """Return a question of any kind and its answer, with the shares of training."""
+    return ask(rng, scene, rng.choices(KINDS, [_TRAINING_WEIGHTS[kind] for kind in KINDS])[0])

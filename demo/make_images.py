@@ -1,9 +1,9 @@
-"""Draws the sample pictures of the demo, with questions and their right answers.
+"""Draw the sample images of the demo, with questions and their right answers.
 
-    python -m demo.make_pictures
+    python -m demo.make_images
 
-Writes `demo/pictures/*.png` and `demo/pictures/questions.json`, {file name: {question: right answer}}. None of them was
-trained on: the shapes are combinations that training never meets, the digits are test images.
+Writes `demo/pictures/*.png` and `demo/pictures/questions.json`, {file name: {question: right answer}}. Training drew
+none of them: the shapes are held-out combinations, the digits test images.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def main() -> None:
     for name, (seed, scene, size, kinds) in SAMPLES.items():
         rng = random.Random(seed)
         if isinstance(scene, NumberScene):
-            picture = handwriting.draw_scene(rng, scene, "test", size=size)
+            drawn = handwriting.draw_scene(rng, scene, "test", size=size)
         else:
-            assert scene.unseen, f"{name}: training meets {scene}"
-            picture = shapes.draw_scene(rng, scene, size=size)
-        picture.image.save(FOLDER / name, optimize=True)
+            assert scene.unseen, f"{name}: training draws {scene}"
+            drawn = shapes.draw_scene(rng, scene, size=size)
+        drawn.image.save(FOLDER / name, optimize=True)
         answers[name] = {question: right_answer(scene, kind) for question, kind in kinds.items()}
     (FOLDER / "questions.json").write_text(json.dumps(answers, indent=2) + "\n", encoding="utf-8")
 

@@ -1,9 +1,9 @@
-"""Draws the sample clips of the demo, with questions and their right answers.
+"""Draw the sample videos of the demo, with questions and their right answers.
 
-    python -m demo.video.make_clips
+    python -m demo.video.make_videos
 
-Writes `demo/clips/*.mp4` and `demo/clips/questions.json`, {file name: {question: right answer}}. None of them was
-trained on: they show combinations that training never meets.
+Writes `demo/clips/*.mp4` and `demo/clips/questions.json`, {file name: {question: right answer}}. Training drew none of
+them: they show held-out combinations.
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo.video.clips import ClipScene, draw_clip
 from demo.video.evaluate import H264, MPEG4
 from demo.video.files import Codec, encode
+from demo.video.moving_shapes import VideoScene, draw_video
 from demo.video.questions import KINDS, right_answer
 
 FOLDER = Path(__file__).resolve().parents[1] / "clips"
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleVideo:
     seed: int
-    scene: ClipScene
+    scene: VideoScene
     size: tuple[int, int]  # width and height
     rate: int  # frames per second
     seconds: float
     codec: Codec
-    questions: dict[str, str]  # question -> its kind, or for yes or no the answer
+    questions: dict[str, str]  # question -> its kind, or the answer where it is yes or no
 
 
 SAMPLES = {
-    "square.mp4": Sample(
+    "square.mp4": SampleVideo(
         1,
-        ClipScene("square", "blue", 1, "left", "white"),
+        VideoScene("square", "blue", 1, "left", "white"),
         (320, 180),
         24,
         2.0,
         H264,
         {"Which way does it move?": "direction", "What shape is it?": "shape", "Is it a red square?": "no"},
     ),
-    "triangles.mp4": Sample(
+    "triangles.mp4": SampleVideo(
         2,
-        ClipScene("triangle", "orange", 3, "up", "black"),
+        VideoScene("triangle", "orange", 3, "up", "black"),
         (240, 240),
         15,
         3.0,
         H264,
         {"How many shapes are there?": "count", "Describe the clip.": "describe", "Are they moving down?": "no"},
     ),
-    "circles.mp4": Sample(
-        12,  # in which they come one after the other
-        ClipScene("circle", "black", 4, "down", "yellow"),
+    "circles.mp4": SampleVideo(
+        12,  # with this seed the shapes appear one after the other
+        VideoScene("circle", "black", 4, "down", "yellow"),
         (320, 240),
         25,
         2.0,
         MPEG4,
         {"How many appear?": "count", "Which way do they move?": "direction", "What happens?": "describe"},
     ),
-    "still.mp4": Sample(
+    "still.mp4": SampleVideo(
         4,
-        ClipScene("square", "red", 2, "nowhere", "green"),
+        VideoScene("square", "red", 2, "nowhere", "green"),
         (180, 320),
         10,
         1.5,
@@ -80,11 +80,11 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     answers: dict[str, dict[str, str]] = {}
     for name, sample in SAMPLES.items():
-        assert sample.scene.unseen, f"{name}: training meets {sample.scene}"
+        assert sample.scene.unseen, f"{name}: training draws {sample.scene}"
         total = round(sample.rate * sample.seconds)
         times = [k / (total - 1) for k in range(total)]
-        clip = draw_clip(random.Random(sample.seed), sample.scene, times, sample.size)
-        (FOLDER / name).write_bytes(encode(clip.frames, sample.rate, sample.codec))
+        video = draw_video(random.Random(sample.seed), sample.scene, times, sample.size)
+        (FOLDER / name).write_bytes(encode(video.frames, sample.rate, sample.codec))
         answers[name] = {
             question: right_answer(sample.scene, kind) if kind in KINDS else kind
             for question, kind in sample.questions.items()
