@@ -47,9 +47,9 @@ Call = Callable[[str, Any], Any]
 
 
 def auto_processor(path: Path, model: LoadedModel) -> Call:
-    """`AutoProcessor`, for pictures."""
+    """`AutoProcessor`, for images."""
     processor = transformers.AutoProcessor.from_pretrained(path)
-    return lambda text, picture: processor(text=text, images=[picture], return_tensors="pt")
+    return lambda text, image: processor(text=text, images=[image], return_tensors="pt")
 
 
 def sound_processor(path: Path, model: LoadedModel) -> Call:
@@ -58,17 +58,17 @@ def sound_processor(path: Path, model: LoadedModel) -> Call:
     return lambda text, sound: processor(text=text, audio=[sound], sampling_rate=RATE, return_tensors="pt")
 
 
-def picture_processor(path: Path, model: LoadedModel) -> Call:
+def image_processor(path: Path, model: LoadedModel) -> Call:
     """The image processor and the tokenizer: `AutoProcessor` of these families needs torchvision."""
     images = transformers.Qwen2VLImageProcessorPil.from_pretrained(path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    return lambda text, picture: (tokenizer(text, return_tensors="pt"), images([picture], return_tensors="pt"))
+    return lambda text, image: (tokenizer(text, return_tensors="pt"), images([image], return_tensors="pt"))
 
 
 def published_processing(path: Path, model: LoadedModel) -> Call:
     """As the checkpoint's published code has it: transformers has no processor for this family."""
     tokenizer = model.context.tokenizer
-    return lambda text, picture: (tokenizer(text, return_tensors="pt"), pixels(picture, 448)[None])
+    return lambda text, image: (tokenizer(text, return_tensors="pt"), pixels(image, 448)[None])
 
 
 @dataclass(frozen=True)
@@ -109,18 +109,18 @@ FAMILIES = {
         "corellm_qwen_vl.tiny",
         QWEN,
         {"preprocessor_config.json": {"size": {"shortest_edge": 3_136, "longest_edge": 12_845_056}}},
-        picture_processor,
+        image_processor,
     ),
     "qwen3-vl": Family(
         "corellm_qwen_vl.tiny",
         QWEN,
         {"preprocessor_config.json": {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}},
-        picture_processor,
+        image_processor,
         options={"architecture": "Qwen3VLForConditionalGeneration"},
     ),
     "qwen-vl 448": Family(
         "corellm_qwen_vl.original.tiny",
-        "Picture 1: <img></img>\nWhat is this?",
+        "Image 1: <img></img>\nWhat is this?",
         {"config.json": {"visual": {"image_size": 448}}},
         published_processing,
     ),

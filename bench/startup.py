@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-PICTURE = Path(__file__).resolve().parents[1] / "demo" / "pictures" / "29.png"
+PICTURE = Path(__file__).resolve().parents[1] / "demo" / "images" / "29.png"
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],

@@ -1,6 +1,6 @@
 """The whole engine against transformers' `generate`, same model, same requests, same process: ratios, not seconds.
 
-A LLaVA of random weights; half of the requests have a picture. transformers answers them one at a time, and, text-only
+A LLaVA of random weights; half of the requests have an image. transformers answers them one at a time, and, text-only
 requests, in one left-padded batch.
 """
 
@@ -37,7 +37,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 
 def requests(count: int) -> list[dict[str, Any]]:
-    """Prompts, every second one with a picture of its own."""
+    """Prompts, every second one with an image of its own."""
     prompts: list[dict[str, Any]] = []
     for i in range(count):
         pixels = np.random.default_rng(i).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -76,7 +76,7 @@ def with_transformers(
 def main() -> None:
     """Print a table for each dtype."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=32, help="requests, half of them with a picture (default 32)")
+    parser.add_argument("--requests", type=int, default=32, help="requests, half of them with an image (default 32)")
     parser.add_argument("--tokens", type=int, default=32, help="tokens per answer (default 32)")
     parser.add_argument("--hidden", type=int, default=512, help="width of the text model (default 512)")
     parser.add_argument("--layers", type=int, default=8, help="layers of the text model (default 8)")

@@ -2,7 +2,7 @@
 
     python -m demo.make_images
 
-Writes `demo/pictures/*.png` and `demo/pictures/questions.json`, {file name: {question: right answer}}. Training drew
+Writes `demo/images/*.png` and `demo/images/questions.json`, {file name: {question: right answer}}. Training drew
 none of them: the shapes are held-out combinations, the digits test images.
 """
 
@@ -17,7 +17,7 @@ from demo.handwriting import NumberScene
 from demo.questions import Scene, right_answer
 from demo.shapes import ShapeScene
 
-FOLDER = Path(__file__).resolve().parent / "pictures"
+FOLDER = Path(__file__).resolve().parent / "images"
 
 # File name -> seed, scene, width and height, and each question with its kind.
 SAMPLES: dict[str, tuple[int, Scene, tuple[int, int], dict[str, str]]] = {

@@ -68,7 +68,7 @@ def ask(model: str, folder: Path, modality: str) -> tuple[int, int]:
 
 def main() -> int:
     """Ask about the images, then about the videos; return the exit code."""
-    counts = [ask("demo", HERE / "pictures", "image"), ask("demo-video", HERE / "clips", "video")]
+    counts = [ask("demo", HERE / "images", "image"), ask("demo-video", HERE / "videos", "video")]
     total, wrong = (sum(numbers) for numbers in zip(*counts, strict=True))
     print(f'\n{total - wrong} of {total} right. Ask about your own: corellm run demo image.png "How many?"')
     return int(wrong > 0)

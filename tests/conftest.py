@@ -1,4 +1,4 @@
-"""Fixtures every test may use: tiny checkpoints (made once per run) and pictures."""
+"""Fixtures every test may use: tiny checkpoints (made once per run) and images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tiny_llava(make_llava: Callable[..., Path]) -> Path:
 
 
 def random_image(width: int, height: int, seed: int) -> Image.Image:
-    """A picture of coloured noise with a red corner: nothing like another seed's."""
+    """An image of coloured noise with a red corner: nothing like another seed's."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     pixels[: height // 3, : width // 3] = (255, 0, 0)
     return Image.fromarray(pixels)

@@ -26,7 +26,7 @@ def llm(tiny_llava: Path) -> Iterator[AsyncLLM]:
         loaded.close()
 
 
-def picture(seed: int) -> dict[str, Any]:
+def make_image(seed: int) -> dict[str, Any]:
     return {"prompt": "USER: <image> what? ASSISTANT:", "multi_modal_data": {"image": random_image(40, 30, seed)}}
 
 
@@ -57,8 +57,8 @@ def test_concurrent_streams_equal_single_ones(llm: AsyncLLM) -> None:
     """Twelve at once give what each gives alone."""
 
     async def main() -> None:
-        alone = [await collect(llm, picture(s)) for s in range(4)]
-        together = await asyncio.gather(*(collect(llm, picture(s % 4)) for s in range(12)))
+        alone = [await collect(llm, make_image(s)) for s in range(4)]
+        together = await asyncio.gather(*(collect(llm, make_image(s % 4)) for s in range(12)))
         assert together == alone * 3
         assert all(len(tokens) == 12 for tokens in together)
 
@@ -132,15 +132,15 @@ def test_leaving_the_loop_aborts(llm: AsyncLLM) -> None:
     """Breaking out, cancelling the task, and cancelling before the first token free everything; others go on."""
 
     async def main() -> None:
-        want = await collect(llm, picture(9))
+        want = await collect(llm, make_image(9))
         endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
-        other = asyncio.create_task(collect(llm, picture(9)))
-        stream = llm.generate(picture(1), endless)
+        other = asyncio.create_task(collect(llm, make_image(9)))
+        stream = llm.generate(make_image(1), endless)
         async for _ in stream:
             break
         await stream.aclose()
         for moment in (0, 0.005, 0.05):
-            task = asyncio.create_task(collect(llm, picture(2), endless))
+            task = asyncio.create_task(collect(llm, make_image(2), endless))
             await asyncio.sleep(moment)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -171,10 +171,13 @@ def test_errors_reach_the_one_who_caused_them(llm: AsyncLLM) -> None:
     """A wrong prompt raises in its own coroutine; the others' tokens do not change."""
 
     async def main() -> None:
-        want = await collect(llm, picture(3))
-        bad: list[Any] = ["what <image>?", {**picture(1), "multi_modal_data": {"image": b"junk"}}]
+        want = await collect(llm, make_image(3))
+        bad: list[Any] = ["what <image>?", {**make_image(1), "multi_modal_data": {"image": b"junk"}}]
         results = await asyncio.gather(
-            collect(llm, picture(3)), *(collect(llm, p) for p in bad), collect(llm, picture(3)), return_exceptions=True
+            collect(llm, make_image(3)),
+            *(collect(llm, p) for p in bad),
+            collect(llm, make_image(3)),
+            return_exceptions=True,
         )
         assert results[0] == results[3] == want
         assert isinstance(results[1], SurplusPlaceholderError)
@@ -291,7 +294,7 @@ def test_dead_engine_tells_everybody(llm: AsyncLLM, monkeypatch: pytest.MonkeyPa
 
     async def main() -> None:
         monkeypatch.setattr(llm.engine, "step", explode)
-        results = await asyncio.gather(*(collect(llm, picture(s)) for s in range(3)), return_exceptions=True)
+        results = await asyncio.gather(*(collect(llm, make_image(s)) for s in range(3)), return_exceptions=True)
         assert all(isinstance(r, EngineDeadError) and "no memory left" in str(r) for r in results)
         with pytest.raises(EngineDeadError, match="no memory left"):
             await collect(llm, "later")

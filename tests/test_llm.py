@@ -48,7 +48,7 @@ IMAGE_PROMPT = "USER: <image>\nWhat shape? ASSISTANT:"
 
 
 def ask(image: Any = None, **more: Any) -> dict[str, Any]:
-    """A prompt with one picture."""
+    """A prompt with one image."""
     return {
         "prompt": IMAGE_PROMPT,
         "multi_modal_data": {"image": random_image(60, 50, 1) if image is None else image},
@@ -81,17 +81,17 @@ def tokens(llm: LLM, prompt: Any, params: SamplingParams = GREEDY) -> list[int]:
 # --- forms of prompts -------------------------------------------------------------------------------------------------
 
 
-def test_text_tokens_and_pictures_in_every_form_are_the_same(llm: LLM, tmp_path: Path) -> None:
-    """A prompt as text or as token ids; a picture as object, path, bytes, array, tensor, bare or in a list."""
-    picture = random_image(60, 50, 1)
-    file = tmp_path / "picture.png"
-    picture.save(file)
-    array = torch.from_numpy(np.array(picture))
-    want = tokens(llm, ask(picture))
-    for image in (file, str(file), file.read_bytes(), array.numpy(), array, array.permute(2, 0, 1), [picture]):
-        assert tokens(llm, ask(image)) == want
+def test_text_tokens_and_images_in_every_form_are_the_same(llm: LLM, tmp_path: Path) -> None:
+    """A prompt as text or as token ids; an image as object, path, bytes, array, tensor, bare or in a list."""
+    image = random_image(60, 50, 1)
+    file = tmp_path / "image.png"
+    image.save(file)
+    array = torch.from_numpy(np.array(image))
+    want = tokens(llm, ask(image))
+    for given in (file, str(file), file.read_bytes(), array.numpy(), array, array.permute(2, 0, 1), [image]):
+        assert tokens(llm, ask(given)) == want
     ids = llm.get_tokenizer()(IMAGE_PROMPT)["input_ids"]
-    assert tokens(llm, {"prompt_token_ids": ids, "multi_modal_data": {"image": picture}}) == want
+    assert tokens(llm, {"prompt_token_ids": ids, "multi_modal_data": {"image": image}}) == want
 
 
 def test_one_or_many(llm: LLM) -> None:
@@ -106,15 +106,15 @@ def test_one_or_many(llm: LLM) -> None:
         llm.generate(prompts, lengths[:2], use_tqdm=False)
 
 
-def test_precomputed_embeddings_equal_the_picture(llm: LLM, tiny_llava: Path) -> None:
+def test_precomputed_embeddings_equal_the_image(llm: LLM, tiny_llava: Path) -> None:
     """The encoder's output, computed by transformers and given as `image_embeds` or as a tensor, answers alike."""
-    picture = random_image(60, 50, 1)
+    image = random_image(60, 50, 1)
     model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
     processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
     with torch.inference_mode():
-        pixels = processor.image_processor(picture, return_tensors="pt")["pixel_values"]
+        pixels = processor.image_processor(image, return_tensors="pt")["pixel_values"]
         embeds = torch.stack(list(model.get_image_features(pixels).pooler_output))
-    want = tokens(llm, ask(picture))
+    want = tokens(llm, ask(image))
     for data in ({"image": embeds}, {"image": [embeds[0]]}, {"image_embeds": embeds}):
         assert tokens(llm, {"prompt": IMAGE_PROMPT, "multi_modal_data": data}) == want
 
@@ -149,7 +149,7 @@ def test_callers_may_reuse_their_tensors(llm: LLM) -> None:
 
 
 def test_an_interrupt_in_the_encoder_is_forgotten(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a picture is encoded: the next request with it is answered."""
+    """Ctrl-C while an image is encoded: the next request with it is answered."""
     prompt = ask(random_image(33, 44, 77))
     right, calls = llm.engine.runner.encoders._embed, []
 
@@ -180,9 +180,9 @@ def test_one_uuid_for_different_embeddings(llm: LLM) -> None:
 
 
 def test_uuids_name_items(llm: LLM) -> None:
-    """A uuid stands for the content: the same uuid finds the first picture in the cache."""
+    """A uuid stands for the content: the same uuid finds the first image in the cache."""
     first, other = random_image(60, 50, 1), random_image(60, 50, 2)
-    named = {"multi_modal_uuids": {"image": "my-picture"}}
+    named = {"multi_modal_uuids": {"image": "my-image"}}
     assert tokens(llm, ask(other)) != tokens(llm, ask(first))
     assert tokens(llm, ask(first, **named)) == tokens(llm, ask(other, **named)) == tokens(llm, ask(first))
 
@@ -222,7 +222,7 @@ def test_arguments_for_images_alone_are_arguments(llm: LLM) -> None:
 
 
 def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
-    picture = random_image(20, 20, 0)
+    image = random_image(20, 20, 0)
     return [
         ("", PromptError, "the prompt is empty"),
         ({"prompt_token_ids": []}, PromptError, "the prompt is empty"),
@@ -234,14 +234,14 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
         ({"prompt_token_ids": "abc"}, PromptError, "must be a list of integers"),
         ({"promt": "x"}, PromptError, "unknown prompt key 'promt'; did you mean 'prompt'"),
         (5, PromptError, "a prompt is text"),
-        ({"prompt": "x", "multi_modal_data": [picture]}, PromptError, "multi_modal_data must be like"),
+        ({"prompt": "x", "multi_modal_data": [image]}, PromptError, "multi_modal_data must be like"),
         ("what is <image> this?", SurplusPlaceholderError, "image"),
-        ({"prompt": "no place", "multi_modal_data": {"image": picture}}, MissingPlaceholderError, "image"),
-        (ask([picture, picture]), MissingPlaceholderError, "2 image"),
-        ({"prompt": "<image><image>", "multi_modal_data": {"image": picture}}, SurplusPlaceholderError, "image"),
-        (ask(b"this is text, not a picture"), MediaError, "image 0.*not a"),
+        ({"prompt": "no place", "multi_modal_data": {"image": image}}, MissingPlaceholderError, "image"),
+        (ask([image, image]), MissingPlaceholderError, "2 image"),
+        ({"prompt": "<image><image>", "multi_modal_data": {"image": image}}, SurplusPlaceholderError, "image"),
+        (ask(b"this is text, not an image"), MediaError, "image 0.*not a"),
         (ask("no/such/file.png"), MediaError, "no such file"),
-        ({"prompt": IMAGE_PROMPT, "multi_modal_data": {"video": picture}}, UnsupportedModalityError, "video"),
+        ({"prompt": IMAGE_PROMPT, "multi_modal_data": {"video": image}}, UnsupportedModalityError, "video"),
         (ask(mm_processor_kwargs={"sise": 3}), ProcessorKwargsError, "does not take 'sise'; accepted: .*size"),
         ("word " * 2000, PromptTooLongError, "1024"),
         ("broken \udcff text", PromptError, "not valid Unicode"),
@@ -291,10 +291,10 @@ def test_parameters_beyond_the_vocabulary(llm: LLM) -> None:
 
 def test_item_limits(tiny_llava: Path) -> None:
     """The operator's limit is kept: 0, the limit, one more; a limit for what the model does not take is refused."""
-    picture = random_image(20, 20, 0)
+    image = random_image(20, 20, 0)
     with LLM(str(tiny_llava), limit_mm_per_prompt={"image": 2}) as limited:
         for count in (0, 1, 2):
-            prompt = {"prompt": "<image>" * count + "x", "multi_modal_data": {"image": [picture] * count}}
+            prompt = {"prompt": "<image>" * count + "x", "multi_modal_data": {"image": [image] * count}}
             assert limited.generate(prompt, GREEDY, use_tqdm=False)[0].finished
         with pytest.raises(ItemLimitError, match="3 images in the request, at most 2 allowed"):
             limited.generate({"prompt": "x", "multi_modal_data": {"image": [b"not decoded"] * 3}}, use_tqdm=False)
@@ -323,7 +323,7 @@ def test_impossible_sizes_are_refused_at_start(tiny_llava: Path) -> None:
 
 @pytest.fixture
 def failing_encoder(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`failing_encoder(wrong)`: the encoder misbehaves for the reddest picture only (`wrong(outputs) -> outputs`)."""
+    """`failing_encoder(wrong)`: the encoder misbehaves for the reddest image only (`wrong(outputs) -> outputs`)."""
 
     def install(wrong: Any) -> None:
         model = llm.engine.runner.model
@@ -344,7 +344,7 @@ RED = Image.new("RGB", (30, 30), (255, 0, 0))
 
 
 def test_encoder_failure_fails_one_request(llm: LLM, failing_encoder: Any) -> None:
-    """The guilty picture's request ends with the encoder's error, batched with others that answer as ever."""
+    """The guilty image's request ends with the encoder's error, batched with others that answer as ever."""
     others = [ask(random_image(40, 40, s)) for s in (1, 2, 3)]
     want = [tokens(llm, p) for p in others]
 
@@ -488,16 +488,16 @@ def test_n_completions(llm: LLM) -> None:
 
 
 def test_prompt_logprobs_equal_a_plain_forward_pass(llm: LLM, tiny_llava: Path) -> None:
-    """In chunks of 64 with pictures: each prompt token's log-probability is transformers' own."""
+    """In chunks of 64 with images: each prompt token's log-probability is transformers' own."""
     text = f"{IMAGE_PROMPT} {'and then some more ' * 12} <image> end"
-    pictures = [random_image(50, 40, s) for s in (1, 2)]
-    prompt = {"prompt": text, "multi_modal_data": {"image": pictures}}
+    images = [random_image(50, 40, s) for s in (1, 2)]
+    prompt = {"prompt": text, "multi_modal_data": {"image": images}}
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=3)
     llm.generate(prompt, GREEDY, use_tqdm=False)  # its prefix is cached now, and must not be used
     (output,) = llm.generate(prompt, params, use_tqdm=False)
     model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
     processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
-    inputs = processor(text=text, images=pictures, return_tensors="pt")
+    inputs = processor(text=text, images=images, return_tensors="pt")
     with torch.inference_mode():
         want = torch.log_softmax(model(**inputs).logits[0], -1)
     ids = inputs["input_ids"][0].tolist()
@@ -706,14 +706,14 @@ def conversation(text: str, *images: Any) -> list[dict[str, Any]]:
 
 def test_chat_equals_the_rendered_prompt(llm: LLM, tiny_llava: Path) -> None:
     """The template is the checkpoint's, rendered and tokenized as transformers does it."""
-    picture = random_image(60, 50, 1)
-    (output,) = llm.chat(conversation("What shape?", picture), GREEDY, use_tqdm=False)
+    image = random_image(60, 50, 1)
+    (output,) = llm.chat(conversation("What shape?", image), GREEDY, use_tqdm=False)
     processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
     rendered = processor.apply_chat_template(
         [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What shape?"}]}],
         add_generation_prompt=True, tokenize=False,
     )  # fmt: skip
-    want = processor(text=rendered, images=picture, return_tensors="pt")["input_ids"][0].tolist()
+    want = processor(text=rendered, images=image, return_tensors="pt")["input_ids"][0].tolist()
     assert output.prompt_token_ids == want
     assert output.prompt == rendered
 
@@ -835,7 +835,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 def test_templates_over_parts_and_over_text(llm: LLM, template: str) -> None:
-    """Whatever form of content a template takes, every turn's text and every picture is in the prompt."""
+    """Whatever form of content a template takes, every turn's text and every image is in the prompt."""
     messages = [
         {"role": "user", "content": "What is the capital of France?"},
         {"role": "assistant", "content": "Paris"},
@@ -951,10 +951,10 @@ def test_wrong_arguments_of_chat(llm: LLM, arguments: dict[str, Any], words: str
 
 def test_what_a_prompt_may_have_a_conversation_may(llm: LLM) -> None:
     """Salt, priority, processor arguments and names of items reach the request."""
-    picture = random_image(60, 50, 21)
-    messages = [{"role": "user", "content": [{"type": "image", "image": picture, "uuid": "mine"}, "what?"]}]
+    image = random_image(60, 50, 21)
+    messages = [{"role": "user", "content": [{"type": "image", "image": image, "uuid": "mine"}, "what?"]}]
     process = llm.engine.input_processor.process_chat
-    plain, named = process(conversation("what?", picture)), process(messages)
+    plain, named = process(conversation("what?", image)), process(messages)
     assert plain.token_ids == named.token_ids
     assert plain.features[0].identifier != named.features[0].identifier
     assert process(messages).features[0].identifier == named.features[0].identifier
@@ -968,7 +968,7 @@ def test_what_a_prompt_may_have_a_conversation_may(llm: LLM) -> None:
 
 
 def test_many_conversations_and_parts_in_order(llm: LLM) -> None:
-    """A list of conversations; two pictures in their order; bytes, file URLs and data URLs as parts."""
+    """A list of conversations; two images in their order; bytes, file URLs and data URLs as parts."""
     import base64
     import io
 
@@ -1007,8 +1007,8 @@ def test_malformed_messages(llm: LLM, messages: Any, message: str) -> None:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_prefix_cache_tells_pictures_apart(llm: LLM) -> None:
-    """Equal token ids, different pictures: nothing of the first picture is reused for the second; the same one is."""
+def test_prefix_cache_tells_images_apart(llm: LLM) -> None:
+    """Equal token ids, different images: nothing of the first image is reused for the second; the same one is."""
     llm.engine.scheduler.blocks.reset_prefix_cache()
     first = llm.generate(ask(random_image(60, 50, 11)), GREEDY, use_tqdm=False)[0]
     again = llm.generate(ask(random_image(60, 50, 11)), GREEDY, use_tqdm=False)[0]

@@ -357,7 +357,7 @@ def get_prompt_updates(
 
     Args:
         mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the row count of a precomputed embedding
-            and None for a picture. An item that came as its uuid alone has no media (`is_stored`): use its tensors.
+            and None for an image. An item that came as its uuid alone has no media (`is_stored`): use its tensors.
         mm_kwargs: processor arguments. Where modalities have arguments of their own, this is asked once for each, and
             of the answer the updates for that modality count.
         out_mm_kwargs: `{modality: [the item's tensors]}`, e.g. `out_mm_kwargs["image"][i]["pixel_values"].data`.
@@ -374,7 +374,7 @@ def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str,
     Args:
         token_ids: the prompt with unexpanded placeholders, the tokenizer's own special tokens included.
         mm_counts: `{modality: items}` of this prompt; empty for text alone. Chameleon appends a token to every prompt,
-            Fuyu only to one with a picture.
+            Fuyu only to one with an image.
 
     Default: unchanged.
     """

@@ -2,7 +2,7 @@
 
     python -m demo.video.make_videos
 
-Writes `demo/clips/*.mp4` and `demo/clips/questions.json`, {file name: {question: right answer}}. Training drew none of
+Writes `demo/videos/*.mp4` and `demo/videos/questions.json`, {file name: {question: right answer}}. Training drew none of
 them: they show held-out combinations.
 """
 
@@ -18,7 +18,7 @@ from demo.video.files import Codec, encode
 from demo.video.moving_shapes import VideoScene, draw_video
 from demo.video.questions import KINDS, right_answer
 
-FOLDER = Path(__file__).resolve().parents[1] / "clips"
+FOLDER = Path(__file__).resolve().parents[1] / "videos"
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ import pytest
 from corellm import LLM, SamplingParams
 from corellm.cli import main
 from corellm.hookspecs import CONTRACT_VERSION
-from corellm.testing.items import make_clip, make_picture, make_sound
+from corellm.testing.items import make_clip, make_image, make_sound
 from tests.examples.installing import installed, pretend
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "plugin-template"
 FAMILIES = {"llava": "image", "fuyu": "image", "blip2": "image", "qwen_vl": "video", "qwen_audio": "audio"}
 """What to copy, and of what a prompt to the copy is."""
 ITEMS: dict[str, Callable[[], Any]] = {
-    "image": lambda: make_picture(50, 40, 1),
+    "image": lambda: make_image(50, 40, 1),
     "video": lambda: make_clip(6, 64, 48, 1),
     "audio": lambda: make_sound(4000, 16_000, 1),
 }
@@ -186,7 +186,7 @@ def contract_of(made: Copy, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_a_broken_hook_is_named(copy: Write) -> None:
-    """An encoder that gives a picture's rows in the wrong order: by which hook, what was expected, what came."""
+    """An encoder that gives an image's rows in the wrong order: by which hook, what was expected, what came."""
     made = copy("llava")
     text = made.source("__init__").read_text(encoding="utf-8")
     assert "        return features\n" in text

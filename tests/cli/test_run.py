@@ -21,8 +21,8 @@ QUESTION = "What shape?"
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
-    path = tmp_path / "picture.png"
+def make_image(tmp_path: Path) -> Path:
+    path = tmp_path / "image.png"
     random_image(40, 30, 5).save(path)
     return path
 
@@ -50,7 +50,7 @@ def sound(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(tiny_llava: Path) -> Callable[[list[Path]], str]:
-    """What the engine answers to the question about these pictures."""
+    """What the engine answers to the question about these images."""
 
     def answer(images: list[Path]) -> str:
         parts = [{"type": "image", "image": str(i)} for i in images]
@@ -71,44 +71,44 @@ def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, st
     return status, captured.out, captured.err
 
 
-def test_picture_and_question(
-    capsys: pytest.CaptureFixture[str], tiny_llava: Path, picture: Path, expected: Callable[[list[Path]], str]
+def test_image_and_question(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, expected: Callable[[list[Path]], str]
 ) -> None:
     """Files and text in any order, `--image`, and a question on standard input: one answer."""
-    want = expected([picture]) + "\n"
+    want = expected([image]) + "\n"
     for arguments in (
-        [picture, QUESTION],
-        [QUESTION, picture],
-        ["--image", picture, QUESTION],
-        [picture, "What", "shape?"],
+        [image, QUESTION],
+        [QUESTION, image],
+        ["--image", image, QUESTION],
+        [image, "What", "shape?"],
     ):
         assert run(capsys, "run", tiny_llava, "--max-tokens", 6, *arguments) == (0, want, "")
 
 
 def test_question_from_standard_input(
-    capsys: pytest.CaptureFixture[str], tiny_llava: Path, picture: Path, expected: Callable[[list[Path]], str],
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, expected: Callable[[list[Path]], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """`echo question | corellm run MODEL picture`."""
+    """`echo question | corellm run MODEL image`."""
     monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
-    assert run(capsys, "run", tiny_llava, picture, "--max-tokens", 6)[1] == expected([picture]) + "\n"
+    assert run(capsys, "run", tiny_llava, image, "--max-tokens", 6)[1] == expected([image]) + "\n"
 
 
 def test_conversation(
-    capsys: pytest.CaptureFixture[str], tiny_llava: Path, picture: Path, expected: Callable[[list[Path]], str],
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, expected: Callable[[list[Path]], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """On a terminal without a prompt: pictures by /image, mistakes that cost nothing, /reset, the end of input."""
+    """On a terminal without a prompt: images by /image, mistakes that cost nothing, /reset, the end of input."""
     script = [
         "/image nowhere.png",
-        f"/image {picture}",
+        f"/image {image}",
         QUESTION,
         "and <image> now?",
         "image is a word",
         "/reset",
         "/what",
     ]
-    lines = iter([*script, f"/image {picture}", QUESTION])
+    lines = iter([*script, f"/image {image}", QUESTION])
 
     def read(_: str) -> str:
         try:
@@ -120,37 +120,37 @@ def test_conversation(
     monkeypatch.setattr("builtins.input", read)
     status, out, err = run(capsys, "run", tiny_llava, "--max-tokens", 6)
     assert status == 0
-    assert out.count(expected([picture]) + "\n") == 2
+    assert out.count(expected([image]) + "\n") == 2
     assert "no such file: 'nowhere.png'" in err
 
 
 def test_media_of_every_kind(
     capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, clip: Path,
-    picture: Path,
+    image: Path,
 ) -> None:  # fmt: skip
-    """Pictures and clips as plain arguments, by name, by content, by option: what `chat` makes of them."""
+    """Images and clips as plain arguments, by name, by content, by option: what `chat` makes of them."""
     from corellm_qwen_vl.tiny import make_tiny_checkpoint
 
     model = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"))
     nameless = tmp_path / "clip"
     nameless.write_bytes(clip.read_bytes())
-    parts = [{"type": "image", "image": str(picture)}, {"type": "video", "video": str(clip)}]
+    parts = [{"type": "image", "image": str(image)}, {"type": "video", "video": str(clip)}]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
     with LLM(str(model)) as llm:
         outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
     want = outputs[0].outputs[0].text.lstrip() + "\n"
     for arguments in (
-        [picture, clip, QUESTION],
-        [QUESTION, picture, nameless],
-        ["--image", picture, "--video", clip, QUESTION],
+        [image, clip, QUESTION],
+        [QUESTION, image, nameless],
+        ["--image", image, "--video", clip, QUESTION],
     ):
         assert run(capsys, "run", model, "--max-tokens", 6, *arguments)[:2] == (0, want)
 
 
-def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path, picture: Path) -> None:
+def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path, image: Path) -> None:
     """A name that says nothing does not matter; what is said of a file is its size or length."""
     about = {"image": "40 x 30", "video": "64 x 48, 6 frames, 0.8 s", "audio": "0.5 s"}
-    for modality, path in {"image": picture, "video": clip, "audio": sound}.items():
+    for modality, path in {"image": image, "video": clip, "audio": sound}.items():
         nameless = tmp_path / "nameless"
         nameless.write_bytes(path.read_bytes())
         for name in (path, nameless):
@@ -165,11 +165,11 @@ def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path
         (["--audio", "missing.wav", QUESTION], "no such file: 'missing.wav'"),
         (["photo.heic", QUESTION], "no such file: 'photo.heic'"),
         (["https://example.com/a.jpg", QUESTION], "remote URLs are not fetched; download https://example.com/a.jpg"),
-        (["--mm-processor-kwargs", '{"sise": 1}', "picture.png", QUESTION], "does not take 'sise'; accepted: "),
-        (["--media-formats", "jpeg,mp4", "picture.png", QUESTION], "is of the format png, which is not let in here"),
-        (["--media-formats", "png,jpg", "picture.png", QUESTION], "unknown media format 'jpg'; known: jpeg, png, gif"),
+        (["--mm-processor-kwargs", '{"sise": 1}', "image.png", QUESTION], "does not take 'sise'; accepted: "),
+        (["--media-formats", "jpeg,mp4", "image.png", QUESTION], "is of the format png, which is not let in here"),
+        (["--media-formats", "png,jpg", "image.png", QUESTION], "unknown media format 'jpg'; known: jpeg, png, gif"),
         (["missing.png", QUESTION], "no such file: 'missing.png'"),
-        (["notes.txt", QUESTION], "'notes.txt' is no picture (JPEG"),
+        (["notes.txt", QUESTION], "'notes.txt' is no image (JPEG"),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
         (["--temperature", "-3", "hi"], "temperature must be in [0, 1e+30], got -3.0"),
@@ -184,7 +184,7 @@ def test_mistakes_get_one_line(
 ) -> None:  # fmt: skip
     """Exit status 1 and one readable line, no traceback."""
     (tmp_path / "notes.txt").write_text("these are notes")
-    random_image(40, 30, 5).save(tmp_path / "picture.png")
+    random_image(40, 30, 5).save(tmp_path / "image.png")
     (tmp_path / "broken.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(500))
     monkeypatch.chdir(tmp_path)
     status, out, err = run(capsys, "run", tiny_llava, *arguments)
@@ -240,7 +240,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["--help"], ["run", "--help"]):
         with pytest.raises(SystemExit):
             main(argv)
-        assert "corellm run demo picture.png" in capsys.readouterr().out.replace("--image a.png", "picture.png")
+        assert "corellm run demo image.png" in capsys.readouterr().out.replace("--image a.png", "image.png")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
 """Models of the hub that pages name: what writes a tiny one of the same architecture."""
 
 PICTURES = {
-    "picture.png": "407.png",
+    "image.png": "407.png",
     "star.png": "star.png",
     "cat.jpg": "star.png",
     "before.jpg": "star.png",
@@ -77,7 +77,7 @@ def write_published(name: str, path: Path) -> None:
 def write_media(here: Path) -> None:
     """Write the files that pages take for the reader's own."""
     for name, source in PICTURES.items():
-        Image.open(ROOT / "demo" / "pictures" / source).convert("RGB").save(here / name)
+        Image.open(ROOT / "demo" / "images" / source).convert("RGB").save(here / name)
     for name, source in CLIPS.items():
         shutil.copyfile(ROOT / "demo" / "clips" / source, here / name)
     tone = 0.3 * np.sin(np.arange(16_000) / 16_000 * 2 * np.pi * 440)

@@ -62,7 +62,7 @@ def async_llm() -> Iterator[AsyncLLM]:
 @pytest.fixture
 def setup(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that usages have; `LLM(...)` and `AsyncLLM(...)` check their arguments and load nothing."""
-    picture = {"type": "image_url", "image_url": {"url": (ROOT / "demo/pictures/star.png").as_uri()}}
+    image = {"type": "image_url", "image_url": {"url": (ROOT / "demo/images/star.png").as_uri()}}
     made = {
         "llm": llm,
         "engine": llm.engine,
@@ -73,7 +73,7 @@ def setup(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
         "asked": "USER: <image>\nWhat shape is it? ASSISTANT:",
         "image": random_image(40, 30, 1),
         "messages": MESSAGES,
-        "messages_with_image_url": [{"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}],
+        "messages_with_image_url": [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}],
         "model": "demo",
     }
     monkeypatch.chdir(tmp_path)  # traces are written there

@@ -1,6 +1,6 @@
 """A hook is asked when its section says so: seen on LLaVA and Qwen2-VL while they load, answer and stop.
 
-Two pictures in a request make a hook be asked twice if it is asked per item, once if per request; more generated tokens
+Two images in a request make a hook be asked twice if it is asked per item, once if per request; more generated tokens
 make it be asked more often if it is asked per step.
 """
 
@@ -91,8 +91,8 @@ def observe(watch: Watch, path: Path) -> Observed:
     (llm,) = models
 
     def ask(*seeds: int, tokens: int = 1) -> Counter[str]:
-        pictures = [{"type": "image", "image": random_image(40, 30, seed)} for seed in seeds]
-        messages = [{"role": "user", "content": [*pictures, {"type": "text", "text": "?"}]}]
+        images = [{"type": "image", "image": random_image(40, 30, seed)} for seed in seeds]
+        messages = [{"role": "user", "content": [*images, {"type": "text", "text": "?"}]}]
         params = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens)
         return watch.during(lambda: llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE))
 
@@ -132,7 +132,7 @@ def test_when_it_is_asked(name: str, models: list[Observed]) -> None:
     told, seen = set(SECTIONS[name].asked), set().union(*(model.when[name] for model in models))
     if name in FOR_THE_DUMMIES:
         told.add("at load")
-    if "per encoder batch" in told:  # two pictures of one size are one batch
+    if "per encoder batch" in told:  # two images of one size are one batch
         told = told - {"per encoder batch"} | {"per request"}
     if name == "merge_multimodal_embeddings":  # per step that has items in it: of a short prompt, one
         told = told - {"per step"} | {"per request"}

@@ -27,7 +27,7 @@ A `title="path"` makes a file of a block, at that path, for what comes after it;
     python -m build checked: there is a project, whose wheel was built when it was installed
     hf download     done, with a tiny random checkpoint
 
-Media files that a page takes for the reader's own (`picture.png`) are in `stand_ins.py`.
+Media files that a page takes for the reader's own (`image.png`) are in `stand_ins.py`.
 """
 
 from __future__ import annotations

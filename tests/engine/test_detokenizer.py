@@ -21,7 +21,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizer
 from corellm.engine.detokenizer import IncrementalDetokenizer
 from corellm.engine.stop_strings import StopStringMatcher
 
-CORPUS = ["what shape is in the picture? a red circle, a blue square.", "USER: describe it. ASSISTANT: über naïve 0123"]
+CORPUS = ["what shape is in the image? a red circle, a blue square.", "USER: describe it. ASSISTANT: über naïve 0123"]
 WORDS = [word for line in CORPUS for word in line.split()]
 CHARACTERS = sorted(set("".join(CORPUS).replace(" ", "")))
 BYTES = [f"<0x{value:02X}>" for value in range(256)]

@@ -12,7 +12,7 @@ from corellm.engine.token_texts import TokenTexts
 from corellm.worker.batch import TokenLogprobs
 from tests.engine.test_detokenizer import MAKERS, decode, encode, tokenizer_of
 
-TEXTS = ["what shape is in the picture? a red circle", "über 😀😀 日本語 naïve\n\nthe end", " describe  it"]
+TEXTS = ["what shape is in the image? a red circle", "über 😀😀 日本語 naïve\n\nthe end", " describe  it"]
 
 
 def decoded(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], also: Sequence[int]) -> list[list[str | None]]:

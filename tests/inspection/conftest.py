@@ -35,10 +35,10 @@ Inspect = Callable[..., Report]
 
 @pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with `picture.png`, `clip.mp4` and `sound.wav`."""
+    """A directory with `image.png`, `clip.mp4` and `sound.wav`."""
     path = tmp_path_factory.mktemp("media")
     gradient = np.linspace(0, 255, 90 * 120 * 3).reshape(90, 120, 3).astype(np.uint8)
-    Image.fromarray(gradient).save(path / "picture.png")
+    Image.fromarray(gradient).save(path / "image.png")
     (path / "clip.mp4").write_bytes(encode([moving(i) for i in range(50)]))
     soundfile.write(path / "sound.wav", 0.5 * np.sin(np.arange(16_000) ** 2 / 20_000), 16_000)
     return path

@@ -21,9 +21,9 @@ Open = Callable[..., Report]
 
 EVIL = "What <script>document.title = 'harmed'</script><img src=x onerror=\"document.title = 'harmed'\">?"
 FILES = {
-    "llava": ("picture.png", "picture.png"),
-    "fuyu": ("picture.png",),
-    "qwen2_vl": ("clip.mp4", "picture.png"),
+    "llava": ("image.png", "image.png"),
+    "fuyu": ("image.png",),
+    "qwen2_vl": ("clip.mp4", "image.png"),
     "qwen2_audio": ("sound.wav",),
 }
 COLOURS = """
@@ -95,7 +95,7 @@ def test_colours_are_where_the_placeholders_are(browser: Chrome, opened: Open, f
 
 @pytest.mark.parametrize("family", FILES)
 def test_says_nothing_and_asks_for_nothing(browser: Chrome, opened: Open, family: str) -> None:
-    """Pictures are there; nothing is fetched but the page, nothing is logged, and a prompt's script does not run."""
+    """Images are there; nothing is fetched but the page, nothing is logged, and a prompt's script does not run."""
     opened(family)
     widths = browser.execute_script("return [...document.images].map((image) => image.naturalWidth)")
     assert len(widths) >= len(FILES[family])

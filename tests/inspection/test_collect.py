@@ -17,11 +17,11 @@ from corellm.plugin.extensions import load_extensions
 from tests.inspection.conftest import Inspect
 
 PROMPTS = [
-    ("llava", ("picture.png", "picture.png")),
-    ("fuyu", ("picture.png",)),
-    ("blip2", ("picture.png",)),
-    ("qwen2_vl", ("clip.mp4", "picture.png")),
-    ("qwen3_vl", ("picture.png", "clip.mp4")),
+    ("llava", ("image.png", "image.png")),
+    ("fuyu", ("image.png",)),
+    ("blip2", ("image.png",)),
+    ("qwen2_vl", ("clip.mp4", "image.png")),
+    ("qwen3_vl", ("image.png", "clip.mp4")),
     ("qwen2_audio", ("sound.wav",)),
 ]
 
@@ -71,26 +71,26 @@ def grids(report: Report) -> list[tuple[int, int, int] | None]:
 
 def test_grids_come_from_the_layout(inspect: Inspect) -> None:
     """By a square number, a mask of rows, M-RoPE positions; a Q-Former's 32 queries and the like have none."""
-    assert grids(inspect("llava", "What?", "picture.png", "picture.png")) == [(1, 4, 4)] * 2
-    assert grids(inspect("fuyu", "What?", "picture.png")) == [(1, 3, 4)]
+    assert grids(inspect("llava", "What?", "image.png", "image.png")) == [(1, 4, 4)] * 2
+    assert grids(inspect("fuyu", "What?", "image.png")) == [(1, 3, 4)]
     for family, names in PROMPTS[3:5]:
         for item, grid in zip((report := inspect(family, "What?", *names)).items, grids(report), strict=True):
             tensors = {tensor.name: tensor.values for tensor in item.tensors}
             steps, height, width = json.loads(tensors[f"{item.modality}_grid_thw"])
             assert grid == (steps, height // 2, width // 2)
-    blip2 = inspect("blip2", "What?", "picture.png")
+    blip2 = inspect("blip2", "What?", "image.png")
     assert blip2.items[0].num_embeds not in (4, 9, 16, 25)
     assert grids(blip2) == [None]
 
 
 def test_views_show_every_patch_once(inspect: Inspect) -> None:
-    """A picture under the grid for each step, over what the model sees if that has the shape of a picture."""
-    llava = inspect("llava", "What?", "picture.png", "picture.png").items[0]
+    """An image under the grid for each step, over what the model sees if that has the shape of an image."""
+    llava = inspect("llava", "What?", "image.png", "image.png").items[0]
     assert [(view.caption.split(",")[0], view.step) for view in llava.views] == [
-        ("the picture", None),
+        ("the image", None),
         ("pixel_values", 0),
     ]
-    clip = inspect("qwen2_vl", "What?", "clip.mp4", "picture.png").items[0]
+    clip = inspect("qwen2_vl", "What?", "clip.mp4", "image.png").items[0]
     assert clip.grid is not None
     assert [view.step for view in clip.views] == list(range(clip.grid.steps))
     sound = inspect("qwen2_audio", "What?", "sound.wav").items[0]
@@ -102,7 +102,7 @@ def test_views_show_every_patch_once(inspect: Inspect) -> None:
 
 def test_stages_are_timed_and_the_second_pass_comes_from_the_cache(inspect: Inspect) -> None:
     """Every stage is there with its hooks; the second time no processor is called."""
-    report = inspect("qwen2_vl", "What?", "clip.mp4", "picture.png")
+    report = inspect("qwen2_vl", "What?", "clip.mp4", "image.png")
     stages = {stage.name: stage for stage in report.stages}
     assert list(stages) == [
         "load", "dummy items", "read media", "hash", "decode", "prepare", "prepare again", "encode video 0",
@@ -128,7 +128,7 @@ def test_text_alone(inspect: Inspect) -> None:
 
 def test_unmatched_placeholders_show_the_prompt_before(inspect: Inspect) -> None:
     """A prompt without its item's placeholder: a failed stage, and the tokens as they were."""
-    report = inspect("llava", "no place", "picture.png", raw=True)
+    report = inspect("llava", "no place", "image.png", raw=True)
     assert report.error is not None
     assert report.error.startswith("prepare: MissingPlaceholderError: the prompt has 0 placeholders '<image>'")
     assert "".join(token.text for token in report.tokens[1:]) == "no place"
@@ -136,8 +136,8 @@ def test_unmatched_placeholders_show_the_prompt_before(inspect: Inspect) -> None
 
 
 def test_json_is_json(inspect: Inspect) -> None:
-    """Everything but the pictures, read back."""
-    report = inspect("qwen2_vl", "What?", "clip.mp4", "picture.png")
+    """Everything but the images, read back."""
+    report = inspect("qwen2_vl", "What?", "clip.mp4", "image.png")
     plain = json.loads(report.to_json())
     assert [token["id"] for token in plain["tokens"]] == [token.id for token in report.tokens]
     assert plain["items"][0]["grid"]["columns"] == report.items[0].grid.columns  # type: ignore[union-attr]

@@ -39,13 +39,13 @@ def report_of(output: tuple[int, str, str]) -> dict[str, Any]:
 
 def test_takes_what_run_takes(run: Run, media: Path, tmp_path: Path) -> None:
     """Files and text in any order make a chat message, `--raw` a prompt; a page is written beside."""
-    picture, page = media / "picture.png", tmp_path / "page.html"
-    chat = [report_of(run(*words, "--json")) for words in ([picture, "Hi"], ["Hi", "--image", picture])]
+    image, page = media / "image.png", tmp_path / "page.html"
+    chat = [report_of(run(*words, "--json")) for words in ([image, "Hi"], ["Hi", "--image", image])]
     assert chat[0]["prompt"] == chat[1]["prompt"] == "USER: <image>\nHi ASSISTANT:"
-    raw = report_of(run(picture, "--raw", "a <image> b", "--json", "--html", page))
+    raw = report_of(run(image, "--raw", "a <image> b", "--json", "--html", page))
     assert raw["prompt"] == "a <image> b"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    status, out, err = run(picture, "Hi")
+    status, out, err = run(image, "Hi")
     assert (status, err) == (0, "")
     assert "<image> × 16" in out
 
@@ -59,7 +59,7 @@ def test_an_encoder_with_wrong_rows(run: Run, media: Path, monkeypatch: pytest.M
         return [rows[:-1] for rows in whole(self, model, mm_kwargs)]
 
     monkeypatch.setattr(Llava, "get_multimodal_embeddings", short)
-    report = report_of(run(media / "picture.png", "Hi", "--json"))
+    report = report_of(run(media / "image.png", "Hi", "--json"))
     assert report["error"].startswith("dummy items: EmbeddingCountError: image 0: get_prompt_updates made room for 16")
     item = report["items"][0]
     assert (item["num_embeds"], item["embeddings"]["shape"]) == (16, "[15, 64]")
@@ -81,7 +81,7 @@ def test_an_encoder_that_raises_or_forgets(run: Run, media: Path, monkeypatch: p
 
     for broken, told in ((raises, "IndexError: out\\nof range"), (forgets, "NoneType")):
         monkeypatch.setattr(Llava, "get_multimodal_embeddings", broken)
-        status, out, err = run(media / "picture.png", "Hi")
+        status, out, err = run(media / "image.png", "Hi")
         assert status == 1
         assert err.count("\n") == 1
         assert told in err
@@ -97,7 +97,7 @@ def test_wrong_positions(run: Run, media: Path, monkeypatch: pytest.MonkeyPatch,
         return answer
 
     monkeypatch.setattr(Llava, "get_rope_positions", wrong, raising=False)
-    report = report_of(run(media / "picture.png", "Hi", "--json"))
+    report = report_of(run(media / "image.png", "Hi", "--json"))
     assert report["error"].startswith("first token: ")
     assert "get_rope_positions" in report["error"]
     assert report["position_offset"] is None
@@ -113,7 +113,7 @@ def test_an_adapter_whose_dummies_fail(run: Run, media: Path, tmp_path: Path, mo
         return [PromptReplacement("image", [99], [99])]
 
     monkeypatch.setattr(Llava, "get_prompt_updates", nowhere)
-    report = report_of(run(media / "picture.png", "Hi", "--json", "--html", tmp_path / "page.html"))
+    report = report_of(run(media / "image.png", "Hi", "--json", "--html", tmp_path / "page.html"))
     assert report["error"].startswith("load: MissingPlaceholderError")
     assert [stage["name"] for stage in report["stages"]] == ["load"]
     calls = {call["hook"]: call["answer"] for call in report["stages"][0]["hooks"]}
@@ -140,7 +140,7 @@ def test_mistakes_get_one_line(
     run: Run, media: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     """As in `corellm run`: exit status 1, one readable line, no report."""
-    (tmp_path / "broken.png").write_bytes((media / "picture.png").read_bytes()[:200])
+    (tmp_path / "broken.png").write_bytes((media / "image.png").read_bytes()[:200])
     (tmp_path / "sound.wav").write_bytes((media / "sound.wav").read_bytes())
     monkeypatch.chdir(tmp_path)
     status, out, err = run(*arguments)

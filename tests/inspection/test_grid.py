@@ -51,7 +51,7 @@ def test_positions_tell(shape: tuple[int, int, int], restart: int) -> None:
 def test_masks_and_counts_tell(
     place: PlaceholderRange, size: tuple[int, int] | None, expected: tuple[int, int] | None
 ) -> None:
-    """Rows of equal length; else as many patches as have the picture's shape; else a square; else nothing."""
+    """Rows of equal length; else as many patches as have the image's shape; else a square; else nothing."""
     positions = [(i,) for i in range(place.num_embeds)]
     grid = find_grid(place, positions, size)
     assert (grid and (grid.rows, grid.columns)) == expected

@@ -61,7 +61,7 @@ FAMILIES: dict[str, tuple[str, str | None, str, list[str]]] = {
     "blip2": ("corellm_blip2.tiny", None, "What is this?", ["16 x LayerNorm"]),
     "fuyu": ("corellm_fuyu.tiny", None, "What is this?", ["9 x LayerNorm", "2 x PersimmonDecoderLayer"]),
 }  # fmt: skip
-"""Module, architecture, a prompt with a picture, and what is fused: attention of text decoders only."""
+"""Module, architecture, a prompt with an image, and what is fused: attention of text decoders only."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def load(path: Path) -> LLM:
 
 
 def greedy(llm: LLM, family: str) -> list[list[int]]:
-    """Of a prompt with a picture, and of one without."""
+    """Of a prompt with an image, and of one without."""
     prompts: list[Any] = [
         {"prompt": FAMILIES[family][2], "multi_modal_data": {"image": random_image(40, 30, 1)}}, "Hello, who is there?"
     ]  # fmt: skip

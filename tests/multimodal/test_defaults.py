@@ -1,4 +1,4 @@
-"""The core's own answer to `call_hf_processor`: the tensors of text and picture, without the text where it may go."""
+"""The core's own answer to `call_hf_processor`: the tensors of text and image, without the text where it may go."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Insisting(transformers.LlavaProcessor):  # type: ignore[misc]
 
 
 def call(processor: Any) -> Any:
-    """What the default makes of the picture with this processor."""
+    """What the default makes of the image with this processor."""
     context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
     defaults = ProcessingDefaults(context, MultiModalConfig(), TemplateRenderer())
     return defaults.call_hf_processor("<image>", {"image": [PICTURE]}, {})
@@ -37,7 +37,7 @@ def call(processor: Any) -> Any:
 
 @pytest.mark.parametrize("insists", [False, True])
 def test_dummy_text_only_where_it_is_needed(tiny_llava: Path, insists: bool) -> None:
-    """The picture's tensor is that of text and picture; the placeholder is tokenized only for a class that looks."""
+    """The image's tensor is that of text and image; the placeholder is tokenized only for a class that looks."""
     plain = transformers.AutoProcessor.from_pretrained(tiny_llava)
     expected = plain(text="<image>", images=[PICTURE], return_tensors="pt")
     outputs = call(Insisting.from_pretrained(tiny_llava) if insists else plain)

@@ -124,7 +124,7 @@ def test_palette_and_transparency_are_content() -> None:
     third.info["transparency"] = 0
     turned = first.copy()
     turned.info["exif"] = b"Exif\0\0..."
-    assert len({content(picture) for picture in (first, second, third, turned)}) == 4
+    assert len({content(image) for image in (first, second, third, turned)}) == 4
     assert content(first) == content(first.copy())
 
 
@@ -258,13 +258,13 @@ def test_unknown_kinds_are_refused(value: Any) -> None:
         hash_uuid("u", modality="image", kwargs={"k": value}, namespace=())
 
 
-def test_a_picture_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_image_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     """One opened lazily from a file that ends too soon."""
     path = tmp_path / "cut.bmp"
     Image.new("RGB", (50, 50)).save(path)
     path.write_bytes(path.read_bytes()[:500])
-    with Image.open(path) as picture, pytest.raises(MediaError, match="cannot be read"):
-        content(picture)
+    with Image.open(path) as image, pytest.raises(MediaError, match="cannot be read"):
+        content(image)
 
 
 IN_ANOTHER_PROCESS = """
@@ -276,8 +276,8 @@ keys = {"modality": "image", "kwargs": kwargs, "namespace": ("model", "adapter 1
 print(light, hash_item({"a": b"1", "b": 2}, **keys), hash_uuid("u", **keys))
 import numpy, torch
 from PIL import Image
-picture = Image.frombytes("RGB", (5, 4), bytes(range(60)))
-print(hash_item(picture, **keys), hash_item(torch.arange(5).bfloat16(), **keys), hash_item(numpy.arange(5.0), **keys))
+image = Image.frombytes("RGB", (5, 4), bytes(range(60)))
+print(hash_item(image, **keys), hash_item(torch.arange(5).bfloat16(), **keys), hash_item(numpy.arange(5.0), **keys))
 """
 
 
@@ -294,10 +294,10 @@ def test_hashes_are_the_same_in_every_process() -> None:
     assert len(set(outputs[0])) == 6
 
 
-def test_a_picture_hashes_at_the_speed_of_sha256() -> None:
+def test_a_image_hashes_at_the_speed_of_sha256() -> None:
     """1024 x 768: within a few times a bare sha256 of as many bytes; element by element it would be a hundred times."""
-    picture = Image.frombytes("RGB", (1024, 768), np.random.default_rng(0).bytes(1024 * 768 * 3))
-    data = picture.tobytes()
+    image = Image.frombytes("RGB", (1024, 768), np.random.default_rng(0).bytes(1024 * 768 * 3))
+    data = image.tobytes()
 
     def fastest(run: Any) -> float:
         times = []
@@ -308,5 +308,5 @@ def test_a_picture_hashes_at_the_speed_of_sha256() -> None:
         return min(times)
 
     bare = fastest(lambda: hashlib.sha256(data).digest())
-    assert fastest(lambda: content(picture)) < 5 * bare + 0.002
-    assert fastest(lambda: content(np.asarray(picture))) < 3 * bare + 0.002
+    assert fastest(lambda: content(image)) < 5 * bare + 0.002
+    assert fastest(lambda: content(np.asarray(image))) < 3 * bare + 0.002

@@ -1,4 +1,4 @@
-"""Pictures of every kind come out upright, in RGB, with the pixels a viewer shows; bad ones are refused, early.
+"""Images of every kind come out upright, in RGB, with the pixels a viewer shows; bad ones are refused, early.
 
 Known pixels are written down here or made with Pillow's encoders; hostile files are built byte by byte.
 """
@@ -29,15 +29,15 @@ LIMIT = 1_000_000
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
 
 
-def encoded(picture: Image.Image, format_name: str, **options: Any) -> bytes:
-    """The picture as a file."""
+def encoded(image: Image.Image, format_name: str, **options: Any) -> bytes:
+    """The image as a file."""
     buffer = BytesIO()
-    picture.save(buffer, format_name, **options)
+    image.save(buffer, format_name, **options)
     return buffer.getvalue()
 
 
 def noise(width: int = 40, height: int = 30) -> Image.Image:
-    """A picture that no codec can shorten to nothing."""
+    """An image that no codec can shorten to nothing."""
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -65,11 +65,11 @@ def near(got: Any, wanted: tuple[int, int, int], tolerance: int = 1) -> bool:
 def test_every_format_gives_its_pixels(
     format_name: str, options: dict[str, Any], tolerance: int, tmp_path: Path
 ) -> None:
-    """Bytes and file give the same RGB picture: left half red, right half blue."""
+    """Bytes and file give the same RGB image: left half red, right half blue."""
     source = Image.new("RGB", (32, 16), RED)
     source.paste(BLUE, (16, 0, 32, 16))
     data = encoded(source, format_name, **options)
-    path = tmp_path / "picture"
+    path = tmp_path / "image"
     path.write_bytes(data)
     for form in (data, bytearray(data), memoryview(data), path, str(path), Image.open(BytesIO(data))):
         got = load_image(form, LIMIT)
@@ -78,26 +78,26 @@ def test_every_format_gives_its_pixels(
         assert near(got.getpixel((28, 8)), BLUE, tolerance)
 
 
-def palette_picture() -> Image.Image:
+def palette_image() -> Image.Image:
     """Palette: 0 red, 1 green; pixels 0 1."""
-    picture = Image.new("P", (2, 1))
-    picture.putpalette([255, 0, 0, 0, 255, 0])
-    picture.putpixel((1, 0), 1)
-    return picture
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 0, 0, 0, 255, 0])
+    image.putpixel((1, 0), 1)
+    return image
 
 
 def of_mode(mode: str, *values: Any) -> Image.Image:
-    """A picture one pixel high."""
-    picture = Image.new(mode, (len(values), 1))
+    """An image one pixel high."""
+    image = Image.new(mode, (len(values), 1))
     for x, value in enumerate(values):
-        picture.putpixel((x, 0), value)
-    return picture
+        image.putpixel((x, 0), value)
+    return image
 
 
-def with_info(picture: Image.Image, **info: Any) -> Image.Image:
-    """The picture with entries in `info`, as Pillow's readers leave them there."""
-    picture.info.update(info)
-    return picture
+def with_info(image: Image.Image, **info: Any) -> Image.Image:
+    """The image with entries in `info`, as Pillow's readers leave them there."""
+    image.info.update(info)
+    return image
 
 
 PICTURES = {
@@ -106,9 +106,9 @@ PICTURES = {
     "16-bit": (of_mode("I;16", 0, 32768, 65535), [BLACK, (128, 128, 128), WHITE]),
     "16-bit in 32": (of_mode("I", 0, 32768, 65535), [BLACK, (128, 128, 128), WHITE]),
     "float": (of_mode("F", 0.0, 0.5, 1.0), [BLACK, (128, 128, 128), WHITE]),
-    "palette": (palette_picture(), [RED, GREEN]),
-    "palette, index 1 transparent": (with_info(palette_picture(), transparency=1), [RED, WHITE]),
-    "palette, alpha per index": (with_info(palette_picture(), transparency=b"\x80\x00"), [(255, 127, 127), WHITE]),
+    "palette": (palette_image(), [RED, GREEN]),
+    "palette, index 1 transparent": (with_info(palette_image(), transparency=1), [RED, WHITE]),
+    "palette, alpha per index": (with_info(palette_image(), transparency=b"\x80\x00"), [(255, 127, 127), WHITE]),
     "RGB, colour key": (with_info(of_mode("RGB", RED, GREEN), transparency=GREEN), [RED, WHITE]),
     "grey, colour key": (with_info(of_mode("L", 5, 6), transparency=6), [(5, 5, 5), WHITE]),
     "RGBA": (of_mode("RGBA", (255, 0, 0, 255), (0, 0, 0, 0), (0, 0, 0, 128)), [RED, WHITE, (127, 127, 127)]),
@@ -122,30 +122,30 @@ PICTURES = {
 }
 
 
-def state(picture: Image.Image) -> tuple[Any, ...]:
-    """All of a picture that a conversion could spoil, the palette's alpha included."""
-    palette = picture.getpalette("RGBA") if picture.mode == "P" else None
-    return picture.mode, picture.size, picture.tobytes(), dict(picture.info), palette
+def state(image: Image.Image) -> tuple[Any, ...]:
+    """All of an image that a conversion could spoil, the palette's alpha included."""
+    palette = image.getpalette("RGBA") if image.mode == "P" else None
+    return image.mode, image.size, image.tobytes(), dict(image.info), palette
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_mode_gives_the_colours_a_viewer_shows(name: str) -> None:
-    """Transparency on white, wide values scaled rather than clipped; the caller's picture stays as it was."""
-    picture, colours = PICTURES[name]
-    before = state(picture)
-    got = load_image(picture, LIMIT)
+    """Transparency on white, wide values scaled rather than clipped; the caller's image stays as it was."""
+    image, colours = PICTURES[name]
+    before = state(image)
+    got = load_image(image, LIMIT)
     assert got.mode == "RGB"
-    assert got is not picture
+    assert got is not image
     for x, colour in enumerate(colours):
         assert near(got.getpixel((x, 0)), colour), (x, got.getpixel((x, 0)))
-    assert state(picture) == before
+    assert state(image) == before
 
 
 def test_what_callers_do_with_theirs_afterwards() -> None:
-    """Neither the picture nor the array that was given shares memory with what was read."""
-    picture, pixels = noise(), np.asarray(noise()).copy()
-    got, of_array, wanted = load_image(picture, LIMIT), load_image(pixels, LIMIT), noise().tobytes()
-    picture.paste(RED, (0, 0, *picture.size))
+    """Neither the image nor the array that was given shares memory with what was read."""
+    image, pixels = noise(), np.asarray(noise()).copy()
+    got, of_array, wanted = load_image(image, LIMIT), load_image(pixels, LIMIT), noise().tobytes()
+    image.paste(RED, (0, 0, *image.size))
     pixels[:] = 0
     assert got.tobytes() == of_array.tobytes() == wanted
 
@@ -161,8 +161,8 @@ def test_what_callers_do_with_theirs_afterwards() -> None:
 )  # fmt: skip
 def test_modes_survive_their_files(name: str, format_name: str) -> None:
     """The same colours after a trip through an encoded file, where other code paths of Pillow set mode and info."""
-    picture, colours = PICTURES[name]
-    got = load_image(encoded(picture, format_name, **picture.info), LIMIT)
+    image, colours = PICTURES[name]
+    got = load_image(encoded(image, format_name, **image.info), LIMIT)
     for x, colour in enumerate(colours):
         assert near(got.getpixel((x, 0)), colour), (x, got.getpixel((x, 0)))
 
@@ -173,14 +173,14 @@ def test_cmyk_jpeg() -> None:
     assert near(got.getpixel((8, 8)), RED, 4)
 
 
-# Where the marked corner (0, 0) of a stored 3 x 2 picture is seen, by the table of the EXIF standard.
+# Where the marked corner (0, 0) of a stored 3 x 2 image is seen, by the table of the EXIF standard.
 SEEN_AT = {1: (0, 0), 2: (2, 0), 3: (2, 1), 4: (0, 1), 5: (0, 0), 6: (1, 0), 7: (1, 2), 8: (0, 2)}
 
 
 @pytest.mark.parametrize("format_name", ["PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", SEEN_AT)
 def test_exif_orientation_is_applied_once(orientation: int, format_name: str) -> None:
-    """From bytes and from an open picture; loading the result again turns nothing."""
+    """From bytes and from an open image; loading the result again turns nothing."""
     stored = Image.new("RGB", (3, 2), BLACK)
     stored.putpixel((0, 0), WHITE)
     exif = Image.Exif()
@@ -194,20 +194,20 @@ def test_exif_orientation_is_applied_once(orientation: int, format_name: str) ->
         assert load_image(got, LIMIT).tobytes() == got.tobytes()
 
 
-def pixels(picture: Image.Image) -> list[tuple[int, ...]]:
+def pixels(image: Image.Image) -> list[tuple[int, ...]]:
     """All pixels, row by row."""
-    return [tuple(pixel) for pixel in np.asarray(picture).reshape(-1, 3).tolist()]
+    return [tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()]
 
 
 def test_orientation_set_by_the_caller_in_memory() -> None:
-    """`getexif()` of a picture that never was a file counts, too."""
-    picture = of_mode("RGB", WHITE, BLACK)
-    picture.getexif()[0x0112] = 3
-    assert pixels(load_image(picture, LIMIT)) == [BLACK, WHITE]
+    """`getexif()` of an image that never was a file counts, too."""
+    image = of_mode("RGB", WHITE, BLACK)
+    image.getexif()[0x0112] = 3
+    assert pixels(load_image(image, LIMIT)) == [BLACK, WHITE]
 
 
-def test_broken_exif_leaves_the_picture_as_it_lies() -> None:
-    """Bad metadata are no bad picture."""
+def test_broken_exif_leaves_the_image_as_it_lies() -> None:
+    """Bad metadata are no bad image."""
     data = encoded(of_mode("RGB", WHITE, BLACK), "PNG", exif=b"Exif\0\0garbage")
     assert pixels(load_image(data, LIMIT)) == [WHITE, BLACK]
 
@@ -231,14 +231,14 @@ def test_open_animation_gives_its_current_frame() -> None:
     assert animation.tell() == 1
 
 
-def test_one_lazily_opened_picture_from_many_threads() -> None:
+def test_one_lazily_opened_image_from_many_threads() -> None:
     """The same unread `Image.open` in several requests is read once, whole."""
     source = noise(200, 200)
     data = encoded(source, "PNG")
     with ThreadPoolExecutor(4) as pool:
         for _ in range(10):
             shared = Image.open(BytesIO(data))
-            results = pool.map(lambda picture: load_image(picture, LIMIT).tobytes(), [shared] * 4)
+            results = pool.map(lambda image: load_image(image, LIMIT).tobytes(), [shared] * 4)
             assert list(results) == [source.tobytes()] * 4
 
 
@@ -260,7 +260,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_arrays_and_tensors_of_every_layout_give_the_same_picture(name: str, as_tensor: bool) -> None:
+def test_arrays_and_tensors_of_every_layout_give_the_same_image(name: str, as_tensor: bool) -> None:
     """Layout and dtype make no difference, and the source is not changed."""
     array = ARRAYS[name]
     if as_tensor:
@@ -333,8 +333,8 @@ def test_channels_at_both_ends() -> None:
         (of_mode("I", -1, 5), "from 0 to 65535"),
         (of_mode("I", 0, 70000), "from 0 to 65535"),
         (Image.new("RGB", (0, 5)), "empty"),
-        (5, "int is not a picture"),
-        ([b""], "list is not a picture"),
+        (5, "int is not an image"),
+        ([b""], "list is not an image"),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(source: Any, words: str) -> None:
@@ -360,7 +360,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_truncated_files_are_refused_wherever_they_end(name: str, tmp_path: Path) -> None:
-    """Not one cut up to the last pixel gives a picture, and nothing but MediaError comes out."""
+    """Not one cut up to the last pixel gives an image, and nothing but MediaError comes out."""
     data = FILES[name]
     load_image(data, LIMIT)
     for length in {*range(1, 64), *range(64, len(data) - 16, 101), len(data) - 16}:
@@ -376,13 +376,13 @@ def test_truncated_file_opened_by_the_caller(tmp_path: Path) -> None:
     """Opening reads the header only; what is missing behind it is found here."""
     path = tmp_path / "cut.jpg"
     path.write_bytes(FILES["JPEG"][:-500])
-    with Image.open(path) as picture, pytest.raises(MediaError, match="the RGB picture cannot be read"):
-        load_image(picture, LIMIT)
+    with Image.open(path) as image, pytest.raises(MediaError, match="the RGB image cannot be read"):
+        load_image(image, LIMIT)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_mutated_files_never_give_another_error(name: str) -> None:
-    """Random bytes changed: a picture or a MediaError, no third thing."""
+    """Random bytes changed: an image or a MediaError, no third thing."""
     rng = np.random.default_rng(7)
     data = FILES[name]
     for trial in range(150):
@@ -525,7 +525,7 @@ def test_bombs_are_refused_before_decoding(name: str) -> None:
 @pytest.mark.parametrize(
     "source", [np.zeros((1001, 1000), np.uint8), torch.zeros(3, 1001, 1000), Image.new("L", (1000, 1001))]
 )
-def test_large_arrays_and_pictures_are_refused_alike(source: Any) -> None:
+def test_large_arrays_and_images_are_refused_alike(source: Any) -> None:
     """With both numbers."""
     with pytest.raises(MediaTooLargeError, match="1001000 pixels, more than the 1000000 allowed") as caught:
         load_image(source, LIMIT)
@@ -545,10 +545,10 @@ def test_the_limit_is_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_paths_that_are_no_pictures(tmp_path: Path) -> None:
+def test_paths_that_are_no_images(tmp_path: Path) -> None:
     """Each with its own line."""
     text = tmp_path / "notes.txt"
-    text.write_text("hello there, this is no picture")
+    text.write_text("hello there, this is no image")
     (tmp_path / "empty.png").touch()
     secret = tmp_path / "secret.png"
     secret.write_bytes(FILES["PNG"])

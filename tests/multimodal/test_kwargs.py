@@ -21,7 +21,7 @@ from corellm.multimodal import MultiModalFieldConfig, PromptReplacement
 from corellm.multimodal.defaults import declared_arguments
 from corellm.multimodal.kwargs import KwargsByModality
 from corellm.multimodal.processor import MultiModalProcessor
-from tests.multimodal.toy import IMAGE, VIDEO, Toy, make, picture
+from tests.multimodal.toy import IMAGE, VIDEO, Toy, make, make_image
 
 NAMES = {"image": frozenset({"size", "crop"}), "video": frozenset({"size", "fps"})}
 
@@ -141,7 +141,7 @@ class Both(Toy):
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        return {modality: [video(9)] if modality == "video" else picture(20) for modality in mm_counts}
+        return {modality: [video(9)] if modality == "video" else make_image(20) for modality in mm_counts}
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ def video(seed: int) -> Any:
 
 def ask(processor: MultiModalProcessor, **kwargs: Any) -> tuple[list[int], dict[str, str]]:
     """Tokens and identifiers of a request with one of each."""
-    data = {"image": picture(3), "video": [video(1)]}
+    data = {"image": make_image(3), "video": [video(1)]}
     tokens, features = processor.process([IMAGE, VIDEO], data, kwargs)
     return tokens, {feature.modality: feature.identifier for feature in features}
 

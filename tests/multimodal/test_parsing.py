@@ -41,7 +41,7 @@ BASE64 = base64.b64encode(PNG).decode()
 
 @pytest.fixture
 def parser() -> DataParser:
-    """A parser for small pictures and narrow embeddings."""
+    """A parser for small images and narrow embeddings."""
     return DataParser(LIMITS, hidden_size=HIDDEN)
 
 
@@ -50,7 +50,7 @@ def embeddings(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def embeddings(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         (np.zeros((0, 6, 9, 3), np.uint8), 0),
     ],
 )
-def test_pictures_in_any_form(parser: DataParser, value: Any, count: int | None) -> None:
+def test_images_in_any_form(parser: DataParser, value: Any, count: int | None) -> None:
     """Counted alike before and after parsing, and the same pixels come out of every form."""
     wanted = {} if count is None else {"image": count}
     assert parser.count({"image": value}) == wanted
@@ -97,13 +97,13 @@ def test_pictures_in_any_form(parser: DataParser, value: Any, count: int | None)
 
 def test_paths(parser: DataParser, tmp_path: Path) -> None:
     """As a string and as a path object."""
-    path = tmp_path / "a picture.png"
+    path = tmp_path / "an image.png"
     path.write_bytes(PNG)
     items = parser.parse({"image": [str(path), path]})["image"]
     assert [items.get(i).tobytes() for i in (0, 1)] == [PICTURE.tobytes()] * 2
 
 
-def test_grey_tensors_of_integers_are_pictures(parser: DataParser) -> None:
+def test_grey_tensors_of_integers_are_images(parser: DataParser) -> None:
     """Embeddings are floats, so there is no doubt: not alone, not in a list, not by their shape."""
     grey = torch.arange(54, dtype=torch.uint8).reshape(6, 9)
     for value in (grey, [grey], grey[None], grey.to(torch.uint16) * 257):
@@ -114,9 +114,9 @@ def test_grey_tensors_of_integers_are_pictures(parser: DataParser) -> None:
 
 def test_any_mapping_will_do_and_nothing_in_it_is_changed(parser: DataParser) -> None:
     """A list given is not the list kept."""
-    pictures = [PICTURE]
-    items = parser.parse(UserDict({"image": pictures}))
-    pictures.append(PICTURE)
+    images = [PICTURE]
+    items = parser.parse(UserDict({"image": images}))
+    images.append(PICTURE)
     assert items.get_counts() == {"image": 1}
     assert items["image"].get(0) is not PICTURE
     assert parser.parse({}) == {}
@@ -139,16 +139,16 @@ def test_any_mapping_will_do_and_nothing_in_it_is_changed(parser: DataParser) ->
         ("data:,", "image 1: the data is empty"),
         ("data:text/plain,hello", "image 1: the data is not a JPEG"),
         (None, "image 1: None in place of image data"),
-        (5, "image 1: int is not a picture"),
-        ({"type": "image_url"}, "image 1: dict is not a picture"),
-        ([PICTURE], "image 1: list is not a picture"),
+        (5, "image 1: int is not an image"),
+        ({"type": "image_url"}, "image 1: dict is not an image"),
+        ([PICTURE], "image 1: list is not an image"),
         (np.full((6, 9), 2.0), "image 1: pixels of dtype float64 must be from 0 to 1"),
         (embeddings(1, 5, HIDDEN), "image 1: pixels .* from 0 to 1.*'image_embeds'"),
         (embeddings(2, 5, HIDDEN), r"image 1: shape \(2, 5, 16\).*'image_embeds'"),
         (np.zeros((2, 6, 9, 3), np.uint8), r"image 1: shape \(2, 6, 9, 3\)"),
     ],
 )
-def test_a_bad_picture_is_named(parser: DataParser, value: Any, words: str) -> None:
+def test_a_bad_image_is_named(parser: DataParser, value: Any, words: str) -> None:
     """In text and in attributes; counting alone finds nothing wrong, for it opens nothing."""
     data = {"image": [PICTURE, value, PICTURE]}
     assert parser.count(data) == {"image": 3}
@@ -220,7 +220,7 @@ def test_precomputed_embeddings(parser: DataParser, key: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("shape", [(1, 5, HIDDEN), (3, 5, HIDDEN), (4, 1, HIDDEN), (0, 5, HIDDEN)])
-def test_under_their_own_key_embeddings_may_look_like_a_picture(parser: DataParser, shape: tuple[int, ...]) -> None:
+def test_under_their_own_key_embeddings_may_look_like_a_image(parser: DataParser, shape: tuple[int, ...]) -> None:
     """One, three or four items are no channels there."""
     items = parser.parse({"image_embeds": embeddings(*shape)})["image"]
     assert isinstance(items, EmbeddingItems)
@@ -232,8 +232,8 @@ def test_under_their_own_key_embeddings_may_look_like_a_picture(parser: DataPars
     [embeddings(5, HIDDEN), torch.zeros(5, HIDDEN), [PICTURE, torch.zeros(5, HIDDEN)], [torch.zeros(5, HIDDEN), PNG]],
 )
 def test_doubt_is_an_error(parser: DataParser, value: Any) -> None:
-    """A flat float tensor alone, or among pictures, may be either; the message says how to say which."""
-    with pytest.raises(EmbeddingInputError, match=r"image \d: .*may be a grey picture or embeddings.*'image_embeds'"):
+    """A flat float tensor alone, or among images, may be either; the message says how to say which."""
+    with pytest.raises(EmbeddingInputError, match=r"image \d: .*may be a grey image or embeddings.*'image_embeds'"):
         parser.count({"image": value})
 
 
@@ -306,7 +306,7 @@ def test_unknown_modalities(parser: DataParser, key: Any, value: Any) -> None:
         assert caught.value.modality == str(key)
 
 
-def test_pictures_and_embeddings_together(parser: DataParser) -> None:
+def test_images_and_embeddings_together(parser: DataParser) -> None:
     """Their order in the prompt would be a guess; None is no item and disturbs nothing."""
     with pytest.raises(MultiModalError, match="either 'image' or 'image_embeds', not both"):
         parser.count({"image": PICTURE, "image_embeds": embeddings(2, 5, HIDDEN)})
@@ -316,7 +316,7 @@ def test_pictures_and_embeddings_together(parser: DataParser) -> None:
 @pytest.mark.parametrize("data", [None, [PICTURE], PICTURE, "image"])
 def test_what_is_no_mapping(parser: DataParser, data: Any) -> None:
     """Says what it should look like."""
-    with pytest.raises(MultiModalError, match=r'must be a dict such as \{"image": picture\}'):
+    with pytest.raises(MultiModalError, match=r'must be a dict such as \{"image": image\}'):
         parser.parse(data)
 
 
@@ -359,7 +359,7 @@ def test_importing_the_parser_loads_no_heavy_library() -> None:
 
 
 def test_a_plugins_own_reading_sees_what_was_given(tmp_path: Path) -> None:
-    """Where a subclass reads pictures itself, it gets paths and strings as they are, for it may know more of them."""
+    """Where a subclass reads images itself, it gets paths and strings as they are, for it may know more of them."""
 
     class Own(DataParser):
         def load_image(self, value: Any) -> Image.Image:

@@ -25,7 +25,7 @@ SCALES = st.sampled_from([1 / 255, 1 / 127.5, 0.003]) | st.floats(1e-6, 10)
 FACTORS = st.floats(0.01, 10)
 
 
-def pictures(dtype: Any = np.uint8) -> st.SearchStrategy[np.ndarray[Any, Any]]:
+def images(dtype: Any = np.uint8) -> st.SearchStrategy[np.ndarray[Any, Any]]:
     """`[channels, height, width]`, in the order of axes that Pillow's pixels have."""
     shapes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 4]))
     elements = st.floats(-1e6, 1e6, width=32) if dtype is np.float32 else None
@@ -36,24 +36,24 @@ def same(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> bool:
     return ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
 
 
-@given(pictures() | pictures(np.float32), SCALES)
-def test_rescaled(picture: np.ndarray[Any, Any], scale: float) -> None:
-    before = picture.copy()
-    ours = rescaled(picture, scale)
-    assert same(ours, image_transforms.rescale(picture, scale, **FIRST))
-    assert (picture == before).all()
-    assert not np.shares_memory(ours, picture)
+@given(images() | images(np.float32), SCALES)
+def test_rescaled(image: np.ndarray[Any, Any], scale: float) -> None:
+    before = image.copy()
+    ours = rescaled(image, scale)
+    assert same(ours, image_transforms.rescale(image, scale, **FIRST))
+    assert (image == before).all()
+    assert not np.shares_memory(ours, image)
 
 
-@given(pictures(np.float32), st.data())
-def test_normalized(picture: np.ndarray[Any, Any], data: st.DataObject) -> None:
-    before = picture.copy()
-    several = st.lists(FACTORS, min_size=len(picture), max_size=len(picture))
+@given(images(np.float32), st.data())
+def test_normalized(image: np.ndarray[Any, Any], data: st.DataObject) -> None:
+    before = image.copy()
+    several = st.lists(FACTORS, min_size=len(image), max_size=len(image))
     mean, std = data.draw(several), data.draw(several)
-    ours = normalized(picture, mean, std)
-    assert same(ours, image_transforms.normalize(picture, mean, std, **FIRST))
-    assert (picture == before).all()
-    assert not np.shares_memory(ours, picture)
+    ours = normalized(image, mean, std)
+    assert same(ours, image_transforms.normalize(image, mean, std, **FIRST))
+    assert (image == before).all()
+    assert not np.shares_memory(ours, image)
 
 
 PIXELS = np.arange(24, dtype=np.uint8).reshape(3, 2, 4)
@@ -84,12 +84,12 @@ def test_what_is_not_ordinary_is_left_to_transformers(method: str, arguments: tu
 @pytest.mark.parametrize("arguments", [{}, {"do_rescale": False}, {"do_normalize": False}, {"do_resize": False}])
 @pytest.mark.parametrize("kind", [CLIPImageProcessorPil, BlipImageProcessorPil])
 def test_quickened_processors_give_what_they_gave(kind: Any, arguments: dict[str, bool]) -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (240, 260, 3), np.uint8))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (240, 260, 3), np.uint8))
     plain, quick = kind(), kind()
     quicken(SimpleNamespace(image_processor=quick))
     assert type(quick).rescale is not PilBackend.rescale
     assert isinstance(quick, kind)
-    ours, theirs = (each(picture, return_tensors="np", **arguments)["pixel_values"] for each in (quick, plain))
+    ours, theirs = (each(image, return_tensors="np", **arguments)["pixel_values"] for each in (quick, plain))
     assert same(ours, theirs)
 
 
@@ -120,5 +120,5 @@ class OwnWay(CLIPImageProcessorPil):  # type: ignore[misc]
 def test_processors_keep_ways_of_their_own() -> None:
     processor = OwnWay()
     quicken(processor)
-    quicken(SimpleNamespace())  # one without pictures
+    quicken(SimpleNamespace())  # one without images
     assert type(processor) is OwnWay

@@ -22,12 +22,12 @@ from corellm.errors import (
 )
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import dummy_audios, dummy_images, dummy_videos
-from tests.multimodal.toy import IMAGE, Toy, make, picture
+from tests.multimodal.toy import IMAGE, Toy, make, make_image
 
 
 def test_expands_and_places_items() -> None:
-    """Each picture's placeholder is where its token was and as long as the picture is wide."""
-    tokens, features = make(Toy()).process([1, IMAGE, 2, IMAGE], {"image": [picture(3), picture(5)]})
+    """Each image's placeholder is where its token was and as long as the image is wide."""
+    tokens, features = make(Toy()).process([1, IMAGE, 2, IMAGE], {"image": [make_image(3), make_image(5)]})
     assert tokens == [1, 9, 9, 9, 2, 9, 9, 9, 9, 9]
     assert [(f.item, f.placeholder.offset, f.placeholder.length) for f in features] == [(0, 1, 3), (1, 5, 5)]
 
@@ -37,18 +37,18 @@ def test_equal_items_are_processed_once() -> None:
     adapter = Toy()
     processor = make(adapter)
     assert processor.profile.max_tokens == {"image": 20}
-    first = processor.process([IMAGE, IMAGE], {"image": [picture(3), picture(3, red=1)]})
+    first = processor.process([IMAGE, IMAGE], {"image": [make_image(3), make_image(3, red=1)]})
     done = adapter.processed
     assert (
-        processor.process([IMAGE, IMAGE], {"image": [picture(3, red=1), picture(3)]})[1][0].identifier
+        processor.process([IMAGE, IMAGE], {"image": [make_image(3, red=1), make_image(3)]})[1][0].identifier
         == first[1][1].identifier
     )
     assert adapter.processed == done
     uncached = Toy()
     bare = make(uncached, mm_processor_cache_gb=0)
     for _ in range(2):
-        bare.process([IMAGE], {"image": picture(3)})
-    assert uncached.processed == 3  # the dummy, and twice the picture
+        bare.process([IMAGE], {"image": make_image(3)})
+    assert uncached.processed == 3  # the dummy, and twice the image
 
 
 def test_the_operators_sizes_reach_the_dummies() -> None:
@@ -61,9 +61,9 @@ def test_the_operators_sizes_reach_the_dummies() -> None:
 
     processor = make(Bounded(), limit_mm_per_prompt={"image": {"count": 2, "width": 6}})
     assert processor.profile.max_tokens == {"image": 6}
-    assert len(processor.process([IMAGE], {"image": picture(7)})[0]) == 7
+    assert len(processor.process([IMAGE], {"image": make_image(7)})[0]) == 7
     with pytest.raises(ItemLimitError, match="at most 2 allowed per prompt; send fewer, or raise limit_mm_per_prompt"):
-        processor.process([IMAGE] * 3, {"image": [picture(2)] * 3})
+        processor.process([IMAGE] * 3, {"image": [make_image(2)] * 3})
     unlimited = make(Bounded(), limit_mm_per_prompt={"image": {"width": 30}})
     assert unlimited.profile.max_tokens == {"image": 20}
     assert unlimited.limits == {"image": 4}
@@ -86,7 +86,7 @@ def test_identity_depends_on_content_arguments_and_name() -> None:
 
     def identifier(**more: Any) -> str:
         red = more.pop("red", 0)
-        return processor.process([IMAGE], {"image": picture(3, red)}, **more)[1][0].identifier
+        return processor.process([IMAGE], {"image": make_image(3, red)}, **more)[1][0].identifier
 
     variants = [
         identifier(), identifier(red=1), identifier(mm_kwargs={"a": 1}), identifier(mm_kwargs={"a": 1.0}),
@@ -102,7 +102,7 @@ def test_limits() -> None:
     with pytest.raises(ItemLimitError, match="5 images in the request, at most 4 allowed"):
         make(Toy()).process([IMAGE] * 5, {"image": [b"never opened"] * 5})
     with pytest.raises(ItemLimitError, match="at most 1"):
-        make(Toy(), limit_mm_per_prompt={"image": 1}).process([IMAGE] * 2, {"image": [picture(2)] * 2})
+        make(Toy(), limit_mm_per_prompt={"image": 1}).process([IMAGE] * 2, {"image": [make_image(2)] * 2})
     with pytest.raises(ItemLimitError, match="the model takes at most 4 per prompt"):
         make(Toy(), limit_mm_per_prompt={"image": 5})
     with pytest.raises(UnsupportedModalityError, match="takes no 'video'; it takes image"):
@@ -116,9 +116,9 @@ def test_a_placeholder_without_any_item() -> None:
 
 
 def test_errors_name_the_item() -> None:
-    """The second picture is broken, or found to be when it is processed; a list of uuids has the wrong length."""
+    """The second image is broken, or found to be when it is processed; a list of uuids has the wrong length."""
     with pytest.raises(MediaError, match="image 1: "):
-        make(Toy()).process([IMAGE, IMAGE], {"image": [picture(2), b"junk"]})
+        make(Toy()).process([IMAGE, IMAGE], {"image": [make_image(2), b"junk"]})
 
     class Lazy(Toy):
         @hookimpl
@@ -128,10 +128,10 @@ def test_errors_name_the_item() -> None:
             return super().call_hf_processor(mm_data)
 
     with pytest.raises(MediaError, match=r"^image 1: frame 7 cannot be decoded$") as caught:
-        make(Lazy()).process([IMAGE, IMAGE], {"image": [picture(2), picture(3)]})
+        make(Lazy()).process([IMAGE, IMAGE], {"image": [make_image(2), make_image(3)]})
     assert (caught.value.modality, caught.value.item) == ("image", 1)
     with pytest.raises(InvalidParameterError, match="has 2 ids for 1 items"):
-        make(Toy()).process([IMAGE], {"image": picture(2)}, uuids={"image": ["a", "b"]})
+        make(Toy()).process([IMAGE], {"image": make_image(2)}, uuids={"image": ["a", "b"]})
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_adapters_that_fail(hook: str, answer: Any, error: type[Exception], mess
     """A failing hook fails the one request, with a typed error that names it."""
     broken = type("Broken", (Toy,), {hook: hookimpl(answer)})()
     processor = make(broken)
-    items = processor._parser.parse({"image": picture(2)})
+    items = processor._parser.parse({"image": make_image(2)})
     with pytest.raises(error, match=message):
         processor._expand([IMAGE], items, {})
 
@@ -182,9 +182,9 @@ def test_dummies_are_not_bound_by_the_operators_limits() -> None:
     """Which hold for what users send, whoever made the parser: a low one neither stops the start nor is forgotten."""
     processor = make(Toy(), max_image_pixels=10)
     assert processor.profile.max_tokens == {"image": 20}
-    assert len(processor.process([IMAGE], {"image": picture(5)})[1]) == 1
+    assert len(processor.process([IMAGE], {"image": make_image(5)})[1]) == 1
     with pytest.raises(MediaError, match="image 0: 6 x 2 = 12 pixels, more than the 10 allowed"):
-        processor.process([IMAGE], {"image": picture(6)})
+        processor.process([IMAGE], {"image": make_image(6)})
 
 
 def test_embeddings_are_refused_with_the_adapters_reason() -> None:
@@ -195,12 +195,12 @@ def test_embeddings_are_refused_with_the_adapters_reason() -> None:
         EmbeddingInputError, match="image: this model takes no precomputed embeddings: a toy has no image rows"
     ):
         processor.process([IMAGE], {"image_embeds": torch.zeros(1, 2, 8)})
-    assert len(make(Toy()).process([IMAGE], {"image": picture(2)})[1]) == 1
+    assert len(make(Toy()).process([IMAGE], {"image": make_image(2)})[1]) == 1
 
 
 @pytest.mark.parametrize("error", [ProcessorKwargsError, PromptTooLongError, MediaError])
 def test_what_the_processor_refuses_names_the_item(error: type[Exception]) -> None:
-    """Of three pictures, the one."""
+    """Of three images, the one."""
 
     def call(self: Toy, mm_data: Mapping[str, Any]) -> Mapping[str, Any]:
         if mm_data["image"][0].width == 7:
@@ -209,4 +209,4 @@ def test_what_the_processor_refuses_names_the_item(error: type[Exception]) -> No
 
     processor = make(type("Choosy", (Toy,), {"call_hf_processor": hookimpl(call)})())
     with pytest.raises(error, match=r"^image 1: too blue$"):
-        processor.process([IMAGE] * 3, {"image": [picture(2), picture(7), picture(3)]})
+        processor.process([IMAGE] * 3, {"image": [make_image(2), make_image(7), make_image(3)]})

@@ -58,7 +58,7 @@ def spans(placeholders):
 
 
 def test_llava():
-    """Each `<image>` becomes as many as its picture has patches, all taking embeddings."""
+    """Each `<image>` becomes as many as its image has patches, all taking embeddings."""
     sizes = [3, 2]
     update = PromptReplacement("image", "<image>", lambda i: [IMAGE] * sizes[i])
     text, places = apply("<s>a<image>b<image>c", [update], {"image": 2}, placeholder_token_ids={IMAGE: "image"})
@@ -376,7 +376,7 @@ def test_no_token_id(wrong):
     [
         ([], {"image": 2}, ["no update for image 0 of 2 images", "PromptReplacement"]),
         ([LLAVA], {"image": 1, "audio": 1}, ["no update for audio 0 of 1 audio clip"]),
-        ([PromptReplacement("picture", "<image>", "II")], {"image": 1}, ["'picture'", "image"]),
+        ([PromptReplacement("image", "<image>", "II")], {"image": 1}, ["'image'", "image"]),
         (["<image>"], {"image": 1}, ["'<image>'", "neither"]),
         ([PromptReplacement("image", "", "II")], {"image": 1}, ["image 0", "target '' has no tokens", ".start()"]),
         ([PromptReplacement("image", [], "II")], {"image": 0}, ["target [] has no tokens"]),

@@ -15,7 +15,7 @@ from corellm.hookspecs import hookimpl
 from corellm.multimodal import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.multimodal.uuids import mark_stored
-from tests.multimodal.toy import IMAGE, Toy, make, picture
+from tests.multimodal.toy import IMAGE, Toy, make, make_image
 
 
 def ask(
@@ -35,7 +35,7 @@ def test_another_tenants_uuid_is_another_item() -> None:
     """Whatever each salt calls "x" is its own, also without a salt; none finds another's image, sent or only named."""
     processor = make(Toy())
     tenants: list[str | None] = [None, "a", "b"]
-    first = [ask(processor, picture(3 + i), "x", salt) for i, salt in enumerate(tenants)]
+    first = [ask(processor, make_image(3 + i), "x", salt) for i, salt in enumerate(tenants)]
     assert [widths(features) for features in first] == [[3], [4], [5]]
     assert len({features[0].identifier for features in first}) == 3
     assert [widths(ask(processor, None, "x", salt)) for salt in tenants] == [[3], [4], [5]]
@@ -49,7 +49,7 @@ def test_the_same_bytes_of_another_tenant_are_another_item() -> None:
     processor = make(adapter)
     _ = processor.profile
     before = adapter.processed
-    found = {ask(processor, picture(3), None, salt)[0].identifier for salt in (None, "a", "b", "a", "b")}
+    found = {ask(processor, make_image(3), None, salt)[0].identifier for salt in (None, "a", "b", "a", "b")}
     assert (len(found), adapter.processed - before) == (3, 3)
 
 
@@ -57,7 +57,7 @@ def test_tenants_in_many_threads() -> None:
     """Each gets its own image under the name that all use, at whatever time it comes."""
     processor = make(Toy())
     with ThreadPoolExecutor(8) as pool:
-        jobs = [pool.submit(ask, processor, picture(1 + i % 8), "x", f"tenant {i % 8}") for i in range(160)]
+        jobs = [pool.submit(ask, processor, make_image(1 + i % 8), "x", f"tenant {i % 8}") for i in range(160)]
         assert [widths(job.result(timeout=60)) for job in jobs] == [[1 + i % 8] for i in range(160)]
 
 
@@ -67,7 +67,7 @@ def test_a_uuid_stands_in_for_media_sent_before(images: Any, uuids: Any) -> None
     """In every form that one item may have; nothing is processed again."""
     adapter = Toy()
     processor = make(adapter)
-    (sent,) = ask(processor, picture(3), "x")
+    (sent,) = ask(processor, make_image(3), "x")
     before = adapter.processed
     (named,) = ask(processor, images, uuids)
     assert (named.identifier, named.data, named.placeholder) == (sent.identifier, sent.data, sent.placeholder)
@@ -77,9 +77,9 @@ def test_a_uuid_stands_in_for_media_sent_before(images: Any, uuids: Any) -> None
 def test_named_and_sent_items_of_one_request() -> None:
     """Items stay in order; a name may be that of an item of the same request, before or after."""
     processor = make(Toy())
-    ask(processor, picture(3), "x")
-    assert widths(ask(processor, [None, picture(4)], ["x", None])) == [3, 4]
-    assert widths(ask(processor, [None, picture(5), None], ["y", "y", "x"])) == [5, 5, 3]
+    ask(processor, make_image(3), "x")
+    assert widths(ask(processor, [None, make_image(4)], ["x", None])) == [3, 4]
+    assert widths(ask(processor, [None, make_image(5), None], ["y", "y", "x"])) == [5, 5, 3]
     assert widths(processor.process([IMAGE] * 2, {"image": None}, None, {"image": ["x", "y"]})[1]) == [3, 5]
 
 
@@ -97,7 +97,7 @@ def test_a_name_waits_for_the_item_that_is_being_processed() -> None:
 
     processor = make(Slow())
     with ThreadPoolExecutor(2) as pool:
-        sent = pool.submit(ask, processor, picture(3), "x")
+        sent = pool.submit(ask, processor, make_image(3), "x")
         assert processing.wait(60)
         named = pool.submit(ask, processor, None, "x")
         go_on.set()
@@ -107,7 +107,7 @@ def test_a_name_waits_for_the_item_that_is_being_processed() -> None:
 def test_what_is_not_cached_has_to_be_sent() -> None:
     """Never seen, evicted, seen with other arguments, or nothing is cached at all; the item is named."""
     processor = make(Toy())
-    ask(processor, picture(3), "x")
+    ask(processor, make_image(3), "x")
     with pytest.raises(ItemNotCachedError, match=r"^image 1: only its uuid 'z' came.*send it with its data") as caught:
         ask(processor, [None, None], ["x", "z"])
     assert (caught.value.modality, caught.value.item, caught.value.status) == ("image", 1, 400)
@@ -116,9 +116,9 @@ def test_what_is_not_cached_has_to_be_sent() -> None:
     processor.cache.clear()
     with pytest.raises(ItemNotCachedError):
         ask(processor, None, "x")
-    assert widths(ask(processor, picture(3), "x")) == [3]
+    assert widths(ask(processor, make_image(3), "x")) == [3]
     forgetful = make(Toy(), mm_processor_cache_gb=0)
-    ask(forgetful, picture(3), "x")
+    ask(forgetful, make_image(3), "x")
     with pytest.raises(ItemNotCachedError):
         ask(forgetful, None, "x")
 
@@ -134,7 +134,7 @@ def test_an_adapter_that_needs_the_media_says_so() -> None:
             return super().get_prompt_updates(out_mm_kwargs)
 
     processor = make(Looking())
-    ask(processor, picture(3), "x")
+    ask(processor, make_image(3), "x")
     with pytest.raises(ItemNotCachedError, match=r"image 0: .*send it with its data"):
         ask(processor, None, "x")
 
@@ -142,15 +142,19 @@ def test_an_adapter_that_needs_the_media_says_so() -> None:
 @pytest.mark.parametrize(
     ("data", "uuids", "message"),
     [
-        ({"image": picture(2)}, {"image": ["a", "b"]}, r"\['image'\] has 2 ids for 1 items; write one per item"),
-        ({"image": [picture(2)]}, {"image": []}, r"\['image'\] has 0 ids for 1 items"),
+        ({"image": make_image(2)}, {"image": ["a", "b"]}, r"\['image'\] has 2 ids for 1 items; write one per item"),
+        ({"image": [make_image(2)]}, {"image": []}, r"\['image'\] has 0 ids for 1 items"),
         ({"image": [None]}, {"image": ["a", "b"]}, r"\['image'\] has 2 ids for 1 items"),
-        ({"image": picture(2)}, {"image": "a", "video": "b"}, r"\['video'\] names nothing: multi_modal_data has image"),
-        ({"image": picture(2)}, {"images": "a"}, r"\['images'\] names nothing: multi_modal_data has image"),
+        (
+            {"image": make_image(2)},
+            {"image": "a", "video": "b"},
+            r"\['video'\] names nothing: multi_modal_data has image",
+        ),
+        ({"image": make_image(2)}, {"images": "a"}, r"\['images'\] names nothing: multi_modal_data has image"),
         ({}, {"image": "a"}, r"\['image'\] names nothing: multi_modal_data has no items at all"),
         ({"image": []}, {"image": "a"}, "has no items at all"),
-        ({"image": picture(2)}, {"image": 5}, "must hold strings"),
-        ({"image": picture(2)}, {"image": ""}, "holds an empty string; write None"),
+        ({"image": make_image(2)}, {"image": 5}, "must hold strings"),
+        ({"image": make_image(2)}, {"image": ""}, "holds an empty string; write None"),
     ],
 )  # fmt: skip
 def test_uuids_that_fit_no_item_are_refused(data: Any, uuids: Any, message: str) -> None:
@@ -164,14 +168,14 @@ def test_no_names_are_no_names() -> None:
     """None for a modality, there or not; an empty list for a modality that has no items."""
     processor = make(Toy())
     for uuids in ({"image": None}, {"video": None}, {"image": [None], "video": []}):
-        assert len(processor.process([IMAGE], {"image": picture(2)}, None, uuids)[1]) == 1
+        assert len(processor.process([IMAGE], {"image": make_image(2)}, None, uuids)[1]) == 1
     assert processor.process([1], {"image": None}, None, {"image": None})[0] == [1]
 
 
 def test_none_without_a_name_and_embeddings_by_name_are_refused() -> None:
     """An item is its media or its name; embeddings are not kept, so they have to come. A name beside them is theirs."""
     processor = make(Toy())
-    ask(processor, picture(2), "x")
+    ask(processor, make_image(2), "x")
     with pytest.raises(MediaError, match="image 1: None in place of image data; leave it out of the list, or give"):
         ask(processor, [None, None], ["x", None])
     with pytest.raises(MediaError, match="image 0: None in place of image data"):

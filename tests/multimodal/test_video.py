@@ -117,12 +117,12 @@ def test_what_is_given_may_change_afterwards() -> None:
         ([ARRAY, 5], "^video 1: int is not a video; give a path, bytes, or frames"),
         ([[PICTURES[0], PICTURES[1].resize((9, 9))]], r"^video 0: frame 1 has 9 x 9 pixels, the first has 64 x 48"),
         (ARRAY.astype(np.float32), "^video 0: frame 1: pixels of dtype float32 must be from 0 to 1"),
-        ([[PICTURES[0], "x"]], "^video 0: frame 1: str is not a picture"),
+        ([[PICTURES[0], "x"]], "^video 0: frame 1: str is not an image"),
         ([b"", b"file"], r"^video 0: the video is empty \(0 bytes\)"),
         ([ARRAY, b"file"], "^video 1: the video is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video"),
         ((b"file", {"fps": 3}), "^video 0: metadata go with frames only"),
         (torch.zeros(5, 16), r"^video 0: shape \(5, 16\) is not a video's.*'video_embeds'"),
-        (np.zeros((2, 0, 4, 3), np.uint8), "^video 0: frame 0: the picture is empty"),
+        (np.zeros((2, 0, 4, 3), np.uint8), "^video 0: frame 0: the image is empty"),
     ],
 )
 def test_what_is_no_video(value: Any, words: str) -> None:

@@ -189,14 +189,14 @@ def test_rotation_where_side_data_cannot_be_listed() -> None:
         assert vars(Orientation(unlisted)) == vars(Orientation(frame))
 
 
-def gif_image(picture: Image.Image, left: int, top: int, disposal: int, hundredths: int) -> bytes:
-    """One image of an animation, with its own palette, as Pillow encodes a picture alone."""
+def gif_image(image: Image.Image, left: int, top: int, disposal: int, hundredths: int) -> bytes:
+    """One image of an animation, with its own palette, as Pillow encodes an image alone."""
     buffer = BytesIO()
-    picture.save(buffer, "GIF")
+    image.save(buffer, "GIF")
     data = buffer.getvalue()
     with Image.open(buffer) as saved:
         transparent = saved.info.get("transparency")
-    size = struct.pack("<HH", *picture.size)
+    size = struct.pack("<HH", *image.size)
     start = data.index(b"\x2c\0\0\0\0" + size)
     control = struct.pack("<BHB", disposal << 2 | (transparent is not None), hundredths, transparent or 0)
     place = struct.pack("<HH", left, top) + size + bytes([0x80 | data[start + 9] & 0x40 | data[10] & 7])  # interlaced
@@ -272,7 +272,7 @@ def test_frames_that_change_their_size() -> None:
 
 
 def with_sound(container: str) -> bytes:
-    """Picture and sound, the tags in a character set of old."""
+    """Image and sound, the tags in a character set of old."""
     data = BytesIO()
     with av.open(data, "w", container) as output:
         video: Any = output.add_stream("libx264", 25, options={"x264-params": X264})
@@ -410,8 +410,8 @@ def test_a_clip_cut_out_of_a_longer_one(name: str) -> None:
         assert np.array_equal(next(video.read([len(frames) - 2])), frames[-2])
 
 
-def test_pictures_only_others_refer_to() -> None:
-    """A VP8 packet whose picture is not shown is no frame."""
+def test_images_only_others_refer_to() -> None:
+    """A VP8 packet whose image is not shown is no frame."""
     clip = encode([plain(n) for n in range(12)], "libvpx", "webm", group=8)
     with av.open(BytesIO(clip)) as container:
         hidden = bytes([packet for packet in container.demux(video=0) if packet.size][5])
@@ -487,8 +487,8 @@ def small_clip(name: str) -> bytes:
     """Eight frames, by one of `SMALL`."""
     if name == "gif":
         buffer = BytesIO()
-        pictures = [Image.fromarray(moving(n)) for n in range(8)]
-        pictures[0].save(buffer, "GIF", save_all=True, append_images=pictures[1:])
+        images = [Image.fromarray(moving(n)) for n in range(8)]
+        images[0].save(buffer, "GIF", save_all=True, append_images=images[1:])
         return buffer.getvalue()
     codec, container = name.split(" in ")
     fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"} if container == "frag" else None

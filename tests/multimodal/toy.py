@@ -20,7 +20,7 @@ IMAGE, VIDEO = 9, 8
 
 
 class Toy:
-    """A picture `w` pixels wide becomes `w` tokens; its only tensor is its width and colour."""
+    """An image `w` pixels wide becomes `w` tokens; its only tensor is its width and colour."""
 
     def __init__(self) -> None:
         self.processed = 0
@@ -78,5 +78,5 @@ def make(adapter: Toy, **config: Any) -> MultiModalProcessor:
     )
 
 
-def picture(width: int, red: int = 0) -> Image.Image:
+def make_image(width: int, red: int = 0) -> Image.Image:
     return Image.new("RGB", (width, 2), (red, 0, 0))

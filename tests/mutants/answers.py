@@ -162,7 +162,7 @@ MUTANTS = (
     _loading("a file is left in the checkpoint", '(load_config.model_path / "offload.json").write_text("{}")'),
     # --- what is remembered -----------------------------------------------------------------------------------------
     LLAVA.edited(
-        "a picture is embedded once, and zeros after that",
+        "an image is embedded once, and zeros after that",
         "test_eviction_in_mid_request[16]",
         "get_multimodal_embeddings",
         old="        return features\n",

@@ -20,7 +20,7 @@ MUTANTS = (
         new="",
     ),
     FUYU.edited(
-        "the picture's own token is written into chats",
+        "the image's own token is written into chats",
         "test_the_chat_placeholder_is_the_updates_target",
         "get_placeholder_str",
         old='return "" if modality == "image"',
@@ -48,11 +48,11 @@ MUTANTS = (
         new='ChatPrompt(" ".join(turns))',
     ),
     QWEN_VL.of("original/chat.py").edited(
-        "the last turn's pictures come first",
+        "the last turn's images come first",
         "test_conversations_keep_their_items_in_order[the checkpoint's]",
         "make_context",
-        old='{"image": [p for part in parts for p in part.pictures]}',
-        new='{"image": [p for part in reversed(parts) for p in part.pictures]}',
+        old='{"image": [p for part in parts for p in part.images]}',
+        new='{"image": [p for part in reversed(parts) for p in part.images]}',
     ),
     FUYU.edited(
         "the token with which an answer begins is left out",
@@ -101,7 +101,7 @@ MUTANTS = (
         """,
     ),
     BLIP2.edited(
-        "what people type is read for pictures",
+        "what people type is read for images",
         "test_text_in_a_conversation_places_nothing[none]",
         "make_context",
         old="            if text:\n",

@@ -12,7 +12,7 @@ def merge_multimodal_embeddings(self, inputs_embeds, multimodal_embeddings, is_m
 MUTANTS = (
     # --- encoder batches --------------------------------------------------------------------------------------------
     LLAVA.edited(
-        "pictures of a batch come out in reverse order",
+        "images of a batch come out in reverse order",
         "test_encoder_batches_equal_single_items",
         "get_multimodal_embeddings",
         old="        return features\n",
@@ -34,7 +34,7 @@ MUTANTS = (
         new="        import torch\n\n        return [torch.cat(features)]\n",
     ),
     LLAVA.edited(
-        "pictures beyond the fourth of a batch are left out",
+        "images beyond the fourth of a batch are left out",
         "test_encoder_batches_equal_single_items",
         "get_multimodal_embeddings",
         old="        return features\n",
@@ -135,7 +135,7 @@ MUTANTS = (
 """,
     ),
     LLAVA.given(
-        "text before a picture is written to, too",
+        "text before an image is written to, too",
         "test_merging_counts_rows",
         "merge_multimodal_embeddings",
         _MERGE
@@ -177,14 +177,14 @@ MUTANTS = (
         "embeddings are not refused",
         "test_precomputed_embeddings",
         "get_prompt_updates",
-        old='        return "they do not say how long the picture\'s rows are"\n',
+        old='        return "they do not say how long the image\'s rows are"\n',
         new="        return None\n",
     ),
     FUYU.edited(
         "embeddings are refused without a reason",
         "test_precomputed_embeddings",
         "refuse_embeddings",
-        old='        return "they do not say how long the picture\'s rows are"\n',
+        old='        return "they do not say how long the image\'s rows are"\n',
         new="        return True\n",
     ),
     LLAVA.given(

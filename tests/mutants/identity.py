@@ -6,7 +6,7 @@ from tests.mutants.mutant import FUYU, LLAVA, QWEN2, Mutant
 
 
 def _reading(wrong: str, rule: str, change: str) -> Mutant:
-    """LLaVA with pictures that are changed when they are read."""
+    """LLaVA with images that are changed when they are read."""
     return LLAVA.given(
         wrong,
         rule,
@@ -18,9 +18,9 @@ def _reading(wrong: str, rule: str, change: str) -> Mutant:
 
             class Parser(DataParser):
                 def load_image(self, value):
-                    picture = super().load_image(value)
+                    image = super().load_image(value)
                     {change}
-                    return picture
+                    return image
 
             return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
         """,
@@ -29,29 +29,29 @@ def _reading(wrong: str, rule: str, change: str) -> Mutant:
 
 MUTANTS = (
     _reading(
-        "pictures become grey",
+        "images become grey",
         "test_identity_follows_content",
-        'picture = picture.convert("L").convert("RGB")',
+        'image = image.convert("L").convert("RGB")',
     ),
     _reading(
-        "pictures are known by their corners",
+        "images are known by their corners",
         "test_different_items_share_no_blocks",
-        "picture = picture.crop((0, 0, picture.width // 4, picture.height // 4))",
+        "image = image.crop((0, 0, image.width // 4, image.height // 4))",
     ),
     _reading(
-        "pictures know where they are in memory",
+        "images know where they are in memory",
         "test_identity_follows_content",
-        'picture.info["exif"] = str(id(picture)).encode()',
+        'image.info["exif"] = str(id(image)).encode()',
     ),
     _reading(
-        "pictures know their process",
+        "images know their process",
         "test_another_process_agrees",
-        'import os; picture.info["exif"] = str(os.getpid()).encode()',
+        'import os; make_image.info["exif"] = str(os.getpid()).encode()',
     ),
     _reading(
-        "pictures lose their lowest bits",
+        "images lose their lowest bits",
         "test_a_thousand_items_stay_within_the_cache",
-        "picture = picture.point(lambda value: value // 8 * 8)",
+        "image = image.point(lambda value: value // 8 * 8)",
     ),
     LLAVA.given(
         "pixels depend on the hash of a string",
@@ -65,7 +65,7 @@ MUTANTS = (
         """,
     ),
     LLAVA.given(
-        "tensors are remembered by a picture's size",
+        "tensors are remembered by an image's size",
         "test_different_items_share_no_blocks",
         "call_hf_processor",
         """
@@ -90,7 +90,7 @@ MUTANTS = (
         new='        Llava.model = model = getattr(Llava, "model", model)\n        features: Sequence[Tensor] = model',
     ),
     LLAVA.edited(
-        "rows of every picture are kept",
+        "rows of every image are kept",
         "test_nothing_is_kept",
         "get_multimodal_embeddings",
         old="        return features\n",

@@ -14,21 +14,21 @@ MUTANTS = (
         new='        return {"image": 1, "video": 1}',
     ),
     FUYU.edited(
-        "any number of pictures is said to be taken",
+        "any number of images is said to be taken",
         "test_text_and_media_equal_the_hf_processor",
         ("get_supported_mm_limits", "get_prompt_updates"),
         old='        return {"image": 1}',
         new='        return {"image": None}',
     ),
     LLAVA.edited(
-        "-1 stands for any number of pictures",
+        "-1 stands for any number of images",
         "test_the_models_own_limit",
         "get_supported_mm_limits",
         old='        return {"image": None}',
         new='        return {"image": -1}',
     ),
     LLAVA.given(
-        "all pictures but the first are dropped",
+        "all images but the first are dropped",
         "test_limits[2]",
         ("get_data_parser", "get_supported_mm_limits", "get_prompt_updates"),
         """
@@ -63,14 +63,14 @@ MUTANTS = (
         """,
     ),
     LLAVA.edited(
-        "dummy text for a single picture, whatever is asked",
+        "dummy text for a single image, whatever is asked",
         "test_dummies_come_in_any_number",
         "get_dummy_text",
         old='return image_token * mm_counts.get("image", 0)',
         new="return image_token",
     ),
     LLAVA.edited(
-        "a single dummy picture, whatever is asked",
+        "a single dummy image, whatever is asked",
         "test_dummies_come_in_any_number",
         "get_dummy_mm_data",
         old='dummy_images(mm_counts.get("image", 0), ',
@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     # --- sizes --------------------------------------------------------------------------------------------------------
     FUYU.edited(
-        "the dummy is not the largest picture",
+        "the dummy is not the largest image",
         "test_no_item_exceeds_the_stated_maximum",
         "get_dummy_mm_data",
         old="width=width, height=height, ",
@@ -112,7 +112,7 @@ MUTANTS = (
         """,
     ),
     QWEN2.of("processor.py").edited(
-        "very long pictures are forgotten in the bound",
+        "very long images are forgotten in the bound",
         "test_no_item_exceeds_the_stated_maximum",
         ("get_mm_max_tokens_per_item", "get_dummy_mm_data"),
         old="        isqrt(_MAX_ASPECT_RATIO * most * groups) + groups,\n"

@@ -6,8 +6,8 @@ from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2
 
 MUTANTS = (
     FUYU.given(
-        "pictures keep their modes",
-        "test_odd_pictures",
+        "images keep their modes",
+        "test_odd_images",
         ("get_data_parser", "get_multimodal_embeddings"),
         """
         @hookimpl
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     LLAVA.given(
         "EXIF orientation is lost",
-        "test_turned_pictures_stand_upright",
+        "test_turned_images_stand_upright",
         "get_data_parser",
         """
         @hookimpl
@@ -44,7 +44,7 @@ MUTANTS = (
         """,
     ),
     LLAVA.given(
-        "a broken file becomes a black picture",
+        "a broken file becomes a black image",
         "test_broken_media_are_refused",
         "get_data_parser",
         """

@@ -7,14 +7,14 @@ from tests.mutants.mutant import BLIP2, FUYU, LLAVA, QWEN2, QWEN3
 MUTANTS = (
     # --- placeholders -------------------------------------------------------------------------------------------------
     LLAVA.edited(
-        "one token too few for a picture",
+        "one token too few for an image",
         "test_it_loads",
         ("get_prompt_updates", "get_multimodal_embeddings"),
         old="        return patches + class_tokens - int(",
         new="        return patches + class_tokens - 1 - int(",
     ),
     LLAVA.edited(
-        "a picture without a placeholder goes to the end",
+        "an image without a placeholder goes to the end",
         "test_missing_placeholders_are_refused",
         "get_prompt_updates",
         old='        return [PromptReplacement("image", target=[token], replacement=replacement)]\n',
@@ -25,7 +25,7 @@ MUTANTS = (
         "        ]\n",
     ),
     LLAVA.given(
-        "placeholders without a picture are left out",
+        "placeholders without an image are left out",
         "test_surplus_placeholders_are_refused",
         ("get_prompt_updates", "apply_hf_processor_tokens_only"),
         """
@@ -67,7 +67,7 @@ MUTANTS = (
         new="spatial_merge_size] * time",
     ),
     QWEN2.edited(
-        "clips have the pictures' placeholder",
+        "clips have the images' placeholder",
         "test_items_do_not_know_of_each_other",
         "get_prompt_updates",
         old='getattr(self.context.hf_config, f"{modality}_token_id")',

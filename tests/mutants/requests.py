@@ -112,13 +112,13 @@ MUTANTS = (
         def call_hf_processor(self, prompt, mm_data, mm_kwargs):
             import time
 
-            self.pictures = mm_data["image"]
+            self.images = mm_data["image"]
             time.sleep(0.001)
-            return self.context.hf_processor(text=prompt, images=self.pictures, return_tensors="pt", **mm_kwargs)
+            return self.context.hf_processor(text=prompt, images=self.images, return_tensors="pt", **mm_kwargs)
         """,
     ),
     LLAVA.given(
-        "a bare picture is cut into rows",
+        "a bare image is cut into rows",
         "test_one_item_is_a_list_of_one",
         "get_data_parser",
         """

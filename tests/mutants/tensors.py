@@ -28,7 +28,7 @@ MUTANTS = (
         """,
     ),
     LLAVA.given(
-        "every picture becomes the first one's tensors",
+        "every image becomes the first one's tensors",
         "test_text_and_media_equal_the_hf_processor",
         "call_hf_processor",
         """
@@ -47,20 +47,18 @@ MUTANTS = (
         new="pixels -= _STD\n        pixels /= _MEAN",
     ),
     QWEN_VL.of("original/processor.py").edited(
-        "a picture is cropped instead of squeezed",
+        "an image is cropped instead of squeezed",
         "test_text_and_media_equal_the_hf_processor",
         "call_hf_processor",
-        old='picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)',
-        new='picture.convert("RGB").crop((0, 0, *size))',
+        old='image.convert("RGB").resize(size, Image.Resampling.BICUBIC)',
+        new='image.convert("RGB").crop((0, 0, *size))',
     ),
     QWEN_VL.of("original/processor.py").edited(
-        "large pictures are made small in two steps",
+        "large images are made small in two steps",
         "test_items_of_any_size_equal_the_hf_processor",
         "call_hf_processor",
-        old="        squeezed = picture",
-        new="        if max(picture.size) > 500:\n"
-        "            picture = picture.resize((500, 500))\n"
-        "        squeezed = picture",
+        old="        squeezed = image",
+        new="        if max(image.size) > 500:\n            image = image.resize((500, 500))\n        squeezed = image",
     ),
     QWEN2.of("video_processor.py").edited(
         "frames come in reverse order",
@@ -77,7 +75,7 @@ MUTANTS = (
         new='"feature_attention_mask": None}',
     ),
     FUYU.edited(
-        "a row of the picture is lost",
+        "a row of the image is lost",
         "test_text_and_media_equal_the_hf_processor",
         ("call_hf_processor", "get_prompt_updates"),
         old='        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])}',
@@ -95,7 +93,7 @@ MUTANTS = (
         """,
     ),
     LLAVA.edited(
-        "a picture's pixels are said to be shared",
+        "an image's pixels are said to be shared",
         "test_fields_divide_and_join",
         "get_mm_fields_config",
         old='MultiModalFieldConfig.batched("image")',

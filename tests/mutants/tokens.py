@@ -51,14 +51,14 @@ MUTANTS = (
         new="        return token_ids",
     ),
     FUYU.edited(
-        "the tokenizer's prefix stays beside a picture",
+        "the tokenizer's prefix stays beside an image",
         "test_text_and_media_equal_the_hf_processor",
         "apply_hf_processor_tokens_only",
         old="            token_ids = token_ids[len(prefix) :]\n",
         new="            pass\n",
     ),
     FUYU.edited(
-        "the picture goes behind the prompt",
+        "the image goes behind the prompt",
         "test_text_and_media_equal_the_hf_processor",
         "get_prompt_updates",
         old="PromptIndexTargets.start(), block",
@@ -72,14 +72,14 @@ MUTANTS = (
         new="            columns, rows = out_mm_kwargs",
     ),
     FUYU.edited(
-        "nothing ends the picture",
+        "nothing ends the image",
         "test_text_and_media_equal_the_hf_processor",
         "get_prompt_updates",
         old="[*row * rows, begin_text]",
         new="row * rows",
     ),
     BLIP2.edited(
-        "the picture goes after BOS",
+        "the image goes after BOS",
         "test_text_and_media_equal_the_hf_processor",
         "get_prompt_updates",
         old="PromptIndexTargets.start(), insertion",
@@ -87,7 +87,7 @@ MUTANTS = (
         '            PromptInsertion("image", PromptIndexTargets.start(), insertion',
     ),
     LLAVA.edited(
-        "the newline after a picture is put into its placeholder",
+        "the newline after an image is put into its placeholder",
         "test_text_and_media_equal_the_hf_processor",
         "get_prompt_updates",
         old="            return [token] * count\n",

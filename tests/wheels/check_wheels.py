@@ -28,9 +28,9 @@ def expect(text: str, output: str) -> None:
 
 
 def make_media(where: Path) -> None:
-    """Write `picture.png`, `clip.mp4` and `sound.wav`: noise."""
+    """Write `image.png`, `clip.mp4` and `sound.wav`: noise."""
     noise = np.random.default_rng(0).integers(0, 256, (8, 64, 96, 3), dtype=np.uint8)
-    Image.fromarray(noise[0]).save(where / "picture.png")
+    Image.fromarray(noise[0]).save(where / "image.png")
     with av.open(where / "clip.mp4", "w") as clip:
         stream = clip.add_stream("mpeg4", rate=8)
         stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
@@ -56,11 +56,11 @@ class Model:
 
 
 PLUGINS = {
-    "corellm-llava": [Model("LlavaForConditionalGeneration", "corellm_llava", "picture.png")],
-    "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "picture.png")],
-    "corellm-blip2": [Model("Blip2ForConditionalGeneration", "corellm_blip2", "picture.png")],
+    "corellm-llava": [Model("LlavaForConditionalGeneration", "corellm_llava", "image.png")],
+    "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "image.png")],
+    "corellm-blip2": [Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png")],
     "corellm-qwen-vl": [
-        Model("QWenLMHeadModel", "corellm_qwen_vl.original", "picture.png"),
+        Model("QWenLMHeadModel", "corellm_qwen_vl.original", "image.png"),
         Model("Qwen2VLForConditionalGeneration", "corellm_qwen_vl", "clip.mp4"),
     ],
     "corellm-qwen-audio": [Model("Qwen2AudioForConditionalGeneration", "corellm_qwen_audio", "sound.wav")],
@@ -106,7 +106,7 @@ def check_copy(environment: Environment, work: Path) -> None:
 
 
 def check_without_extras(environment: Environment, work: Path) -> None:
-    """A plugin for pictures brings nothing for clips and sounds; asked for one, the error names what to install."""
+    """A plugin for images brings nothing for clips and sounds; asked for one, the error names what to install."""
     for module in ("av", "soundfile", "soxr", "librosa"):
         expect(f"No module named '{module}'", environment.python("-c", f"import {module}", status=1))
     for media, extra in (("clip.mp4", "corellm[video]"), ("sound.wav", "corellm[audio]")):
@@ -135,7 +135,7 @@ def check_together(work: Path, wheels: Wheels) -> None:
     environment = installed(work / "together", wheels, wheels)
     location = environment.python("-c", "import corellm; print(corellm.__file__)")
     expect(str(environment.root), location)
-    for model, media in (("demo", ROOT / "demo/pictures/407.png"), ("demo-video", work / "clip.mp4")):
+    for model, media in (("demo", ROOT / "demo/images/407.png"), ("demo-video", work / "clip.mp4")):
         print(f"corellm run {model}:", environment.corellm("run", model, media, "Describe it.").strip(), flush=True)
 
 

@@ -97,7 +97,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
 def test_greedy_tokens_are_those_of_eager_steps(
     family: str, position_rows: int, checkpoints: dict[str, Path], recorded: Callable[..., LLM], monkeypatch: Any
 ) -> None:
-    """Six requests of different lengths, with pictures and without: batches of every size, padded or not."""
+    """Six requests of different lengths, with images and without: batches of every size, padded or not."""
     prompts: list[Any] = [
         {"prompt": PROMPTS[family], "multi_modal_data": {"image": random_image(40, 30, i)}} for i in range(3)
     ]
@@ -211,7 +211,7 @@ def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], recorded:
 
 
 def test_steps_that_differ_run_one_by_one(checkpoints: dict[str, Path], recorded: Callable[..., LLM]) -> None:
-    """Of a model that was recorded with one kind of position, a picture with three is not squeezed into it."""
+    """Of a model that was recorded with one kind of position, an image with three is not squeezed into it."""
     llm = recorded(checkpoints["qwen2-vl"], 1)
     prompt = {"prompt": PROMPTS["qwen2-vl"], "multi_modal_data": {"image": random_image(40, 30, 0)}}
     with LLM(str(checkpoints["qwen2-vl"]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:

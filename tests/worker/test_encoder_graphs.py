@@ -35,7 +35,7 @@ def qwen2_vl(path: Path) -> Path:
 
 
 def process(llm: LLM, prompt: str, seed: int) -> Any:
-    """A picture, processed."""
+    """An image, processed."""
     given = {"prompt": prompt, "multi_modal_data": {"image": random_image(40, 30, seed)}}
     (feature,) = llm.engine.input_processor.process(given).features
     return feature
@@ -48,7 +48,7 @@ def process(llm: LLM, prompt: str, seed: int) -> Any:
 def test_rows_are_those_of_the_encoder(
     make: Callable[[Path], Path], prompt: str, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One picture, as many as a recorded size holds, fewer, and more than any does."""
+    """One image, as many as a recorded size holds, fewer, and more than any does."""
     with LLM(str(make(tmp_path)), dtype="float32", max_model_len=512, num_kv_blocks=64) as llm:
         encoders, mm_processor = llm.engine.runner.encoders, llm.engine.input_processor.mm_processor
         features = [process(llm, prompt, seed) for seed in range(SIZES[-1] + 1)]
@@ -96,7 +96,7 @@ def test_items_of_another_shape_or_type_run_as_before() -> None:
 
 
 def test_tensors_of_several_lengths_run_as_before() -> None:
-    """A picture with two rows of something beside one of the others is not cut to the recorded shape."""
+    """An image with two rows of something beside one of the others is not cut to the recorded shape."""
     graphs = EncoderGraphs(lambda modality, items: items["pixels"] + items["sizes"].sum(), RecordedGraph)
     graphs.record("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)})
     assert graphs.run("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)}) is not None

@@ -21,9 +21,9 @@ from corellm.errors import CorellmError, PluginError
 _DESCRIPTION = "Run multimodal language models; every model family is a plugin."
 _EPILOG = """\
 examples:
-  corellm run demo picture.png "What number is written here?"
+  corellm run demo image.png "What number is written here?"
   corellm run llava-hf/llava-1.5-7b-hf --image cat.jpg "What is the cat doing?"
-  corellm inspect demo picture.png "What number is written here?" --html report.html
+  corellm inspect demo image.png "What number is written here?" --html report.html
   corellm plugins
   corellm new-plugin toyvl --like llava
 """

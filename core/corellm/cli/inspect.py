@@ -23,9 +23,9 @@ placeholders. A stage that fails is shown as failed, with what the others told; 
 
 _EPILOG = """\
 examples:
-  corellm inspect demo picture.png "What shape?"
-  corellm inspect demo picture.png "What shape?" --html report.html
-  corellm inspect demo picture.png --raw "USER: <image> What shape? ASSISTANT:"
+  corellm inspect demo image.png "What shape?"
+  corellm inspect demo image.png "What shape?" --html report.html
+  corellm inspect demo image.png --raw "USER: <image> What shape? ASSISTANT:"
 """
 
 
@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_prompt(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows it beside the pictures")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows it beside the images")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     add_engine(parser)
     parser.set_defaults(run=run)

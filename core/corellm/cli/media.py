@@ -19,7 +19,7 @@ SUFFIXES = {
     "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma"},
 }
 """By which a word is taken for a file even if there is none, so that a typing error is reported as one. A GIF is a
-picture unless it comes as `--video`.
+image unless it comes as `--video`.
 """
 
 _SAMPLING_RATE = 16_000  # of sounds that are only checked here
@@ -27,7 +27,7 @@ _SAMPLING_RATE = 16_000  # of sounds that are only checked here
 
 @dataclass(frozen=True)
 class MediaFile:
-    """One picture, video or sound to go with a prompt."""
+    """One image, video or sound to go with a prompt."""
 
     path: str
     modality: str
@@ -94,7 +94,7 @@ def open_file(name: str, modality: str | None = None, formats: Collection[str] =
         named = "" if path.name in str(reasons[0]) else f"{name}: "
         raise RequestError(f"{named}{reasons[0]}") from reasons[0]
     raise RequestError(
-        f"{name!r} is no picture (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, AVI, MPEG-TS, GIF) or "
+        f"{name!r} is no image (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, AVI, MPEG-TS, GIF) or "
         f"sound (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
     ) from reasons[0]
 

@@ -15,17 +15,17 @@ from corellm.errors import RequestError
 from corellm.sampling_params import SamplingParams
 
 _HELP = """\
-Ask a model about pictures, videos and sounds. Arguments after MODEL that are files (or end like one) are media, in
+Ask a model about images, videos and sounds. Arguments after MODEL that are files (or end like one) are media, in
 their order (after those given by --image, --video and --audio); the rest is the prompt. Without a prompt it is read
 from standard input, or, on a terminal, a conversation begins."""
 
 _EPILOG = """\
 examples:
-  corellm run demo picture.png "What number is written here?"
+  corellm run demo image.png "What number is written here?"
   corellm run demo-video clip.mp4 "Which way does it move?"
-  corellm run demo --image picture.png "How many shapes are there?" --max-tokens 8
-  echo "What shape?" | corellm run demo picture.png
-  corellm run demo                       # a conversation; /image FILE shows it a picture
+  corellm run demo --image image.png "How many shapes are there?" --max-tokens 8
+  echo "What shape?" | corellm run demo image.png
+  corellm run demo                       # a conversation; /image FILE shows it an image
 """
 
 

@@ -17,7 +17,7 @@ from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import ConfigError, CorellmError, MissingExtraError, PlaceholderError, RequestError, raised_at
 from corellm.inspection.describe import describe_answer, describe_tensor
-from corellm.inspection.layout import add_pictures, make_item, make_tokens, read_positions
+from corellm.inspection.layout import add_images, make_item, make_tokens, read_positions
 from corellm.inspection.recorder import Recorder, recording
 from corellm.inspection.report import HookCall, Report, Stage
 from corellm.multimodal.hashing import hash_item
@@ -192,11 +192,11 @@ class _Inspection:
                     stage.note = repr(output.outputs[0].text)
 
     def _lay_out(self, engine: LLMEngine, processed: ProcessedPrompt) -> None:
-        """Tokens and positions, and from these each item's grid and pictures."""
+        """Tokens and positions, and from these each item's grid and images."""
         call = self._recorder.last("get_rope_positions")
         positions, self.report.position_offset = read_positions(
             call, len(processed.token_ids), has_items=bool(processed.features)
         )
         self.report.tokens = make_tokens(engine.context.tokenizer, processed.token_ids, positions, processed.features)
         for item, feature in zip(self.report.items, processed.features, strict=True):
-            add_pictures(item, feature, self._media[item.modality].get(item.index), positions)
+            add_images(item, feature, self._media[item.modality].get(item.index), positions)

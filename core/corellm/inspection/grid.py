@@ -18,7 +18,7 @@ def find_grid(
     Args:
         place: its placeholder.
         positions: of the tokens that take embeddings, `(time, height, width)` for M-RoPE.
-        size: height and width of what the model sees of it, where that is one picture.
+        size: height and width of what the model sees of it, where that is one image.
 
     Returns:
         None where nothing tells, and there is none to guess.
@@ -55,7 +55,7 @@ def _by_mask(place: PlaceholderRange) -> Grid | None:
 
 
 def _by_count(count: int, size: tuple[int, int] | None) -> Grid | None:
-    """As many rows as fit the picture's shape, else a square."""
+    """As many rows as fit the image's shape, else a square."""
     height, width = size or (1, 1)
     rows = isqrt(count * height // width)
     if count < 4 or not rows or rows * (count // rows) != count or rows * width != count // rows * height:

@@ -9,7 +9,7 @@ from corellm.inspection.describe import describe_tensor, token_texts
 from corellm.inspection.grid import find_grid
 from corellm.inspection.recorder import Call
 from corellm.inspection.report import Grid, Item, Token
-from corellm.inspection.views import media_views, picture_tensors, tensor_views
+from corellm.inspection.views import image_tensors, media_views, tensor_views
 from corellm.multimodal import MultiModalFeature
 
 Positions = list[tuple[int, ...]]
@@ -54,13 +54,13 @@ def make_item(feature: MultiModalFeature, file: str) -> Item:
     )
 
 
-def add_pictures(item: Item, feature: MultiModalFeature, media: Any, positions: Positions) -> None:
-    """Find the item's grid, and make its pictures: the grid lies over what the model sees, else over the original."""
+def add_images(item: Item, feature: MultiModalFeature, media: Any, positions: Positions) -> None:
+    """Find the item's grid, and make its images: the grid lies over what the model sees, else over the original."""
     place, tensors = feature.placeholder, feature.data.get_data()
     if item.modality == "audio":
         item.grid = Grid(1, 1, place.num_embeds, "a guess: in order of time")
     else:
-        sizes = [tuple(tensor.shape[-2:]) for _, tensor in picture_tensors(tensors)]
+        sizes = [tuple(tensor.shape[-2:]) for _, tensor in image_tensors(tensors)]
         takers = [positions[token] for token in rows_of(feature)]
         item.grid = find_grid(place, takers, sizes[0] if len(sizes) == 1 else None)
     seen = tensor_views(item.modality, tensors, item.grid)

@@ -1,4 +1,4 @@
-"""A report as one page of HTML: tokens beside the pictures they stand for. It asks nothing of any network.
+"""A report as one page of HTML: tokens beside the images they stand for. It asks nothing of any network.
 
 Everything that comes from a prompt, a file or a vocabulary is escaped, and the page's own policy lets no other script
 run than the one whose hash it names.
@@ -17,11 +17,11 @@ from corellm.inspection.report import Item, Report, Token, View, printable, show
 
 _HUES = (205, 330, 150, 32, 265, 95, 0, 180)
 _SHARP_BELOW = 200
-"""Pixels: a smaller picture is enlarged, without smoothing."""
+"""Pixels: a smaller image is enlarged, without smoothing."""
 
 
 def make_page(report: Report) -> str:
-    """The page, whole: style, script and pictures are in it."""
+    """The page, whole: style, script and images are in it."""
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -71,7 +71,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class View:
-    """A picture of an item, or of what the model sees of it."""
+    """An image of an item, or of what the model sees of it."""
 
     caption: str
     mime_type: str
@@ -174,7 +174,7 @@ class Report:
         return printable(f"failed: {stage.error}") if first is stage else f"failed in the same way as {first.name}"
 
     def to_json(self) -> str:
-        """For other programs: all but the pictures."""
+        """For other programs: all but the images."""
         plain: dict[str, Any] = asdict(self)
         for item in plain["items"]:
             del item["views"]

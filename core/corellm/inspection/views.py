@@ -1,6 +1,6 @@
-"""Pictures of an item: as it was given, and as the model sees it.
+"""Images of an item: as it was given, and as the model sees it.
 
-Knows decoded media and tensors with the shape of pictures or spectrograms. What a processor does in between it does not
+Knows decoded media and tensors with the shape of images or spectrograms. What a processor does in between it does not
 know: which frames it took, what it cut off.
 """
 
@@ -17,52 +17,52 @@ from corellm.inspection.report import Grid, View
 from corellm.multimodal.nested import is_tensor
 
 _MOST = 12
-"""Pictures of one item, or of one tensor."""
+"""Images of one item, or of one tensor."""
 _LONGEST = 512
-"""Pixels of a picture's longer side."""
+"""Pixels of an image's longer side."""
 _COLUMNS = 600
-"""Of a picture over time."""
+"""Of an image over time."""
 
 
 def media_views(modality: str, media: Any, grid: Grid | None) -> list[View]:
-    """The item as it was given: the picture, frames from the whole clip, the sound's waveform; under a grid if any."""
+    """The item as it was given: the image, frames from the whole clip, the sound's waveform; under a grid if any."""
     if modality == "image":
-        return [_picture(media, f"the picture, {media.width} x {media.height}", 0 if grid else None)]
+        return [_image(media, f"the image, {media.width} x {media.height}", 0 if grid else None)]
     if modality == "audio":
         return [_waveform(media, 0 if grid else None)]
     if grid is None:
         wanted = _spread(media.num_frames)
         return [
-            _picture(Image.fromarray(frame), f"frame {i + 1} of {media.num_frames}")
+            _image(Image.fromarray(frame), f"frame {i + 1} of {media.num_frames}")
             for i, frame in zip(wanted, media.read(wanted), strict=True)
         ]
     steps = _spread(grid.steps)
     wanted = [(2 * step + 1) * media.num_frames // (2 * grid.steps) for step in steps]
     return [
-        _picture(Image.fromarray(frame), f"step {step + 1} of {grid.steps}, near frame {i + 1}", step)
+        _image(Image.fromarray(frame), f"step {step + 1} of {grid.steps}, near frame {i + 1}", step)
         for step, i, frame in zip(steps, wanted, media.read(wanted), strict=True)
     ]
 
 
-def picture_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def image_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """`[3, height, width]` tensors, and those that `[n, 3, height, width]` ones are made of, with their names."""
     for name, tensor in tensors.items():
         if not is_tensor(tensor) or not tensor.is_floating_point() or tensor.ndim not in (3, 4):
             continue
         if tensor.shape[-3] == 3 and min(tensor.shape[-2:]) > 3:
-            pictures = tensor.reshape(-1, *tensor.shape[-3:])
-            many = len(pictures) > 1
-            yield from ((f"{name}[{i}]" if many else name, picture) for i, picture in enumerate(pictures))
+            images = tensor.reshape(-1, *tensor.shape[-3:])
+            many = len(images) > 1
+            yield from ((f"{name}[{i}]" if many else name, image) for i, image in enumerate(images))
 
 
 def tensor_views(modality: str, tensors: Mapping[str, Any], grid: Grid | None) -> list[View]:
-    """What the model sees, where it has the shape of pictures, or for a sound of a spectrogram."""
-    pictures = list(picture_tensors(tensors))
-    on_grid = grid is not None and len(pictures) == grid.steps
+    """What the model sees, where it has the shape of images, or for a sound of a spectrogram."""
+    images = list(image_tensors(tensors))
+    on_grid = grid is not None and len(images) == grid.steps
     views = [
-        _scaled(name, pictures[i][1].movedim(0, -1), i if on_grid else None)
-        for i in _spread(len(pictures))
-        for name in [pictures[i][0]]
+        _scaled(name, images[i][1].movedim(0, -1), i if on_grid else None)
+        for i in _spread(len(images))
+        for name in [images[i][0]]
     ]
     if modality == "audio":
         views += [
@@ -85,10 +85,10 @@ def _scaled(name: str, tensor: Any, step: int | None = None, *, over_time: bool 
     pixels = ((values - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
     shape = " x ".join(map(str, reversed(values.shape[:2])))
     caption = f"{name}, {shape}, from {low:.3g} to {high:.3g}"
-    return _picture(Image.fromarray(pixels), caption, step, over_time=over_time)
+    return _image(Image.fromarray(pixels), caption, step, over_time=over_time)
 
 
-def _picture(image: Image.Image, caption: str, step: int | None = None, *, over_time: bool = False) -> View:
+def _image(image: Image.Image, caption: str, step: int | None = None, *, over_time: bool = False) -> View:
     scale = min(1, _LONGEST / (image.height if over_time else max(image.size)))
     columns = min(image.width, _COLUMNS) if over_time else round(image.width * scale)
     if image.width > columns or scale < 1:

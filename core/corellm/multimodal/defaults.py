@@ -163,7 +163,7 @@ def video_arguments(video: Video, max_bytes: int) -> dict[str, Any]:
 def processes_media_alone(processor: Any) -> bool:
     """Whether a Hugging Face processor is called as transformers' own base class has it, where text changes no tensor.
 
-    Then it need not expand and tokenize the placeholder: for LLaVA's 576 tokens a sixth of the time of a picture.
+    Then it need not expand and tokenize the placeholder: for LLaVA's 576 tokens a sixth of the time of an image.
     """
     from transformers import ProcessorMixin
 

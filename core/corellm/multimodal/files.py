@@ -17,7 +17,7 @@ from urllib.parse import unquote_to_bytes
 from corellm.errors import MediaError, MediaTooLargeError
 
 MAX_FILE_BYTES = 1 << 30
-"""What a picture's or a sound's file may have: it is read whole before it is decoded."""
+"""What an image's or a sound's file may have: it is read whole before it is decoded."""
 
 
 class FileContent(bytes):

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from corellm.errors import InvalidParameterError, MediaError, MultiModalError, ProcessorKwargsError
-from corellm.multimodal.items import is_array, is_picture, is_tensor
+from corellm.multimodal.items import is_array, is_image, is_tensor
 from corellm.multimodal.video import Video
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def hash_item(
         64 hexadecimal digits, the same in every process on every machine of the same byte order.
 
     Raises:
-        MediaError: media of an unknown kind, or a picture that cannot be read.
+        MediaError: media of an unknown kind, or an image that cannot be read.
         ProcessorKwargsError: an argument of an unknown kind.
     """
     digest = _start("content", modality, kwargs, namespace, salt)
@@ -152,8 +152,8 @@ def _add_mapping(digest: _Hash, value: Mapping[Any, Any], depth: int) -> None:
 
 
 def _add_media(digest: _Hash, value: Any) -> None:
-    if is_picture(value):
-        _add_picture(digest, value)
+    if is_image(value):
+        _add_image(digest, value)
     elif is_tensor(value):
         _add_tensor(digest, value)
     elif is_array(value):
@@ -167,15 +167,15 @@ def _add_media(digest: _Hash, value: Any) -> None:
         raise _UnhashableError(f"a {type(value).__module__}.{type(value).__qualname__} has no stable content")
 
 
-def _add_picture(digest: _Hash, picture: Image.Image) -> None:
+def _add_image(digest: _Hash, image: Image.Image) -> None:
     try:
-        pixels = picture.tobytes()  # also loads a picture that was opened but not read, with it its palette
+        pixels = image.tobytes()  # also loads an image that was opened but not read, with it its palette
     except (OSError, SyntaxError, ValueError) as error:
-        raise _UnhashableError("the picture cannot be read") from error
-    palette = picture.getpalette("RGBA") if picture.mode in ("P", "PA") else None
-    fields = (picture.mode, *picture.size, bytes(palette or ()))
+        raise _UnhashableError("the image cannot be read") from error
+    palette = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
+    fields = (image.mode, *image.size, bytes(palette or ()))
     _frame(digest, b"P", b"")
-    _add(digest, (*fields, picture.info.get("transparency"), picture.info.get("exif")))
+    _add(digest, (*fields, image.info.get("transparency"), image.info.get("exif")))
     _frame(digest, b"y", pixels)
 
 

@@ -1,7 +1,7 @@
-"""One picture, from whatever it comes as, to an upright 8-bit RGB `PIL.Image` without metadata.
+"""One image, from whatever it comes as, to an upright 8-bit RGB `PIL.Image` without metadata.
 
 Knows file formats, pixel modes and array layouts; it knows neither requests nor models. Only the formats named here are
-read, a header's size is checked before anything is decoded, and a picture that cannot be read whole is an error, never
+read, a header's size is checked before anything is decoded, and an image that cannot be read whole is an error, never
 a black one. What users would see in a viewer is what the model gets:
 
 - EXIF orientation is applied; of an animation the first frame is taken (of an open `PIL.Image` the current one);
@@ -74,30 +74,30 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-_callers_picture = threading.Lock()
-"""Held while a picture of the caller's is read: the same one may come in several requests, from several threads."""
+_callers_image = threading.Lock()
+"""Held while an image of the caller's is read: the same one may come in several requests, from several threads."""
 
 
 def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FORMATS) -> Image.Image:
-    """Read one picture.
+    """Read one image.
 
     Args:
         source: encoded bytes; the path of a regular file; a `PIL.Image`; a numpy array or torch tensor `[h, w]`,
             `[h, w, c]` or `[c, h, w]` with 1, 3 or 4 channels, of uint8, uint16, bool, or floats from 0 to 1. Where
             both ends of a shape could be the channels, they are last in an array and first in a tensor.
-        max_pixels: a larger picture is refused.
+        max_pixels: a larger image is refused.
         formats: of files that are let in.
 
     Returns:
-        A new RGB picture; `source` stays as it was, save that a `PIL.Image` opened lazily has been read.
+        A new RGB image; `source` stays as it was, save that a `PIL.Image` opened lazily has been read.
 
     Raises:
         MediaTooLargeError: the header (or shape) announces more pixels, or the file more work than its pixels are worth
             (`image_cost`); `expected` and `got` have the numbers.
-        MediaError: no such file, no picture, broken, truncated, empty, or of values out of range.
+        MediaError: no such file, no image, broken, truncated, empty, or of values out of range.
     """
     if isinstance(source, Image.Image):
-        return _from_picture(source, max_pixels)
+        return _from_image(source, max_pixels)
     if is_array(source) or is_tensor(source):
         pixels = channels_last(source)
         _check_size(pixels.shape[1], pixels.shape[0], max_pixels)
@@ -108,12 +108,12 @@ def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FO
         with open_regular_file(source) as stream:
             return _decode(stream, shown_path(source), max_pixels, formats)
     raise MediaError(
-        f"{type(source).__name__} is not a picture; give a PIL image, an array, a tensor, a path or bytes",
+        f"{type(source).__name__} is not an image; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,
     )
 
 
-# --- encoded pictures -------------------------------------------------------------------------------------------------
+# --- encoded images -------------------------------------------------------------------------------------------------
 
 
 def _decode(stream: BinaryIO, name: str, max_pixels: int, formats: Collection[str]) -> Image.Image:
@@ -159,19 +159,19 @@ def _open(
     return image
 
 
-def _from_picture(picture: Image.Image, max_pixels: int) -> Image.Image:
+def _from_image(image: Image.Image, max_pixels: int) -> Image.Image:
     """The same for an image that the caller has open, which is left as it is."""
-    _check_size(*picture.size, max_pixels)
-    with _errors_as_media(f"the {picture.mode} picture cannot be read", max_pixels):
-        with _callers_picture:
-            picture.load()
-            orientation = _orientation(picture)
-        return _upright(to_rgb(picture), orientation)
+    _check_size(*image.size, max_pixels)
+    with _errors_as_media(f"the {image.mode} image cannot be read", max_pixels):
+        with _callers_image:
+            image.load()
+            orientation = _orientation(image)
+        return _upright(to_rgb(image), orientation)
 
 
 @contextmanager
 def _errors_as_media(message: str, max_pixels: int) -> Iterator[None]:
-    """Whatever Pillow raises while it reads a picture is the picture's fault; its texts hold addresses, so they stay
+    """Whatever Pillow raises while it reads an image is the image's fault; its texts hold addresses, so they stay
     in the chained exception.
     """
     try:
@@ -179,7 +179,7 @@ def _errors_as_media(message: str, max_pixels: int) -> Iterator[None]:
     except MediaError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Where frames or tiles exceed their picture, Pillow's plugins apply its own limit before we can look.
+        # Where frames or tiles exceed their image, Pillow's plugins apply its own limit before we can look.
         raise MediaTooLargeError(f"more pixels than allowed ({max_pixels})", expected=max_pixels) from error
     except Exception as error:
         raise MediaError(message) from error
@@ -187,7 +187,7 @@ def _errors_as_media(message: str, max_pixels: int) -> Iterator[None]:
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if not width or not height:
-        raise MediaError(f"the picture is empty ({width} x {height} pixels)", got=(width, height))
+        raise MediaError(f"the image is empty ({width} x {height} pixels)", got=(width, height))
     if width * height > max_pixels:
         raise MediaTooLargeError(
             f"{width} x {height} = {width * height} pixels, more than the {max_pixels} allowed",
@@ -196,10 +196,10 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _orientation(picture: Image.Image) -> Any:
-    """EXIF orientation, 1 to 8. A picture whose metadata are broken is shown as it lies, as viewers do."""
+def _orientation(image: Image.Image) -> Any:
+    """EXIF orientation, 1 to 8. An image whose metadata are broken is shown as it lies, as viewers do."""
     try:
-        return picture.getexif().get(ExifTags.Base.Orientation, 1)
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, struct.error):
         return 1
 

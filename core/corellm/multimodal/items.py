@@ -126,7 +126,7 @@ class ModalityItems:
 
 
 class MediaItems(ModalityItems):
-    """Media that were read. Files of pictures and sounds are decoded when they are asked for.
+    """Media that were read. Files of images and sounds are decoded when they are asked for.
 
     An image is a `PIL.Image.Image` in mode RGB, upright, without metadata; a video a `Video`, whose frames are decoded
     when they are asked for; a sound an array `[num_samples]`, float32, at the model's sampling rate.
@@ -169,6 +169,6 @@ def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
     return _is_loaded_instance(value, "numpy", "ndarray")
 
 
-def is_picture(value: object) -> TypeGuard[Image.Image]:
+def is_image(value: object) -> TypeGuard[Image.Image]:
     """Whether `value` is a `PIL.Image.Image`."""
     return _is_loaded_instance(value, "PIL.Image", "Image")

@@ -123,13 +123,13 @@ class DataParser:
         """Read everything. Nothing given is changed; embeddings are copied.
 
         Args:
-            mm_data: `{"image": ...}` with one picture or a list of them: PIL image, array or tensor (see
+            mm_data: `{"image": ...}` with one image or a list of them: PIL image, array or tensor (see
                 `image.load_image`; rank 4 is a batch), path, `data:` URL, encoded bytes. Or `{"image_embeds": ...}`
                 with a torch tensor `[items, tokens, hidden]` or a list of `[tokens, hidden]`; these are recognised
-                under `"image"`, too, unless they might be pictures. None under a key is the same as no key.
+                under `"image"`, too, unless they might be images. None under a key is the same as no key.
                 A `StoredItem` in a list stays as it is.
                 `{"video": ...}` with one video or a list of them: path, `data:` URL, encoded bytes, frames, or
-                `(frames, metadata)` (see `video.load_video`; a list of pictures is one video, rank 5 a batch).
+                `(frames, metadata)` (see `video.load_video`; a list of images is one video, rank 5 a batch).
                 `{"audio": ...}` with one sound or a list of them: path, `data:` URL, encoded bytes, `(samples, rate)`,
                 or an array or tensor at the model's rate (see `audio.load_audio`).
 
@@ -145,7 +145,7 @@ class DataParser:
         return items
 
     def split_images(self, value: Any) -> RawItems:
-        """What is under `"image"`: pictures, or embeddings where that is beyond doubt."""
+        """What is under `"image"`: images, or embeddings where that is beyond doubt."""
         if isinstance(value, (list, tuple)):
             flat = [_may_be_embeddings(element) and element.ndim == 2 for element in value]
             if any(flat) and not all(flat):
@@ -162,7 +162,7 @@ class DataParser:
         return RawItems((value,))
 
     def load_image(self, value: Any) -> Image.Image:
-        """One picture, in RGB.
+        """One image, in RGB.
 
         Raises:
             MediaError: see `image.load_image`; also URLs other than `data:`, which are not fetched here.
@@ -221,7 +221,7 @@ class DataParser:
     def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
         if not isinstance(mm_data, Mapping):
             raise MultiModalError(
-                f'multi_modal_data must be a dict such as {{"image": picture}}, got {type(mm_data).__name__}'
+                f'multi_modal_data must be a dict such as {{"image": image}}, got {type(mm_data).__name__}'
             )
         parsers, accepted = self._parsers, self._accepted
         split: dict[str, RawItems] = {}
@@ -319,8 +319,8 @@ def _may_be_embeddings(value: Any) -> bool:
 
 def _doubtful(item: int, value: Any) -> NoReturn:
     raise EmbeddingInputError(
-        f"image {item}: a {value.dtype} tensor of shape {tuple(value.shape)} may be a grey picture or embeddings; give "
-        "embeddings as a list under 'image_embeds', a picture as [1, height, width]",
+        f"image {item}: a {value.dtype} tensor of shape {tuple(value.shape)} may be a grey image or embeddings; give "
+        "embeddings as a list under 'image_embeds', an image as [1, height, width]",
         modality="image", item=item, got=tuple(value.shape),
     )  # fmt: skip
 

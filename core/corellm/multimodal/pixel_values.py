@@ -2,7 +2,7 @@
 
 Processors that work with Pillow rescale by way of float64 copies and normalize transposed arrays. Here each pass writes
 straight into memory that lies as the result does, `[channels, height, width]`. The arithmetic is transformers' own,
-operation by operation; what is not an ordinary picture with ordinary factors is left to transformers.
+operation by operation; what is not an ordinary image with ordinary factors is left to transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def quicken(processor: Any) -> None:
-    """Let a Hugging Face processor's pictures be rescaled and normalized as here.
+    """Let a Hugging Face processor's images be rescaled and normalized as here.
 
     Only classes of transformers that work with Pillow and numpy and have no ways of their own for either; all other
     processors stay as they are.

@@ -47,7 +47,7 @@ class Original:
 
     @property
     def modality(self) -> str:
-        """What it takes, first: as its `get_supported_mm_limits` names it, or else pictures."""
+        """What it takes, first: as its `get_supported_mm_limits` names it, or else images."""
         for node in (node for text in self.sources.values() for node in ast.walk(ast.parse(text))):
             if isinstance(node, ast.FunctionDef) and node.name == "get_supported_mm_limits":
                 named = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]

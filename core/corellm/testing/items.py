@@ -1,4 +1,4 @@
-"""Media for tests: noise of any size, nothing like another seed's, and the odd forms in which people have pictures."""
+"""Media for tests: noise of any size, nothing like another seed's, and the odd forms in which people have images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def make_picture(width: int, height: int, seed: int = 0) -> Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image:
     """Coloured noise with a red corner, RGB."""
     import numpy as np
     from PIL import Image as images
@@ -39,26 +39,26 @@ def make_sound(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, An
     return tone
 
 
-def odd_pictures() -> dict[str, Any]:
-    """`{what is odd: picture or its file's bytes}`: every mode, tiny and long ones, turned ones, sixteen bits."""
+def odd_images() -> dict[str, Any]:
+    """`{what is odd: image or its file's bytes}`: every mode, tiny and long ones, turned ones, sixteen bits."""
     import numpy as np
     from PIL import Image as images
 
-    plain = make_picture(40, 30, 1)
+    plain = make_image(40, 30, 1)
     found: dict[str, Any] = {mode: plain.convert(mode) for mode in ("1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr")}
     found["P with a transparent colour"] = _encoded(plain.convert("P"), "PNG", transparency=0)
     found["16 bits of grey"] = images.fromarray(np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 50)
-    found |= {f"{width} x {height}": make_picture(width, height, 2) for width, height in ((1, 1), (1, 30), (30, 1))}
-    found["100 times as wide as high"] = make_picture(300, 3, 3)
-    found["turned by EXIF"] = turned_picture()[0]
+    found |= {f"{width} x {height}": make_image(width, height, 2) for width, height in ((1, 1), (1, 30), (30, 1))}
+    found["100 times as wide as high"] = make_image(300, 3, 3)
+    found["turned by EXIF"] = turned_image()[0]
     return found
 
 
-def turned_picture() -> tuple[bytes, Image]:
-    """A file whose EXIF data say that it lies on its side, and the picture as it stands upright."""
+def turned_image() -> tuple[bytes, Image]:
+    """A file whose EXIF data say that it lies on its side, and the image as it stands upright."""
     from PIL import Image as images
 
-    upright = make_picture(24, 40, 4)
+    upright = make_image(24, 40, 4)
     exif = images.Exif()
     exif[0x0112] = 6  # turn it by 270 degrees to see it upright
     return _encoded(upright.transpose(images.Transpose.ROTATE_90), "PNG", exif=exif), upright
@@ -74,13 +74,13 @@ def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
     import numpy as np
 
     if modality == "image":
-        picture = make_picture(40, 30, 5)
-        return picture, {"an array": np.array(picture), "the bytes of a PNG file": _encoded(picture, "PNG")}
+        image = make_image(40, 30, 5)
+        return image, {"an array": np.array(image), "the bytes of a PNG file": _encoded(image, "PNG")}
     if modality == "video":
         frames, metadata = make_clip(4, 60, 50, 5)
         from PIL import Image as images
 
-        return (frames, metadata), {"a list of pictures": ([images.fromarray(frame) for frame in frames], metadata)}
+        return (frames, metadata), {"a list of images": ([images.fromarray(frame) for frame in frames], metadata)}
     whole = (32767 * make_sound(rate // 2, rate, 5).clip(-1, 1)).astype(np.int16)
     sound = whole.astype(np.float32) / 32768
     return sound, {"floats with their rate": (sound, rate), "integers": (whole, rate), "a WAV file": _wav(whole, rate)}
@@ -94,7 +94,7 @@ def _wav(samples: np.ndarray[Any, Any], rate: int) -> bytes:
     return file.getvalue()
 
 
-def _encoded(picture: Image, form: str, **options: Any) -> bytes:
+def _encoded(image: Image, form: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    picture.save(file, form, **options)
+    image.save(file, form, **options)
     return file.getvalue()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Media = Mapping[str, Sequence[Any]]
-"""`{modality: items}`: pictures `PIL.Image`, clips `(frames, {"fps": ...})`, sounds `[num_samples]` float32."""
+"""`{modality: items}`: images `PIL.Image`, clips `(frames, {"fps": ...})`, sounds `[num_samples]` float32."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.llm import LLM
 from corellm.multimodal.fields import join_items
 from corellm.multimodal.inputs import MultiModalFeature
-from corellm.testing.items import make_clip, make_picture, make_sound
+from corellm.testing.items import make_clip, make_image, make_sound
 from corellm.testing.reference import Reference
 from corellm.worker.defaults import floating_to
 
@@ -57,7 +57,7 @@ class Subject:
     def item(self, modality: str, seed: int) -> Any:
         """A small item, nothing like another seed's: of another size, too."""
         if modality == "image":
-            return make_picture(30 + 17 * seed % 120, 25 + 29 * seed % 90, seed)
+            return make_image(30 + 17 * seed % 120, 25 + 29 * seed % 90, seed)
         if modality == "video":
             return make_clip(2 + 2 * (seed % 7), 40 + 13 * seed % 60, 40 + 7 * seed % 40, seed)
         rate = self.sampling_rate
@@ -163,7 +163,7 @@ class Subject:
 def describe(item: Any) -> str:
     """An item for a message."""
     if hasattr(item, "mode"):
-        return f"a picture of {item.width} x {item.height}"
+        return f"an image of {item.width} x {item.height}"
     if isinstance(item, tuple):
         frames = item[0].shape
         return f"a clip of {frames[0]} frames of {frames[2]} x {frames[1]}"
@@ -184,7 +184,7 @@ EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 48
 def extreme_items(subject: Subject, modality: str) -> list[Any]:
     """Items of all sizes that people might give."""
     if modality == "image":
-        return [make_picture(*size, seed) for seed, size in enumerate(EXTREMES)]
+        return [make_image(*size, seed) for seed, size in enumerate(EXTREMES)]
     if modality == "video":
         clips = [make_clip(3, *size, seed) for seed, size in enumerate(EXTREMES)]
         return [*clips, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]

@@ -1,6 +1,6 @@
-"""Encoders of items that all have the same shape, as recorded graphs: towers that scale every picture to one size.
+"""Encoders of items that all have the same shape, as recorded graphs: towers that scale every image to one size.
 
-One picture keeps a GPU less busy than the host that launches a tower's hundreds of kernels. An encoder is recorded if
+One image keeps a GPU less busy than the host that launches a tower's hundreds of kernels. An encoder is recorded if
 it waits for no value of the device and gives a row of tensors per item; items of other shapes run as before.
 """
 

@@ -1,4 +1,4 @@
-"""What the contract cannot know: where PatchTalker's tokens go, how its pictures shrink, and what it refuses."""
+"""What the contract cannot know: where PatchTalker's tokens go, how its images shrink, and what it refuses."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def llm(checkpoint: Path) -> Iterator[LLM]:
         yield loaded
 
 
-def ask(llm: LLM, pictures: list[Image.Image], **kwargs: Any) -> list[str]:
-    """The prompt's tokens after `Look:` and a placeholder per picture."""
+def ask(llm: LLM, images: list[Image.Image], **kwargs: Any) -> list[str]:
+    """The prompt's tokens after `Look:` and a placeholder per image."""
     prompt = {
-        "prompt": "Look:" + "<image>" * len(pictures),
-        "multi_modal_data": {"image": pictures},
+        "prompt": "Look:" + "<image>" * len(images),
+        "multi_modal_data": {"image": images},
         "mm_processor_kwargs": kwargs,
     }
     (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
@@ -44,12 +44,12 @@ def ask(llm: LLM, pictures: list[Image.Image], **kwargs: Any) -> list[str]:
     [((8, 8), 1, 1), ((1, 1), 1, 1), ((9, 8), 1, 2), ((24, 40), 5, 3), ((48, 80), 5, 3), ((3, 600), 19, 1)],
 )
 def test_rows_of_patches(llm: LLM, size: tuple[int, int], rows: int, columns: int) -> None:
-    """Pictures of any size: sides are rounded up to whole patches, halved until there are no more than 24."""
+    """Images of any size: sides are rounded up to whole patches, halved until there are no more than 24."""
     assert ask(llm, [Image.new("RGB", size)]) == [*["<image>"] * columns, "<row>"] * rows
 
 
-def test_pictures_keep_their_order(llm: LLM) -> None:
-    """Each placeholder becomes its own picture's rows."""
+def test_images_keep_their_order(llm: LLM) -> None:
+    """Each placeholder becomes its own image's rows."""
     one, two = ["<image>", "<row>"], ["<image>", "<image>", "<row>"]
     assert ask(llm, [Image.new("RGB", (8, 8)), Image.new("RGB", (16, 8))]) == one + two
 
@@ -75,10 +75,10 @@ def test_a_checkpoint_without_weights(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_dummy_weights(llm: LLM, checkpoint: Path, tmp_path: Path) -> None:
-    """`load_format="dummy"` reads no weights; pictures have their places all the same."""
+    """`load_format="dummy"` reads no weights; images have their places all the same."""
     for file in checkpoint.iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    pictures = [Image.new("RGB", (16, 8))]
+    images = [Image.new("RGB", (16, 8))]
     with LLM(str(tmp_path), load_format="dummy") as dummy:
-        assert ask(dummy, pictures) == ask(llm, pictures)
+        assert ask(dummy, images) == ask(llm, images)

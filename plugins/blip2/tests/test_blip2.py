@@ -1,4 +1,4 @@
-"""BLIP-2's processing is the Hugging Face processor's on text and picture together; what it cannot serve is refused."""
+"""BLIP-2's processing is the Hugging Face processor's on text and image together; what it cannot serve is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reference(checkpoint: Path) -> Any:
     return transformers.Blip2ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
-def picture(width: int = 40, height: int = 30, seed: int = 1) -> Image.Image:
+def make_image(width: int = 40, height: int = 30, seed: int = 1) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -75,14 +75,14 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=30)
-pictures = st.builds(picture, st.integers(1, 200), st.integers(1, 200), st.integers(0, 1000))
+images = st.builds(make_image, st.integers(1, 200), st.integers(1, 200), st.integers(0, 1000))
 options = st.sampled_from([{}, {"do_normalize": False}, {"size": {"height": 28, "width": 84}}, {"resample": 0}])
 
 
-@given(text=words, image=st.none() | pictures, kwargs=options)
+@given(text=words, image=st.none() | images, kwargs=options)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_equals_the_hf_processor(llm: LLM, processor: Any, text: str, image: Any, kwargs: dict[str, Any]) -> None:
-    """Random text (none too), a picture of random size or none, arguments of the request."""
+    """Random text (none too), an image of random size or none, arguments of the request."""
     if image is None:
         text, kwargs = "x" + text, {}
     want = processor(text=text, images=image, return_tensors="pt", **kwargs)
@@ -98,7 +98,7 @@ def test_equals_the_hf_processor(llm: LLM, processor: Any, text: str, image: Any
 
 def test_image_tokens_before_bos(llm: LLM, processor: Any) -> None:
     """The layout, written out."""
-    got = llm.engine.input_processor.process({"prompt": "yes", "multi_modal_data": {"image": picture()}})
+    got = llm.engine.input_processor.process({"prompt": "yes", "multi_modal_data": {"image": make_image()}})
     tokenizer = processor.tokenizer
     assert tokenizer.convert_ids_to_tokens(got.token_ids)[: QUERIES + 1] == ["<image>"] * QUERIES + ["</s>"]
     assert tokenizer.decode(got.token_ids[QUERIES + 1 :]) == "yes"
@@ -107,7 +107,7 @@ def test_image_tokens_before_bos(llm: LLM, processor: Any) -> None:
 def test_processor_arguments_change_the_identity(llm: LLM) -> None:
     """Arguments of a request are part of the item's identity; unknown ones are refused by name."""
     process = llm.engine.input_processor.process
-    prompt = {"prompt": "", "multi_modal_data": {"image": picture()}}
+    prompt = {"prompt": "", "multi_modal_data": {"image": make_image()}}
     plain = process(prompt).features[0]
     other = process({**prompt, "mm_processor_kwargs": {"do_normalize": False}}).features[0]
     assert plain.identifier != other.identifier
@@ -118,7 +118,7 @@ def test_processor_arguments_change_the_identity(llm: LLM) -> None:
 @pytest.mark.parametrize("size", [{"height": 84, "width": 112}, {"height": 56, "width": 57}, 5000, [9, 999], {"a": 99}])
 def test_a_request_cannot_ask_for_more_than_was_planned(llm: LLM, size: Any) -> None:
     """Refused before the processor is called; with it given at start, requests have it."""
-    prompt = {"prompt": "", "multi_modal_data": {"image": picture()}, "mm_processor_kwargs": {"size": size}}
+    prompt = {"prompt": "", "multi_modal_data": {"image": make_image()}, "mm_processor_kwargs": {"size": size}}
     with pytest.raises(
         ProcessorKwargsError, match=r"image 0: .*size .* above \{'height': 56, 'width': 56\}, for which"
     ):
@@ -126,9 +126,9 @@ def test_a_request_cannot_ask_for_more_than_was_planned(llm: LLM, size: Any) -> 
 
 
 def test_more_can_be_planned_at_start(tmp_path: Path) -> None:
-    """Then every picture has it, and a request may ask for less."""
+    """Then every image has it, and a request may ask for less."""
     size = {"height": 84, "width": 112}
-    prompt = {"prompt": "", "multi_modal_data": {"image": picture()}}
+    prompt = {"prompt": "", "multi_modal_data": {"image": make_image()}}
     with LLM(str(make_tiny_checkpoint(tmp_path)), mm_processor_kwargs={"size": size}) as llm:
         process = llm.engine.input_processor.process
         assert process(prompt).features[0].data["pixel_values"].data.shape == (3, 84, 112)
@@ -137,9 +137,9 @@ def test_more_can_be_planned_at_start(tmp_path: Path) -> None:
         assert llm.generate([prompt], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
 
 
-def test_one_picture_per_prompt(llm: LLM) -> None:
-    """Three pictures are refused with the limit, in a prompt and spread over a conversation."""
-    three = [picture(seed=i) for i in range(3)]
+def test_one_image_per_prompt(llm: LLM) -> None:
+    """Three images are refused with the limit, in a prompt and spread over a conversation."""
+    three = [make_image(seed=i) for i in range(3)]
     with pytest.raises(ItemLimitError, match=r"3 images in the request, at most 1 allowed per prompt; send fewer$"):
         llm.generate({"prompt": "x", "multi_modal_data": {"image": three}}, use_tqdm=False)
     with pytest.raises(ItemLimitError, match="3 images"):
@@ -147,12 +147,12 @@ def test_one_picture_per_prompt(llm: LLM) -> None:
 
 
 def test_image_tokens_in_the_text_are_refused(llm: LLM, processor: Any) -> None:
-    """What the user writes as `<image>` stands for no picture; a prompt that HF expanded already says so."""
+    """What the user writes as `<image>` stands for no image; a prompt that HF expanded already says so."""
     process = llm.engine.input_processor.process
-    media = {"multi_modal_data": {"image": picture()}}
+    media = {"multi_modal_data": {"image": make_image()}}
     with pytest.raises(SurplusPlaceholderError, match="<image>"):
         process({"prompt": "<image> what?", **media})
-    expanded = processor(text="what?", images=picture())["input_ids"][0]
+    expanded = processor(text="what?", images=make_image())["input_ids"][0]
     with pytest.raises(AlreadyExpandedError):
         process({"prompt_token_ids": expanded, **media})
 
@@ -162,20 +162,20 @@ def test_image_tokens_in_the_text_are_refused(llm: LLM, processor: Any) -> None:
 
 def test_empty_prompt_captions(llm: LLM, processor: Any, reference: Any) -> None:
     """Without a prompt: what transformers answers when given pixels alone, in a chat too."""
-    pixels = processor(images=picture(), return_tensors="pt")["pixel_values"]
+    pixels = processor(images=make_image(), return_tensors="pt")["pixel_values"]
     want = reference.generate(pixels, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, -8:].tolist()
-    assert tokens(llm, {"prompt": "", "multi_modal_data": {"image": picture()}}) == want
-    message = {"role": "user", "content": [{"type": "image", "image": picture()}]}
+    assert tokens(llm, {"prompt": "", "multi_modal_data": {"image": make_image()}}) == want
+    message = {"role": "user", "content": [{"type": "image", "image": make_image()}]}
     assert llm.chat([message], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == want
 
 
 def test_precomputed_embeddings(llm: LLM, processor: Any, reference: Any) -> None:
-    """The Q-Former's output in place of the picture gives the same answer."""
-    pixels = processor(images=picture(), return_tensors="pt")["pixel_values"]
+    """The Q-Former's output in place of the image gives the same answer."""
+    pixels = processor(images=make_image(), return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
         embeddings = reference.get_image_features(pixels).pooler_output[0].clone()
     assert embeddings.shape == (QUERIES, 64)
-    media: list[dict[str, Any]] = [{"image": picture()}, {"image_embeds": [embeddings]}]
+    media: list[dict[str, Any]] = [{"image": make_image()}, {"image_embeds": [embeddings]}]
     answers = [tokens(llm, {"prompt": "what?", "multi_modal_data": data}) for data in media]
     assert answers[0] == answers[1]
 
@@ -186,7 +186,7 @@ def test_sample_photographs(llm: LLM, processor: Any, reference: Any) -> None:
 
     answers = []
     for pixels in load_sample_images().images:
-        photograph, text = Image.fromarray(pixels), "Question: What is in the picture? Answer:"
+        photograph, text = Image.fromarray(pixels), "Question: What is in the image? Answer:"
         inputs = processor(text=text, images=photograph, return_tensors="pt")
         want = reference.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, -8:].tolist()
         answers.append(tokens(llm, {"prompt": text, "multi_modal_data": {"image": photograph}}))
@@ -198,10 +198,10 @@ def test_sample_photographs(llm: LLM, processor: Any, reference: Any) -> None:
 def test_half_precision(checkpoint: Path, reference: Any, processor: Any, dtype: str) -> None:
     """The Q-Former, which transformers keeps in float32 beside float16, takes and gives the model's type."""
     with LLM(str(checkpoint), dtype=dtype) as llm:
-        prompt = {"prompt": "what?", "multi_modal_data": {"image": picture()}}
+        prompt = {"prompt": "what?", "multi_modal_data": {"image": make_image()}}
         answer = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, logprobs=0), use_tqdm=False)[0]
     with torch.inference_mode():
-        logits = reference(**processor(text="what?", images=picture(), return_tensors="pt")).logits[0, -1]
+        logits = reference(**processor(text="what?", images=make_image(), return_tensors="pt")).logits[0, -1]
     token = answer.outputs[0].token_ids[0]
     got = answer.outputs[0].logprobs[0][token].logprob
     assert got == pytest.approx(torch.log_softmax(logits, -1)[token].item(), abs=0.15)
@@ -219,20 +219,20 @@ def says(role: str, text: str) -> dict[str, Any]:
 
 
 CONVERSATIONS = {
-    "one turn": ([user(picture(), "which city?")], "Question: which city? Answer:"),
-    "picture last, parts joined": ([user("which ", "city?\n", picture())], "Question: which city? Answer:"),
+    "one turn": ([user(make_image(), "which city?")], "Question: which city? Answer:"),
+    "image last, parts joined": ([user("which ", "city?\n", make_image())], "Question: which city? Answer:"),
     "earlier turns": (
-        [user(picture(), "which city?"), says("assistant", "singapore\n"), user("why?")],
+        [user(make_image(), "which city?"), says("assistant", "singapore\n"), user("why?")],
         "Question: which city? Answer: singapore. Question: why? Answer:",
     ),
     "one full stop": (
-        [user("where?", picture()), says("assistant", "Asia."), user("why?")],
+        [user("where?", make_image()), says("assistant", "Asia."), user("why?")],
         "Question: where? Answer: Asia. Question: why? Answer:",
     ),
-    "system": ([says("system", "Be brief."), user(picture(), "why?")], "Be brief. Question: why? Answer:"),
-    "picture, then question": ([user(picture()), user("why {}?")], "Question: why {}? Answer:"),
-    "caption": ([user(picture())], ""),
-    "no picture": ([user("why?")], "Question: why? Answer:"),
+    "system": ([says("system", "Be brief."), user(make_image(), "why?")], "Be brief. Question: why? Answer:"),
+    "image, then question": ([user(make_image()), user("why {}?")], "Question: why {}? Answer:"),
+    "caption": ([user(make_image())], ""),
+    "no image": ([user("why?")], "Question: why? Answer:"),
 }
 
 
@@ -242,20 +242,20 @@ def test_conversations(llm: LLM, processor: Any, name: str) -> None:
     messages, text = CONVERSATIONS[name]
     got = llm.engine.input_processor.process_chat(messages)
     assert got.text == text
-    images = picture() if got.features else None
+    images = make_image() if got.features else None
     assert got.token_ids == processor(text=text, images=images)["input_ids"][0]
-    assert len(got.features) == (name != "no picture")
+    assert len(got.features) == (name != "no image")
 
 
 def test_conversation_without_the_answer_begun(llm: LLM) -> None:
     """`add_generation_prompt=False` leaves out the last `Answer:`."""
-    got = llm.engine.input_processor.process_chat([user(picture(), "why?")], add_generation_prompt=False)
+    got = llm.engine.input_processor.process_chat([user(make_image(), "why?")], add_generation_prompt=False)
     assert got.text == "Question: why?"
 
 
 def test_special_tokens_in_a_conversation_stay_text(llm: LLM, processor: Any) -> None:
     """A user who types an image token or an end of text gets neither."""
-    got = llm.engine.input_processor.process_chat([user(picture(), "what is <image> or </s>?")])
+    got = llm.engine.input_processor.process_chat([user(make_image(), "what is <image> or </s>?")])
     tokenizer = processor.tokenizer
     text = tokenizer.decode(got.token_ids[QUERIES + 1 :])
     assert text == "Question: what is <image> or </s>? Answer:"
@@ -274,8 +274,8 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.te
 
 
 def test_chat_templates_come_first(llm: LLM, checkpoint: Path, tmp_path: Path) -> None:
-    """The operator's template is honoured, and so is one that a checkpoint has; no picture is lost."""
-    messages = [user(picture(), "why?")]
+    """The operator's template is honoured, and so is one that a checkpoint has; no image is lost."""
+    messages = [user(make_image(), "why?")]
     got = llm.engine.input_processor.process_chat(messages, chat_template=TEMPLATE)
     assert (got.text, len(got.features)) == ("[user]why?", 1)
     path = make_tiny_checkpoint(tmp_path)
@@ -306,10 +306,10 @@ def test_checkpoint_from_before_the_image_token(llm: LLM, tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match='add "image_token_index": 400 to it'):
         LLM(str(path))
     edit(path / "config.json", image_token_index=400)
-    prompt = {"prompt": "what?", "multi_modal_data": {"image": picture()}}
+    prompt = {"prompt": "what?", "multi_modal_data": {"image": make_image()}}
     with LLM(str(path), dtype="float32") as old:
         assert tokens(old, prompt) == tokens(llm, prompt)
-        assert old.chat([user(picture(), "why <image>?")], GREEDY, use_tqdm=False)[0].finished
+        assert old.chat([user(make_image(), "why <image>?")], GREEDY, use_tqdm=False)[0].finished
 
 
 def test_processor_and_model_that_disagree(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class _OtherImageToken(Blip2Reference):
 
 
 class TestNoEmbeddingOfTheImageToken(GreedyRules):
-    """A picture is seen all the same."""
+    """An image is seen all the same."""
 
     adapter = Blip2
     reference = _OtherImageToken

@@ -1,4 +1,4 @@
-"""Fuyu's processing is the Hugging Face processor's on text and picture together: same token ids, same tensors."""
+"""Fuyu's processing is the Hugging Face processor's on text and image together: same token ids, same tensors."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def processor(llm: LLM) -> Any:
     return transformers.AutoProcessor.from_pretrained(llm.engine.context.model_path)
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def process(llm: LLM, prompt: Any, *pictures: Image.Image, **kwargs: Any) -> Any:
+def process(llm: LLM, prompt: Any, *images: Image.Image, **kwargs: Any) -> Any:
     """Our processing of one request; `prompt` is text or token ids."""
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     return llm.engine.input_processor.process(
-        {key: prompt, "multi_modal_data": {"image": list(pictures)}, "mm_processor_kwargs": kwargs}
+        {key: prompt, "multi_modal_data": {"image": list(images)}, "mm_processor_kwargs": kwargs}
     )
 
 
 def assert_same(got: Any, want: Any) -> None:
-    """Our processing against the Hugging Face processor's output for the same text and picture."""
+    """Our processing against the Hugging Face processor's output for the same text and image."""
     assert got.token_ids == want["input_ids"][0].tolist()
     (feature,) = got.features
     patches = feature.data["image_patches"].data
@@ -73,8 +73,8 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_siz
 @given(text=texts | st.just(QUESTION), shape=shapes, seed=st.integers(0, 1000))
 @settings(max_examples=80, deadline=None)
 def test_equals_the_hf_processor(llm: LLM, processor: Any, text: str, shape: tuple[int, int], seed: int) -> None:
-    """Any text (empty too) and a picture of any size; as token ids, too, with the tokenizer's prefix or without."""
-    image = picture(*shape, seed)
+    """Any text (empty too) and an image of any size; as token ids, too, with the tokenizer's prefix or without."""
+    image = make_image(*shape, seed)
     want = processor(text=text, images=image, return_tensors="pt")
     tokenizer = processor.tokenizer
     for prompt in (text, tokenizer(text)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]):
@@ -84,12 +84,13 @@ def test_equals_the_hf_processor(llm: LLM, processor: Any, text: str, shape: tup
 def test_sides_are_for_the_processor_to_refuse(llm: LLM, processor: Any) -> None:
     """What transformers takes is taken; a side that it would scale to nothing is refused by name."""
     assert_same(
-        process(llm, QUESTION, picture(1, 205)), processor(text=QUESTION, images=picture(1, 205), return_tensors="pt")
+        process(llm, QUESTION, make_image(1, 205)),
+        processor(text=QUESTION, images=make_image(1, 205), return_tensors="pt"),
     )
     with pytest.raises(ValueError, match="width=0"):
-        processor(text=QUESTION, images=picture(1, 500), return_tensors="pt")
+        processor(text=QUESTION, images=make_image(1, 500), return_tensors="pt")
     with pytest.raises(MediaError, match="image 0: 1 x 500 pixels: this model's processor does not take such sides"):
-        process(llm, QUESTION, picture(1, 500))
+        process(llm, QUESTION, make_image(1, 500))
 
 
 @given(text=texts.filter(bool))
@@ -106,7 +107,7 @@ def test_text_alone_equals_the_hf_processor(llm: LLM, processor: Any, text: str)
 )  # fmt: skip
 def test_layout(llm: LLM, processor: Any, width: int, height: int, rows: int, columns: int) -> None:
     """Rows of image tokens that end with a newline token, `<s>`, the prompt, the answer; embeddings at image tokens."""
-    got = process(llm, QUESTION, picture(width, height))
+    got = process(llm, QUESTION, make_image(width, height))
     row = ["|SPEAKER|"] * columns + ["|NEWLINE|"]
     block = [*row * rows, "<s>"]
     tokens = processor.tokenizer.convert_ids_to_tokens(got.token_ids)
@@ -120,12 +121,12 @@ def test_layout(llm: LLM, processor: Any, width: int, height: int, rows: int, co
 
 @pytest.mark.parametrize("size", [{"height": 60, "width": 90}, {"height": 90, "width": 300}, 330, [60, 90]])
 def test_dummy_is_the_worst_case(llm: LLM, size: Any) -> None:
-    """With the operator's own size, too, the dummy takes as many tokens as any picture can."""
+    """With the operator's own size, too, the dummy takes as many tokens as any image can."""
     path = llm.engine.context.model_path
     with LLM(str(path), dtype="float32", mm_processor_kwargs={"size": size}) as other:
         most = other.engine.input_processor.mm_processor.profile.max_tokens["image"]
         lengths = [
-            process(other, QUESTION, picture(*shape)).features[0].placeholder.length
+            process(other, QUESTION, make_image(*shape)).features[0].placeholder.length
             for shape in ((1, 1), (90, 60), (300, 90), (330, 330), (500, 600), (600, 500), (18, 900), (900, 18))
         ]
     assert max(lengths) == most
@@ -147,7 +148,7 @@ def test_dummy_is_the_worst_case(llm: LLM, size: Any) -> None:
 )
 def test_processor_arguments(llm: LLM, processor: Any, kwargs: dict[str, Any]) -> None:
     """A request's `mm_processor_kwargs` mean what they mean to the Hugging Face processor, and are part of identity."""
-    image = picture(300, 270)
+    image = make_image(300, 270)
     got = process(llm, QUESTION, image, **kwargs)
     assert_same(got, processor(text=QUESTION, images=image, return_tensors="pt", **kwargs))
     assert got.features[0].identifier != process(llm, QUESTION, image).features[0].identifier
@@ -171,14 +172,14 @@ def test_processor_arguments(llm: LLM, processor: Any, kwargs: dict[str, Any]) -
 def test_impossible_processor_arguments(llm: LLM, kwargs: dict[str, Any]) -> None:
     """One line that names the argument, and the engine goes on."""
     with pytest.raises(ProcessorKwargsError, match=f"^image 0: mm_processor_kwargs.*{next(iter(kwargs))}") as caught:
-        process(llm, QUESTION, picture(100, 50), **kwargs)
+        process(llm, QUESTION, make_image(100, 50), **kwargs)
     assert "\n" not in str(caught.value)
 
 
-def test_one_picture_per_prompt(llm: LLM) -> None:
+def test_one_image_per_prompt(llm: LLM) -> None:
     """The Hugging Face processor mixes up the patches of two; here a second one is refused."""
     with pytest.raises(ItemLimitError, match=r"2 images.*at most 1"):
-        process(llm, QUESTION, picture(40, 40), picture(40, 40))
+        process(llm, QUESTION, make_image(40, 40), make_image(40, 40))
 
 
 def test_embeddings_are_refused(llm: LLM) -> None:
@@ -191,10 +192,10 @@ def test_embeddings_are_refused(llm: LLM) -> None:
         llm.engine.input_processor.process(prompt)
 
 
-@pytest.mark.parametrize("pictures", [0, 1])
-def test_nobody_writes_image_tokens(llm: LLM, pictures: int) -> None:
+@pytest.mark.parametrize("images", [0, 1])
+def test_nobody_writes_image_tokens(llm: LLM, images: int) -> None:
     """An image token in a prompt, as text or as an id, is refused: it would take another's embedding, or none."""
-    images = [picture(100, 50)] * pictures
+    images = [make_image(100, 50)] * images
     token = llm.engine.context.hf_config.image_token_id
     for prompt in ("Look: |SPEAKER| there", [token], [9, token, 9]):
         with pytest.raises(PlaceholderError, match=r"\|SPEAKER\|"):
@@ -202,22 +203,22 @@ def test_nobody_writes_image_tokens(llm: LLM, pictures: int) -> None:
 
 
 def test_expanded_prompts_are_refused(llm: LLM, processor: Any) -> None:
-    """What the Hugging Face processor made of a picture is not expanded again."""
-    image = picture(100, 50)
+    """What the Hugging Face processor made of an image is not expanded again."""
+    image = make_image(100, 50)
     ids = processor(text=QUESTION, images=image, return_tensors="pt")["input_ids"][0].tolist()
     with pytest.raises(AlreadyExpandedError):
         process(llm, ids, image)
 
 
 def chat_tokens(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> tuple[list[str], int]:
-    """A conversation's tokens, and how many pictures it has."""
+    """A conversation's tokens, and how many images it has."""
     got = llm.engine.input_processor.process_chat(messages, **options)
     return llm.engine.context.tokenizer.convert_ids_to_tokens(got.token_ids), len(got.features)
 
 
-def test_chat_with_a_picture(llm: LLM, processor: Any) -> None:
-    """A question about a picture, wherever it stands among the parts, is the prompt that Fuyu was trained on."""
-    image = picture(100, 50)
+def test_chat_with_a_image(llm: LLM, processor: Any) -> None:
+    """A question about an image, wherever it stands among the parts, is the prompt that Fuyu was trained on."""
+    image = make_image(100, 50)
     want = processor(text=QUESTION, images=image, return_tensors="pt")
     text, media = {"type": "text", "text": QUESTION.strip()}, {"type": "image", "image": image}
     for content in ([text, media], [media, text]):
@@ -226,7 +227,7 @@ def test_chat_with_a_picture(llm: LLM, processor: Any) -> None:
 
 
 def test_chat_turns(llm: LLM) -> None:
-    """Every answer follows its token, also without a picture; special tokens that people type stay text."""
+    """Every answer follows its token, also without an image; special tokens that people type stay text."""
     tokens, count = chat_tokens(
         llm,
         [
@@ -245,16 +246,16 @@ def test_chat_turns(llm: LLM) -> None:
 
 
 def test_chat_with_a_template(llm: LLM) -> None:
-    """A template goes first; a picture adds nothing to its text."""
+    """A template goes first; an image adds nothing to its text."""
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}!"
-    content = [{"type": "image", "image": picture(30, 30)}, {"type": "text", "text": "A"}]
+    content = [{"type": "image", "image": make_image(30, 30)}, {"type": "text", "text": "A"}]
     tokens, count = chat_tokens(llm, [{"role": "user", "content": content}], chat_template=template)
     assert (tokens, count) == (["|SPEAKER|", "|NEWLINE|", "<s>", "▁A", "!", ANSWER], 1)
 
 
 def test_chat_limits(llm: LLM) -> None:
-    """Two pictures in a conversation, or a video, are refused by name."""
-    part = {"type": "image", "image": picture(30, 30)}
+    """Two images in a conversation, or a video, are refused by name."""
+    part = {"type": "image", "image": make_image(30, 30)}
     with pytest.raises(ItemLimitError, match="2 images"):
         chat_tokens(llm, [{"role": "user", "content": [part]}, {"role": "user", "content": [part]}])
     with pytest.raises(UnsupportedModalityError, match="video"):
@@ -263,10 +264,10 @@ def test_chat_limits(llm: LLM) -> None:
 
 @pytest.mark.parametrize("photograph", [None, 0, 1])
 def test_answers_as_transformers(llm: LLM, processor: Any, photograph: int | None) -> None:
-    """Real photographs, and a picture of one patch, are answered as transformers answers."""
+    """Real photographs, and an image of one patch, are answered as transformers answers."""
     from sklearn.datasets import load_sample_images
 
-    image = picture(25, 20) if photograph is None else Image.fromarray(load_sample_images().images[photograph])
+    image = make_image(25, 20) if photograph is None else Image.fromarray(load_sample_images().images[photograph])
     inputs = processor(text=QUESTION, images=image, return_tensors="pt")
     inputs["image_patches"] = inputs["image_patches"].reshape(1, -1, 30 * 30 * 3)
     path: Path = llm.engine.context.model_path

@@ -27,7 +27,7 @@ class TestMid(_Variant):
 
 
 class TestSiglipQwen2(_Variant):
-    """A tower without a class token, squeezed pictures."""
+    """A tower without a class token, squeezed images."""
 
     options: ClassVar = {"vision": "siglip", "text": "qwen2"}
 

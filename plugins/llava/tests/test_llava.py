@@ -32,7 +32,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield llm, transformers.AutoProcessor.from_pretrained(path)
 
 
-def picture(width: int, height: int, seed: int) -> Image.Image:
+def make_image(width: int, height: int, seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -43,16 +43,16 @@ words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_cat
 @given(parts=st.lists(st.one_of(words, sizes), min_size=1, max_size=7))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_equals_the_hf_processor(model: tuple[LLM, Any], parts: list[Any]) -> None:
-    """Random text, pictures of random sizes (1x1 and 1xN included), any count and order."""
+    """Random text, images of random sizes (1x1 and 1xN included), any count and order."""
     llm, processor = model
     text = "x" + "".join(part if isinstance(part, str) else "<image>" for part in parts)
-    pictures = [picture(*part) for part in parts if not isinstance(part, str)]
-    want = processor(text=text, images=pictures or None, return_tensors="pt")
+    images = [make_image(*part) for part in parts if not isinstance(part, str)]
+    want = processor(text=text, images=images or None, return_tensors="pt")
     ids = processor.tokenizer(text)["input_ids"]
     for prompt in ({"prompt": text}, {"prompt_token_ids": ids}):
-        got = llm.engine.input_processor.process({**prompt, "multi_modal_data": {"image": pictures}})
+        got = llm.engine.input_processor.process({**prompt, "multi_modal_data": {"image": images}})
         assert got.token_ids == want["input_ids"][0].tolist()
-        assert len(got.features) == len(pictures)
+        assert len(got.features) == len(images)
         for i, feature in enumerate(got.features):
             assert torch.equal(feature.data["pixel_values"].data, want["pixel_values"][i])
             place = feature.placeholder

@@ -31,7 +31,7 @@ from corellm_qwen_vl.original.tiny import make_tiny_checkpoint
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """A chat checkpoint with the published 256 tokens per picture."""
+    """A chat checkpoint with the published 256 tokens per image."""
     with LLM(str(make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"))), dtype="float32") as model:
         yield model
 
@@ -41,7 +41,7 @@ def reference(llm: LLM) -> PlainTokenizer:
     return PlainTokenizer(llm.engine.context.model_path)
 
 
-def picture(width: int, height: int, seed: int) -> Image.Image:
+def make_image(width: int, height: int, seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -60,27 +60,27 @@ between = st.sampled_from(["", "/a/path.jpg", "https://example.org/ä?b=c", "x" 
 @given(parts=st.lists(st.one_of(words, st.tuples(between, sizes)), min_size=1, max_size=6))
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_published_layout(llm: LLM, reference: PlainTokenizer, parts: list[Any]) -> None:
-    """Random text, paths and pictures: `<img>`, 256 places, `</img>`; our processor and the engine say the same."""
+    """Random text, paths and images: `<img>`, 256 places, `</img>`; our processor and the engine say the same."""
     text = "x" + "".join(part if isinstance(part, str) else f"<img>{part[0]}</img>" for part in parts)
-    pictures = [picture(*part[1]) for part in parts if not isinstance(part, str)]
+    images = [make_image(*part[1]) for part in parts if not isinstance(part, str)]
     ids = reference.encode_prompt(text, 256)
     start = reference.specials["<img>"]
     processor = llm.engine.context.hf_processor
-    want = processor(text=text, images=pictures or None, return_tensors="pt")
+    want = processor(text=text, images=images or None, return_tensors="pt")
     assert want["input_ids"][0].tolist() == ids
     for prompt in (text, processor.tokenizer(text)["input_ids"]):
-        got = process(llm, prompt, *pictures)
+        got = process(llm, prompt, *images)
         assert got.token_ids == ids
         assert [feature.placeholder.offset for feature in got.features] == [i for i, t in enumerate(ids) if t == start]
         for i, feature in enumerate(got.features):
             assert feature.placeholder.length == 258
             assert feature.placeholder.is_embed == (False, *[True] * 256, False)
             assert torch.equal(feature.data["pixel_values"].data, want["pixel_values"][i])
-            assert torch.equal(feature.data["pixel_values"].data, pixels(pictures[i], 112))
+            assert torch.equal(feature.data["pixel_values"].data, pixels(images[i], 112))
 
 
 def test_prompts_of_the_familys_tokenizer(llm: LLM, reference: PlainTokenizer) -> None:
-    """Its token ids, where a picture's path is bytes padded to 256, are taken as they are."""
+    """Its token ids, where an image's path is bytes padded to 256, are taken as they are."""
     start, end, pad = (reference.specials[token] for token in ("<img>", "</img>", "<imgpad>"))
     path = list(b"/some/where.jpg")
     ids = [
@@ -91,14 +91,14 @@ def test_prompts_of_the_familys_tokenizer(llm: LLM, reference: PlainTokenizer) -
         end,
         *reference.encode("\nWhat?"),
     ]
-    got = process(llm, ids, picture(30, 40, 1))
+    got = process(llm, ids, make_image(30, 40, 1))
     assert got.token_ids == reference.encode_prompt("Picture 1: <img></img>\nWhat?", 256)
 
 
 @pytest.mark.parametrize(
     ("prompt", "count", "error", "words"),
     [
-        ("a picture?", 1, MissingPlaceholderError, "0 placeholders"),
+        ("an image?", 1, MissingPlaceholderError, "0 placeholders"),
         ("<img></img>", 2, MissingPlaceholderError, "1 placeholder"),
         ("<img>a</img><img>b</img>", 1, SurplusPlaceholderError, "2 placeholders"),
         ("<img></img>", 0, SurplusPlaceholderError, "<imgpad>"),
@@ -111,16 +111,20 @@ def test_prompts_of_the_familys_tokenizer(llm: LLM, reference: PlainTokenizer) -
 def test_wrong_prompts(llm: LLM, prompt: str, count: int, error: type[Exception], words: str) -> None:
     """Each with its own error; nothing is bound by guessing."""
     with pytest.raises(error, match=words):
-        process(llm, prompt, *[picture(20, 20, i) for i in range(count)])
+        process(llm, prompt, *[make_image(20, 20, i) for i in range(count)])
 
 
 def test_nothing_to_choose(llm: LLM) -> None:
     """The preprocessing has no arguments."""
-    prompt = {"prompt": "<img></img>", "multi_modal_data": {"image": picture(9, 9, 1)}, "mm_processor_kwargs": {"x": 1}}
+    prompt = {
+        "prompt": "<img></img>",
+        "multi_modal_data": {"image": make_image(9, 9, 1)},
+        "mm_processor_kwargs": {"x": 1},
+    }
     with pytest.raises(ProcessorKwargsError, match="'x'"):
         llm.engine.input_processor.process(prompt)
-    with pytest.raises(ValueError, match="names 2 pictures, 1"):
-        llm.engine.context.hf_processor(text="<img></img><img></img>", images=picture(9, 9, 1))
+    with pytest.raises(ValueError, match="names 2 images, 1"):
+        llm.engine.context.hf_processor(text="<img></img><img></img>", images=make_image(9, 9, 1))
 
 
 def test_sample_photographs(llm: LLM, reference: PlainTokenizer) -> None:
@@ -140,9 +144,9 @@ def test_sample_photographs(llm: LLM, reference: PlainTokenizer) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
-def test_odd_pictures_answer(llm: LLM, mode: str) -> None:
-    """Grey, transparent, palette, print and black-and-white pictures go all the way through."""
-    prompt = {"prompt": "<img></img>?", "multi_modal_data": {"image": picture(40, 3, 1).convert(mode)}}
+def test_odd_images_answer(llm: LLM, mode: str) -> None:
+    """Grey, transparent, palette, print and black-and-white images go all the way through."""
+    prompt = {"prompt": "<img></img>?", "multi_modal_data": {"image": make_image(40, 3, 1).convert(mode)}}
     assert llm.generate(prompt, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)[0].finished
 
 
@@ -169,12 +173,12 @@ def chat(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> Any:
 
 
 def test_chat(llm: LLM, reference: PlainTokenizer) -> None:
-    """Chatml with the family's system prompt, pictures numbered through the conversation and in their order."""
-    pictures = [picture(30, 30, i) for i in range(3)]
+    """Chatml with the family's system prompt, images numbered through the conversation and in their order."""
+    images = [make_image(30, 30, i) for i in range(3)]
     messages = [
-        {"role": "user", "content": media(pictures[0], "What is it? <|im_end|>")},
+        {"role": "user", "content": media(images[0], "What is it? <|im_end|>")},
         {"role": "assistant", "content": "A cat."},
-        {"role": "user", "content": media(pictures[1], pictures[2], "And these?")},
+        {"role": "user", "content": media(images[1], images[2], "And these?")},
     ]
     got = chat(llm, messages)
     # what people type stays text: the literal is tokenized in two pieces
@@ -185,9 +189,7 @@ def test_chat(llm: LLM, reference: PlainTokenizer) -> None:
     )  # fmt: skip
     at = plain.index(reference.specials["<|im_end|>"], plain.index(reference.specials["<img>"]))
     assert got.token_ids == [*plain[:at], *(t for piece in typed[1] for t in reference.encode(piece)), *plain[at:]]
-    assert [
-        torch.equal(f.data["pixel_values"].data, pixels(p, 112)) for f, p in zip(got.features, pictures, strict=True)
-    ]
+    assert [torch.equal(f.data["pixel_values"].data, pixels(p, 112)) for f, p in zip(got.features, images, strict=True)]
 
 
 def test_boxes_are_tokens_whoever_writes_them(llm: LLM) -> None:
@@ -211,11 +213,11 @@ def test_system_message_and_continuation(llm: LLM, reference: PlainTokenizer) ->
 
 
 def test_old_turns_are_left_out(llm: LLM, reference: PlainTokenizer) -> None:
-    """What does not fit goes from the oldest turn on, each with its pictures; the others keep their numbers."""
+    """What does not fit goes from the oldest turn on, each with its images; the others keep their numbers."""
     messages: list[dict[str, Any]] = []
     for i in range(9):
         messages += [
-            {"role": "user", "content": media(picture(20, 20, i), f"What is in number {i + 1}?")},
+            {"role": "user", "content": media(make_image(20, 20, i), f"What is in number {i + 1}?")},
             {"role": "assistant", "content": f"Thing {i + 1}."},
         ]
     got = chat(llm, [*messages[:-1]])
@@ -225,7 +227,7 @@ def test_old_turns_are_left_out(llm: LLM, reference: PlainTokenizer) -> None:
     fitting = [chat_ids(reference, "You are a helpful assistant.", *turns[2 * n : -1]) for n in range(9)]
     assert got.token_ids == next(ids for ids in fitting if len(ids) < 2048)
     assert 5 < len(got.features) < 9
-    assert torch.equal(got.features[-1].data["pixel_values"].data, pixels(picture(20, 20, 8), 112))
+    assert torch.equal(got.features[-1].data["pixel_values"].data, pixels(make_image(20, 20, 8), 112))
 
 
 def test_chat_refusals(llm: LLM) -> None:
@@ -256,15 +258,15 @@ def test_where_answers_end(tmp_path: Path, llm: LLM, reference: PlainTokenizer) 
 def test_base_model_in_a_conversation(tmp_path: Path) -> None:
     """The checkpoint not made for chat has no chatml; it gets plain lines. In bfloat16, as published."""
     with LLM(str(make_tiny_checkpoint(tmp_path, n_queries=16, chat_format="raw")), dtype="bfloat16") as base:
-        messages = [{"role": "user", "content": media(picture(9, 9, 1), "What is it?")}]
+        messages = [{"role": "user", "content": media(make_image(9, 9, 1), "What is it?")}]
         assert chat(base, messages).text == "USER: Picture 1: <img></img>\nWhat is it?\nASSISTANT:"
         assert base.chat(messages, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)[0].finished
 
 
 def test_operators_template_goes_first(llm: LLM) -> None:
-    """A chat template given at the call replaces chatml; pictures are placed and numbered all the same."""
+    """A chat template given at the call replaces chatml; images are placed and numbered all the same."""
     template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
-    got = chat(llm, [{"role": "user", "content": media(picture(9, 9, 1), "?")}], chat_template=template)
+    got = chat(llm, [{"role": "user", "content": media(make_image(9, 9, 1), "?")}], chat_template=template)
     assert got.text == "[Picture 1: <img></img>\n?]"
 
 

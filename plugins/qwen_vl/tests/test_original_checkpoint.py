@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 def answer(path: Path, **options: Any) -> list[int]:
     with LLM(str(path), dtype="float32", **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=4, min_tokens=4)
-        return llm.generate("What shape is in the picture?", params, use_tqdm=False)[0].outputs[0].token_ids
+        return llm.generate("What shape is in the image?", params, use_tqdm=False)[0].outputs[0].token_ids
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -65,7 +65,7 @@ def is_third(llm: LLM) -> bool:
     return llm.engine.context.hf_config.model_type == "qwen3_vl"
 
 
-def picture(width: int, height: int, seed: int) -> Image.Image:
+def make_image(width: int, height: int, seed: int) -> Image.Image:
     """Noise."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
@@ -79,7 +79,7 @@ def clip(num_frames: int, width: int, height: int, seed: int) -> np.ndarray[Any,
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=8)
 sides = st.integers(4, 160)
-pictures = st.builds(picture, sides, sides, st.integers(0, 999))
+images = st.builds(make_image, sides, sides, st.integers(0, 999))
 clips = st.builds(clip, st.integers(2, 14), sides, sides, st.integers(0, 999))
 rates = st.sampled_from([1.0, 2.0, 7.5, 12.0, 29.97])
 bounds = st.one_of(
@@ -95,7 +95,7 @@ sampling = st.sampled_from([{"fps": 2.0}, {"fps": 0.7}, {"fps": 5}, {"num_frames
 
 
 @given(
-    parts=st.lists(st.one_of(words, pictures, st.tuples(clips, rates)), min_size=1, max_size=6),
+    parts=st.lists(st.one_of(words, images, st.tuples(clips, rates)), min_size=1, max_size=6),
     bounds=bounds,
     sampling=sampling,
 )
@@ -103,9 +103,9 @@ sampling = st.sampled_from([{"fps": 2.0}, {"fps": 0.7}, {"fps": 5}, {"num_frames
 def test_equals_the_hf_processor(
     llm: LLM, process: Process, ask_hf: Callable[..., Any], parts: list[Any], bounds: Any, sampling: Any
 ) -> None:
-    """Text, pictures and clips of random sizes, lengths and rates, any count and order, with a request's arguments.
+    """Text, images and clips of random sizes, lengths and rates, any count and order, with a request's arguments.
 
-    Same token ids, same grids, the same pixels of clips bit for bit; pictures, which transformers resizes by
+    Same token ids, same grids, the same pixels of clips bit for bit; images, which transformers resizes by
     torchvision there and by Pillow here, within a byte on average.
     """
     images = [part for part in parts if isinstance(part, Image.Image)]
@@ -144,10 +144,10 @@ def test_equals_the_hf_processor(
         )
 
 
-def test_pictures_are_transformers_own(llm: LLM, process: Process) -> None:
+def test_images_are_transformers_own(llm: LLM, process: Process) -> None:
     """With the processor that needs no torchvision the tensors are equal, not only close."""
     hf = transformers.Qwen2VLImageProcessorPil.from_pretrained(llm.engine.context.model_path)
-    images = [picture(90, 140, 1), picture(31, 7, 2)]
+    images = [make_image(90, 140, 1), make_image(31, 7, 2)]
     want = hf(images, return_tensors="pt", min_pixels=3000, max_pixels=9000)
     got = process(IMAGE * 2, {"image": images}, min_pixels=3000, max_pixels=9000)
     assert torch.equal(torch.cat([f.data["pixel_values"].data for f in got.features]), want["pixel_values"])
@@ -179,8 +179,8 @@ def test_sample_photographs(llm: LLM, ask_hf: Callable[..., Any]) -> None:
     [
         ("Qwen2VLForConditionalGeneration", "separate"),
         ("Qwen2VLForConditionalGeneration", "nested"),
-        ("Qwen2VLForConditionalGeneration", "pictures' alone"),
-        ("Qwen2VLForConditionalGeneration", "pictures' alone, old names"),
+        ("Qwen2VLForConditionalGeneration", "images' alone"),
+        ("Qwen2VLForConditionalGeneration", "images' alone, old names"),
         ("Qwen3VLForConditionalGeneration", "separate"),
         ("Qwen3VLForConditionalGeneration", "nested"),
     ],
@@ -200,7 +200,7 @@ def test_processor_files(tmp_path: Path, ask_hf: Callable[..., Any], architectur
     if form.endswith("old names"):
         del image["size"]
         images.write_text(json.dumps(image | {"min_pixels": 2500, "max_pixels": 11000}))
-    frames, photo = clip(6, 90, 60, 0), picture(80, 60, 0)
+    frames, photo = clip(6, 90, 60, 0), make_image(80, 60, 0)
     want = ask_hf(
         path, text=IMAGE + VIDEO, images=[photo], videos=[frames], do_sample_frames=True, num_frames=4, fps=None,
         video_metadata=[{"total_num_frames": 6, "fps": 2.0}],
@@ -243,7 +243,7 @@ def test_unusual_processor_files(tmp_path: Path) -> None:
 )
 def test_arguments_that_make_no_sense(process: Process, kwargs: dict[str, Any], message: str) -> None:
     """One clear line each, whatever item they are for, before anything is processed; others are not disturbed."""
-    for text, media in ((IMAGE, {"image": picture(40, 40, 0)}), (VIDEO, {"video": clip(4, 40, 40, 0)})):
+    for text, media in ((IMAGE, {"image": make_image(40, 40, 0)}), (VIDEO, {"video": clip(4, 40, 40, 0)})):
         if text == IMAGE and kwargs.keys() <= {*ACCEPTED} - {*FOR_IMAGES}:
             assert process(text, media, **kwargs).features[0].identifier == process(text, media).features[0].identifier
             continue
@@ -258,7 +258,7 @@ def test_arguments_of_videos_are_not_images(process: Process) -> None:
 
     A group is for one of them. Tokens are transformers' in any case (see the tests of processing).
     """
-    media = {"image": picture(90, 60, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
+    media = {"image": make_image(90, 60, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
 
     def identifiers(**kwargs: Any) -> list[str]:
         return [feature.identifier for feature in process(IMAGE + VIDEO, media, **kwargs).features]
@@ -292,12 +292,16 @@ def test_none_is_no_argument(process: Process) -> None:
 def test_one_bound_alone(llm: LLM, process: Process) -> None:
     """`max_pixels` alone counts, though lower than the checkpoint's least; so does `min_pixels`, up to its most."""
     side = 32 if is_third(llm) else 28
-    grid = process(IMAGE, {"image": picture(400, 400, 0)}, max_pixels=side**2).features[0].data["image_grid_thw"].data
+    grid = (
+        process(IMAGE, {"image": make_image(400, 400, 0)}, max_pixels=side**2).features[0].data["image_grid_thw"].data
+    )
     assert grid.tolist() == [1, 2, 2]
-    grid = process(IMAGE, {"image": picture(9, 9, 0)}, min_pixels=9 * side**2).features[0].data["image_grid_thw"].data
+    grid = (
+        process(IMAGE, {"image": make_image(9, 9, 0)}, min_pixels=9 * side**2).features[0].data["image_grid_thw"].data
+    )
     assert grid.tolist() == [1, 6, 6]
     with pytest.raises(ProcessorKwargsError, match="min_pixels=10000000 is above max_pixels="):
-        process(IMAGE, {"image": picture(9, 9, 0)}, min_pixels=10**7)
+        process(IMAGE, {"image": make_image(9, 9, 0)}, min_pixels=10**7)
 
 
 @pytest.mark.parametrize("kwargs", [{"max_pixels": "many"}, {"dpi": 3}, {"min_pixels": 9, "max_pixels": 8}])
@@ -312,7 +316,7 @@ def test_operators_bounds(tmp_path: Path) -> None:
     path = make_tiny_checkpoint(tmp_path)
     with LLM(str(path), dtype="float32", mm_processor_kwargs={"max_pixels": 784, "max_frames": 2}) as llm:
         assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"image": 32, "video": 32}
-        prompt: dict[str, Any] = {"prompt": IMAGE, "multi_modal_data": {"image": picture(300, 300, 0)}}
+        prompt: dict[str, Any] = {"prompt": IMAGE, "multi_modal_data": {"image": make_image(300, 300, 0)}}
         assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 1
         prompt["mm_processor_kwargs"] = {"max_pixels": 784 * 9}
         assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 9
@@ -326,7 +330,7 @@ def test_operators_groups(tmp_path: Path) -> None:
         inputs = llm.engine.input_processor
         most = inputs.mm_processor.profile.max_tokens
         assert (most["image"], most["video"] > 32) == (32, True)
-        media = {"image": picture(300, 300, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
+        media = {"image": make_image(300, 300, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
         image, video = inputs.process({"prompt": IMAGE + VIDEO, "multi_modal_data": media}).features
         assert (image.placeholder.length, video.data["video_grid_thw"].data[0]) == (1, 1)
 
@@ -335,7 +339,7 @@ def test_operators_groups(tmp_path: Path) -> None:
 
 
 def test_nothing_exceeds_the_worst_case(llm: LLM, process: Process) -> None:
-    """No size of picture or clip, very long ones included, becomes more tokens than memory is planned for."""
+    """No size of image or clip, very long ones included, becomes more tokens than memory is planned for."""
     most = llm.engine.input_processor.mm_processor.profile.max_tokens
     chosen = random.Random(0)
     for _ in range(150):
@@ -343,32 +347,32 @@ def test_nothing_exceeds_the_worst_case(llm: LLM, process: Process) -> None:
         height = min(300, max(1, round(width * 200 ** chosen.uniform(-1, 1))))
         if max(width, height) > 200 * min(width, height):
             continue
-        image = process(IMAGE, {"image": picture(width, height, 0)}).features[0]
+        image = process(IMAGE, {"image": make_image(width, height, 0)}).features[0]
         assert image.placeholder.length <= most["image"]
         frames = np.zeros((chosen.randint(1, 40), height, width, 3), np.uint8)
         video = process(VIDEO, {"video": (frames, {"fps": chosen.choice([1.0, 4.0, 30.0])})}).features[0]
         assert video.placeholder.num_embeds <= most["video"]
 
 
-def test_too_large_a_picture(process: Process) -> None:
-    """A request that would scale a picture up to more than the model takes is refused at once."""
-    with pytest.raises(PromptTooLongError, match=r"picture of 40 x 40 pixels becomes .* more than max_model_len=4096"):
-        process(IMAGE, {"image": picture(40, 40, 0)}, min_pixels=10**12, max_pixels=10**12)
+def test_too_large_a_image(process: Process) -> None:
+    """A request that would scale an image up to more than the model takes is refused at once."""
+    with pytest.raises(PromptTooLongError, match=r"image of 40 x 40 pixels becomes .* more than max_model_len=4096"):
+        process(IMAGE, {"image": make_image(40, 40, 0)}, min_pixels=10**12, max_pixels=10**12)
 
 
 @pytest.mark.parametrize("size", [(201, 1), (2, 500)])
 def test_sides_that_the_processor_does_not_take(process: Process, size: tuple[int, int]) -> None:
     """As transformers has it, 200 times as long as wide at most; in a request's words."""
     with pytest.raises(ValueError, match="absolute aspect ratio must be smaller than 200"):
-        transformers.Qwen2VLImageProcessorPil()([picture(*size, 0)])
+        transformers.Qwen2VLImageProcessorPil()([make_image(*size, 0)])
     with pytest.raises(MediaError, match=rf"{size[0]} x {size[1]} pixels: absolute aspect ratio must be smaller"):
-        process(IMAGE, {"image": picture(*size, 0)})
+        process(IMAGE, {"image": make_image(*size, 0)})
 
 
 def test_items_side_by_side(llm: LLM) -> None:
     """Two placeholders with nothing between them have no positions; mixed ones, and separate ones, do."""
     params = SamplingParams(temperature=0, max_tokens=2)
-    images, video = [picture(60, 60, i) for i in range(2)], clip(4, 60, 60, 0)
+    images, video = [make_image(60, 60, i) for i in range(2)], clip(4, 60, 60, 0)
     prompt = {"prompt": "<|image_pad|><|image_pad|>", "multi_modal_data": {"image": images}}
     with pytest.raises(PlaceholderError, match="image 0 and 1 stand side by side"):
         llm.generate(prompt, params, use_tqdm=False)
@@ -386,8 +390,8 @@ def test_embeddings_are_refused(llm: LLM, process: Process, modality: str, text:
 
 
 def test_placeholders_must_match(process: Process) -> None:
-    """A picture without a place, a place without a picture, a clip in a picture's place."""
-    for text, media in ((IMAGE, {}), ("x", {"image": picture(40, 40, 0)}), (IMAGE, {"video": clip(4, 40, 40, 0)})):
+    """An image without a place, a place without an image, a clip in an image's place."""
+    for text, media in ((IMAGE, {}), ("x", {"image": make_image(40, 40, 0)}), (IMAGE, {"video": clip(4, 40, 40, 0)})):
         with pytest.raises(MultiModalError):
             process(text, media)
 
@@ -399,7 +403,7 @@ def test_deepstack_rows(tmp_path: Path) -> None:
     """A row is the token's embedding and its deepstack features, of several items of different sizes in one batch."""
     path = make_tiny_checkpoint(tmp_path, architecture="Qwen3VLForConditionalGeneration")
     with LLM(str(path), dtype="float32") as llm:
-        media = {"image": [picture(90, 60, 0), picture(50, 150, 1)]}
+        media = {"image": [make_image(90, 60, 0), make_image(50, 150, 1)]}
         features = llm.engine.input_processor.process({"prompt": IMAGE * 2, "multi_modal_data": media}).features
         encoders = llm.engine.runner.encoders
         encoders.run(features)
@@ -414,12 +418,12 @@ def test_deepstack_rows(tmp_path: Path) -> None:
 
 
 def test_chat(llm: LLM) -> None:
-    """Pictures and clips of a conversation, in order, by the checkpoint's template and without one."""
+    """Images and clips of a conversation, in order, by the checkpoint's template and without one."""
     content = [
-        {"type": "image", "image": picture(60, 60, 0)},
+        {"type": "image", "image": make_image(60, 60, 0)},
         {"type": "text", "text": "then <|image_pad|>"},
         {"type": "video", "video": clip(4, 60, 60, 1)},
-        {"type": "image", "image": picture(90, 60, 2)},
+        {"type": "image", "image": make_image(90, 60, 2)},
     ]
     conversation = [{"role": "user", "content": content}]
     params = SamplingParams(temperature=0, max_tokens=3)

@@ -98,7 +98,7 @@ TAKEN: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "a rate, but all wanted": ((clip(9), {"fps": 5.0, **ALL}), {}, ALL),
     "all wanted by the request": ((clip(9), {"fps": 5.0}), ALL, ALL),
     "an array": (clip(9), {}, {}),
-    "pictures": ([Image.fromarray(frame) for frame in clip(7)], {}, {}),
+    "images": ([Image.fromarray(frame) for frame in clip(7)], {}, {}),
     "an array, so many": (clip(9), {"num_frames": 4}, {**SOME, "num_frames": 4, "fps": None}),
     "a rate, so many": ((clip(9), {"fps": 3.0}), {"num_frames": 6}, {**SOME, "num_frames": 6, "fps": None}),
     "a rate, denser": ((clip(12), {"fps": 6.0}), {"fps": 4}, {**SOME, "fps": 4}),
@@ -252,15 +252,15 @@ def test_frames_are_not_kept(settings: Any) -> None:
 
 
 def test_resizing_is_bicubic(process: Process) -> None:
-    """Against Pillow, which transformers' processor does not use for clips: a smooth picture, within two bytes."""
+    """Against Pillow, which transformers' processor does not use for clips: a smooth image, within two bytes."""
     ramp = Image.linear_gradient("L").resize((90, 75))
-    picture = Image.merge("RGB", (ramp, ramp.rotate(180), ramp.transpose(Image.Transpose.FLIP_LEFT_RIGHT)))
-    data = process([picture, picture], do_sample_frames=False).features[0].data
+    image = Image.merge("RGB", (ramp, ramp.rotate(180), ramp.transpose(Image.Transpose.FLIP_LEFT_RIGHT)))
+    data = process([image, image], do_sample_frames=False).features[0].data
     _, high, wide = data["video_grid_thw"].data.tolist()
     values = data["pixel_values_videos"].data
     patch = round((values.shape[1] / 6) ** 0.5)
     mean, std = ((0.5,) * 3, (0.5,) * 3) if patch == 16 else (QWEN2.image_mean, QWEN2.image_std)
-    want = np.asarray(picture.resize((wide * patch, high * patch), Image.Resampling.BICUBIC), np.float32)
+    want = np.asarray(image.resize((wide * patch, high * patch), Image.Resampling.BICUBIC), np.float32)
     want = (want / 255 - np.float32(mean)) / np.float32(std)
     blocks = values.view(high // 2, wide // 2, 2, 2, 3, 2, patch, patch)[..., 0, :, :]  # of the first frame
     whole = blocks.permute(0, 2, 5, 1, 3, 6, 4).reshape(high * patch, wide * patch, 3)

@@ -115,7 +115,7 @@ class PromptUpdateDetails:
 
 @lru_cache(maxsize=64)
 def _are_in(token_ids: tuple[int, ...], wanted: frozenset[int]) -> tuple[bool, ...]:
-    """Which of the tokens are wanted. Kept, as pictures of one size have the same tokens."""
+    """Which of the tokens are wanted. Kept, as images of one size have the same tokens."""
     return tuple(token in wanted for token in token_ids)
 
 
@@ -156,7 +156,7 @@ class PromptReplacement(PromptUpdate):
     occurrences of their target in order, each occurrence once. One that is left over is an error. At a position
     (`PromptIndexTargets`) there is nothing to replace: the content is inserted, as `PromptInsertion` does.
 
-    Example: every `<image>` becomes as many as its picture has patches. With `patches = [2, 3]`,
+    Example: every `<image>` becomes as many as its image has patches. With `patches = [2, 3]`,
     `<image> or <image> ?` becomes `<image> <image> or <image> <image> <image> ?`:
 
         PromptReplacement("image", target="<image>", replacement=lambda i: [image_token] * patches[i])

@@ -1,7 +1,7 @@
 """How much one video may take: pixels of a frame, pixels of all that is decoded, frames, parts. Knows no formats.
 
 They are needed because decoding happens in this process: twelve bytes of a header can announce a billion frames, and
-forty kilobytes hold six hundred of a still picture in 4K.
+forty kilobytes hold six hundred of a still image in 4K.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _MAX_UNITS = 32  # looked at, before the first slice
 
 
 def is_shown(codec: str, packet: Packet[VideoStream]) -> bool:
-    """Whether a frame comes of it: VP8 has packets for pictures that only others refer to."""
+    """Whether a frame comes of it: VP8 has packets for images that only others refer to."""
     return codec != "vp8" or bool(bytes(packet)[0] & 0x10)
 
 
@@ -46,7 +46,7 @@ def is_entry(codec: str, packet: Packet[VideoStream], configuration: bytes) -> b
     """
     if codec == "vp8":
         return not bytes(packet)[0] & 1
-    if codec == "h264":  # an IDR picture; from other key frames decoding may take a while to recover
+    if codec == "h264":  # an IDR image; from other key frames decoding may take a while to recover
         unit = _first_slice(bytes(packet), configuration, _AVCC_LENGTH, shift=0, mask=31, slices=_H264_SLICES)
         return unit in _H264_ENTRIES
     if codec == "hevc":
@@ -58,7 +58,7 @@ def is_entry(codec: str, packet: Packet[VideoStream], configuration: bytes) -> b
 def _first_slice(
     data: bytes, configuration: bytes, place: int, *, shift: int, mask: int, slices: Container[int]
 ) -> int | None:
-    """The NAL unit type of the first slice of a picture; None if there is none, or units have no lengths."""
+    """The NAL unit type of the first slice of an image; None if there is none, or units have no lengths."""
     if len(configuration) <= place or configuration[0] != 1:
         return None
     width = (configuration[place] & 3) + 1

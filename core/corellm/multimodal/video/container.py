@@ -219,7 +219,7 @@ def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
 
 
 def _video_stream(container: InputContainer) -> VideoStream:
-    """The first one that is no cover picture.
+    """The first one that is no cover image.
 
     Raises:
         MediaError: there is none, or its codec is not read.

@@ -110,9 +110,9 @@ class GifVideo:
             disposal = image.control.disposal
             before = canvas.crop(box) if number in wanted and disposal == _RESTORE else None
             if number in wanted or disposal not in (_CLEAR, _RESTORE):  # not what is gone before anybody looks
-                picture = self._decode(number)
-                canvas.paste(picture, box, picture if picture.mode == "RGBA" else None)
-                del picture
+                frame = self._decode(number)
+                canvas.paste(frame, box, frame if frame.mode == "RGBA" else None)
+                del frame
             if number in wanted:
                 yield np.array(canvas)
             if disposal == _CLEAR:
@@ -130,8 +130,8 @@ class GifVideo:
             parts.append(struct.pack("<BBBBHBB", _EXTENSION, _CONTROL, 4, 1, 0, image.control.transparent, 0))
         parts.append(struct.pack("<BHHHHB", _IMAGE, 0, 0, image.width, image.height, image.interlaced << 6))
         try:
-            picture = GifImageFile(BytesIO(b"".join([*parts, self._data[image.data], bytes([_END])])))
-            return picture.convert("RGB" if image.control.transparent is None else "RGBA")
+            frame = GifImageFile(BytesIO(b"".join([*parts, self._data[image.data], bytes([_END])])))
+            return frame.convert("RGB" if image.control.transparent is None else "RGBA")
         except Exception as error:  # whatever Pillow raises while it reads is the file's fault
             raise MediaError(f"frame {number} (at {self.times[number]:.2f} s) cannot be decoded") from error
 

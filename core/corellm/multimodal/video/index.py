@@ -26,7 +26,7 @@ class PacketInfo:
     before it.
     """
     is_shown: bool
-    """Not cut away by an edit list, nor a reference picture only."""
+    """Not cut away by an edit list, nor a reference image only."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Stretch:
 class FrameIndex:
     """The frames of one stream.
 
-    Packets before the first key frame, and those after it that are shown before it, refer to pictures that are not in
+    Packets before the first key frame, and those after it that are shown before it, refer to images that are not in
     the file: they are no frames. Of frames shown at the same time there is one.
 
     Attributes:

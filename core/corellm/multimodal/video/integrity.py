@@ -21,7 +21,7 @@ BROKEN = "is broken or truncated"
 
 _MP4_START = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 _MP4_NESTS = frozenset({b"trak", b"edts", b"mdia", b"minf", b"stbl", b"traf"})
-_MP4_UNWANTED = frozenset({b"udta", b"meta"})  # tags, cover pictures, tiled still pictures
+_MP4_UNWANTED = frozenset({b"udta", b"meta"})  # tags, cover images, tiled still images
 
 _TS_SYNC, _TS_PACKET, _TS_STAMPED = 0x47, 188, 192  # the bytes of a packet, plain and with a time before it (AVCHD)
 _TS_CHECKED = 4  # packets that must begin as they do

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.files import check_format
-from corellm.multimodal.items import is_array, is_picture, is_tensor
+from corellm.multimodal.items import is_array, is_image, is_tensor
 from corellm.multimodal.video.clip import Video, VideoMetadata
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ _IGNORED_KEYS = ("width", "height", "video_backend")  # transformers' metadata h
 
 
 def is_frame(value: object) -> bool:
-    """Whether a value can be one frame of a video: a picture, or an array or tensor `[h, w, c]` or `[c, h, w]`."""
-    return is_picture(value) or ((is_array(value) or is_tensor(value)) and value.ndim == 3)
+    """Whether a value can be one frame of a video: an image, or an array or tensor `[h, w, c]` or `[c, h, w]`."""
+    return is_image(value) or ((is_array(value) or is_tensor(value)) and value.ndim == 3)
 
 
 def is_frames_and_metadata(value: object) -> bool:
@@ -81,7 +81,7 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
     if isinstance(source, (list, tuple)):
         return _from_frames(source, given, limits)
     raise MediaError(
-        f"{type(source).__name__} is not a video; give a path, bytes, or frames as an array or a list of pictures",
+        f"{type(source).__name__} is not a video; give a path, bytes, or frames as an array or a list of images",
         got=type(source).__name__,
     )
 
@@ -175,21 +175,21 @@ def _from_frames(frames: Any, given: Mapping[str, Any], limits: MultiModalConfig
     for number, frame in enumerate(frames):
         try:
             if not is_frame(frame):
-                raise MediaError(f"{type(frame).__name__} is not a picture or an array of one")
-            picture = load_image(frame, limits.max_video_pixels)
+                raise MediaError(f"{type(frame).__name__} is not an image or an array of one")
+            image = load_image(frame, limits.max_video_pixels)
         except MediaError as error:
             error.args = (f"frame {number}: {error}",)
             raise
         if metadata is None:
-            _check_bytes(count * picture.width * picture.height * 3, limits.max_video_bytes)
-            metadata = _metadata(given, count, *picture.size)
-            pixels = np.empty((count, picture.height, picture.width, 3), np.uint8)
-        elif picture.size != (metadata.width, metadata.height):
+            _check_bytes(count * image.width * image.height * 3, limits.max_video_bytes)
+            metadata = _metadata(given, count, *image.size)
+            pixels = np.empty((count, image.height, image.width, 3), np.uint8)
+        elif image.size != (metadata.width, metadata.height):
             raise MediaError(
-                f"frame {number} has {picture.width} x {picture.height} pixels, the first has {metadata.width} x "
+                f"frame {number} has {image.width} x {image.height} pixels, the first has {metadata.width} x "
                 f"{metadata.height}; the frames of a video must be of one size"
             )
-        pixels[number] = np.asarray(picture)
+        pixels[number] = np.asarray(image)
     assert metadata is not None
     content = ("frames", pixels, asdict(metadata))
     return Video(_Frames(pixels), metadata, max_frames=limits.max_video_frames, content=content)

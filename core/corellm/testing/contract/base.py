@@ -27,7 +27,7 @@ USUAL_KWARGS: Sequence[Mapping[str, Any]] = (
     {"do_rescale": False},
     {"image_mean": [0.1, 0.2, 0.3]},
 )
-"""What most picture processors take."""
+"""What most image processors take."""
 
 
 FEW = settings(

@@ -10,7 +10,7 @@ from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.greedy import QUESTIONS, Examination, GreedyRules
-from corellm.testing.items import make_clip, make_picture, make_sound
+from corellm.testing.items import make_clip, make_image, make_sound
 from corellm.testing.subject import Subject, same_data
 
 
@@ -124,7 +124,7 @@ class EngineRules(GreedyRules):
 def _alike(subject: Subject, modality: str, seed: int) -> Any:
     """Items that take the same tokens and look or sound different."""
     if modality == "image":
-        return make_picture(60, 50, seed)
+        return make_image(60, 50, seed)
     if modality == "video":
         return make_clip(4, 60, 50, seed)
     return make_sound(subject.sampling_rate // 2, subject.sampling_rate, seed)

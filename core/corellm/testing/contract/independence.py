@@ -176,7 +176,7 @@ def _difference(one: ProcessedPrompt, other: ProcessedPrompt) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Content to compare: pictures and arrays as bytes."""
+    """Content to compare: images and arrays as bytes."""
     if isinstance(value, dict):
         return {key: _plain(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):

@@ -172,7 +172,7 @@ class LimitRules(ContractRules):
             )
 
     def test_no_item_exceeds_the_stated_maximum(self, subject: Subject) -> None:
-        """No picture, clip or sound of any size becomes more tokens than planned for, or it is refused."""
+        """No image, clip or sound of any size becomes more tokens than planned for, or it is refused."""
         profile, stated = subject.processor.profile, self._stated(subject)
         for modality in subject.modalities:
             most = stated.get(modality, profile.max_tokens[modality])

@@ -6,35 +6,35 @@ from typing import Any
 
 from corellm.errors import MediaError
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.items import forms_of, make_clip, make_picture, make_sound, odd_pictures, turned_picture
+from corellm.testing.items import forms_of, make_clip, make_image, make_sound, odd_images, turned_image
 from corellm.testing.subject import Subject, describe, extreme_items, same_data
 
 
 class MediaRules(ContractRules):
     """Odd and extreme items."""
 
-    def test_odd_pictures(self, subject: Subject) -> None:
-        """Pictures of every mode, tiny, long, turned and of 16 bits are answered, or refused with a typed error."""
+    def test_odd_images(self, subject: Subject) -> None:
+        """Images of every mode, tiny, long, turned and of 16 bits are answered, or refused with a typed error."""
         if "image" not in subject.modalities:
             return
         accepted = 0
-        for what, picture in odd_pictures().items():
-            features = self.taken(subject, "image", picture, f"a picture ({what})")
+        for what, image in odd_images().items():
+            features = self.taken(subject, "image", image, f"an image ({what})")
             accepted += len(features)
-            self._rows_match(subject, features, f"a picture ({what})")
+            self._rows_match(subject, features, f"an image ({what})")
         self.require(
             accepted >= 8,
             "call_hf_processor",
             expected="most of them taken",
-            got=f"{accepted} of {len(odd_pictures())}",
+            got=f"{accepted} of {len(odd_images())}",
             fix="refuse only what the processor cannot take",
         )
 
-    def test_turned_pictures_stand_upright(self, subject: Subject) -> None:
-        """A picture that EXIF says is turned becomes the same tensors as the one that stands upright."""
+    def test_turned_images_stand_upright(self, subject: Subject) -> None:
+        """An image that EXIF says is turned becomes the same tensors as the one that stands upright."""
         if "image" not in subject.modalities:
             return
-        turned, upright = turned_picture()
+        turned, upright = turned_image()
         self._same_item(subject, "image", upright, turned, "a file that says it lies on its side")
 
     def test_every_form_of_an_item_is_the_same(self, subject: Subject) -> None:
@@ -76,10 +76,10 @@ class MediaRules(ContractRules):
             )
 
     def test_short_clips_and_sounds(self, subject: Subject) -> None:
-        """A clip of a single frame, as array and as list of pictures, and a short sound are answered."""
+        """A clip of a single frame, as array and as list of images, and a short sound are answered."""
         if "video" in subject.modalities:
             frames, metadata = make_clip(1, 48, 40)
-            for clip in (frames, (frames, metadata), [make_picture(48, 40)]):
+            for clip in (frames, (frames, metadata), [make_image(48, 40)]):
                 with self.expecting("a clip of one frame is processed"):
                     self._rows_match(subject, subject.features("video", clip), "a clip of one frame")
         if "audio" in subject.modalities:
@@ -88,7 +88,7 @@ class MediaRules(ContractRules):
                 self._rows_match(subject, subject.features("audio", sound), "a short sound")
 
     def test_broken_media_are_refused(self, subject: Subject) -> None:
-        """Bytes that are no picture, clip or sound, and empty ones, are refused with a `MediaError` that counts."""
+        """Bytes that are no image, clip or sound, and empty ones, are refused with a `MediaError` that counts."""
         for modality in subject.modalities:
             for broken in (b"", b"\x89PNG\r\n\x1a\n and no more", bytes(64)):
                 with self.refusing(

@@ -1,7 +1,7 @@
-"""PatchTalker for corellm: a picture's patches go straight into a Llama, row by row, as words do.
+"""PatchTalker for corellm: an image's patches go straight into a Llama, row by row, as words do.
 
-In the prompt a picture is `<image>`, and becomes `<image>` once per patch with `<row>` after each row of patches. The
-patches take embeddings, one linear layer's; `<row>` is a token like any other. Pictures have any shape, and any number
+In the prompt an image is `<image>`, and becomes `<image>` once per patch with `<row>` after each row of patches. The
+patches take embeddings, one linear layer's; `<row>` is a token like any other. Images have any shape, and any number
 of them may be in a prompt.
 
 transformers knows nothing of this model, so configuration (`config`), processor (`processor`) and model (`model`) are
@@ -77,37 +77,37 @@ class PatchTalker:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of pictures."""
+        """Any number of images."""
         return {"image": None}
 
     @hookimpl
     def refuse_embeddings(self) -> str:
         """The prompt shows where a row ends."""
-        return "they do not tell how long the picture's rows are"
+        return "they do not tell how long the image's rows are"
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
-        """In a conversation: the picture on a line of its own."""
+        """In a conversation: the image on a line of its own."""
         return f"{self.context.hf_processor.image_token}\n" if modality == "image" else None
 
     @hookimpl
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """A placeholder per picture."""
+        """A placeholder per image."""
         image_token: str = self.context.hf_processor.image_token
         return image_token * mm_counts.get("image", 0)
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        """One patch wide and as high as may be: as many patches as any picture, and a `<row>` for each of them."""
+        """One patch wide and as high as may be: as many patches as any image, and a `<row>` for each of them."""
         processor = self.context.hf_processor
         high = processor.patch_size * processor.max_patches
         return {"image": dummy_images(mm_counts.get("image", 0), width=processor.patch_size, height=high)}
 
-    # --- one picture's tensors, and its place in the prompt -----------------------------------------------------------
+    # --- one image's tensors, and its place in the prompt -----------------------------------------------------------
 
     @hookimpl
     def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
-        """`patches` is `[patches of all pictures, values]`; `grids` is `[pictures, 2]`, rows and columns of each."""
+        """`patches` is `[patches of all images, values]`; `grids` is `[images, 2]`, rows and columns of each."""
         return {
             "patches": MultiModalFieldConfig.flat_from_sizes("image", hf_inputs["grids"].prod(-1)),
             "grids": MultiModalFieldConfig.batched("image"),
@@ -130,7 +130,7 @@ class PatchTalker:
 
     @hookimpl
     def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
-        """One linear layer over the patches of all pictures: `[patches, hidden_size]` per picture."""
+        """One linear layer over the patches of all images: `[patches, hidden_size]` per image."""
         import torch
 
         return torch.split(model.projection(mm_kwargs["patches"]), mm_kwargs["grids"].prod(-1).tolist())

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 
 class PatchTalkerConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is not typed
-    """A Llama's configuration, and how pictures are cut.
+    """A Llama's configuration, and how images are cut.
 
     corellm asks it for `get_text_config()`, which finds `text_config` by its name.
     """
@@ -21,7 +21,7 @@ class PatchTalkerConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers
     patch_size: int = 14
     """Side of a patch in pixels."""
     max_patches: int = 1024
-    """Of one picture; a larger one is shrunk."""
+    """Of one image; a larger one is shrunk."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         if not isinstance(self.text_config, LlamaConfig):

@@ -18,16 +18,16 @@ from corellm_patchtalker import PatchTalker
 
 
 class PlainPatchTalker(Reference):
-    """PatchTalker a second time: pictures are cut one patch at a time, text is generated without any cache."""
+    """PatchTalker a second time: images are cut one patch at a time, text is generated without any cache."""
 
     def process(self, text: str, media: Mapping[str, Sequence[Any]], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Pictures are laid out in the prompt's text, before it is tokenized."""
+        """Images are laid out in the prompt's text, before it is tokenized."""
         import torch
 
         grids: list[list[int]] = []
         patches: list[Any] = []
-        for picture in media.get("image", ()):
-            cut = self._cut(picture.convert("RGB"), kwargs.get("max_patches", self._settings["max_patches"]))
+        for image in media.get("image", ()):
+            cut = self._cut(image.convert("RGB"), kwargs.get("max_patches", self._settings["max_patches"]))
             grids.append([len(cut), len(cut[0])])
             patches += [patch for row in cut for patch in row]
             text = text.replace("<image>", ("\N{NULL}" * len(cut[0]) + "<row>") * len(cut), 1)
@@ -62,17 +62,17 @@ class PlainPatchTalker(Reference):
                 hidden = torch.cat([hidden, embeddings(torch.tensor(tokens[-1:]))])
         return Continuation(prompt.tolist(), tokens, logprobs)
 
-    def _cut(self, picture: Any, most: int) -> list[list[Any]]:
+    def _cut(self, image: Any, most: int) -> list[list[Any]]:
         """Rows of patches."""
         import numpy as np
         import torch
         from PIL import Image
 
         side = self._settings["patch_size"]
-        width, height = picture.size
+        width, height = image.size
         while (columns := (width + side - 1) // side) * (rows := (height + side - 1) // side) > most:
             width, height = (width + 1) // 2, (height + 1) // 2
-        whole = picture.resize((columns * side, rows * side), Image.Resampling.BICUBIC)
+        whole = image.resize((columns * side, rows * side), Image.Resampling.BICUBIC)
 
         def patch(row: int, column: int) -> Any:
             left, top = column * side, row * side

@@ -1,4 +1,4 @@
-"""The model: one linear layer for patches beside transformers' Llama. Knows no picture and no prompt.
+"""The model: one linear layer for patches beside transformers' Llama. Knows no image and no prompt.
 
 Its text decoder must be transformers' modelling code or built like it: corellm runs it with an attention function of
 its own, which reads and writes the paged KV cache.

@@ -1,6 +1,6 @@
-"""Pictures and prompts as PatchTalker takes them, with the call signature of a Hugging Face processor.
+"""Images and prompts as PatchTalker takes them, with the call signature of a Hugging Face processor.
 
-A picture is halved until it has no more than `max_patches`, stretched to whole patches, and cut. Knows no model.
+An image is halved until it has no more than `max_patches`, stretched to whole patches, and cut. Knows no model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Pixels = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PatchTalkerProcessor:
-    """Tokenizes a prompt, cuts pictures, lays them out in the prompt.
+    """Tokenizes a prompt, cuts images, lays them out in the prompt.
 
     Args:
         tokenizer: of the checkpoint.
         patch_size: side of a patch in pixels.
-        max_patches: of one picture; a request may ask for fewer, not for more: memory is planned for these.
+        max_patches: of one image; a request may ask for fewer, not for more: memory is planned for these.
     """
 
     image_token = "<image>"
@@ -41,17 +41,17 @@ class PatchTalkerProcessor:
         *,
         max_patches: int | None = None,
     ) -> Mapping[str, Any]:
-        """Process a prompt and its pictures.
+        """Process a prompt and its images.
 
         Args:
-            text: with an `<image>` for each picture.
+            text: with an `<image>` for each image.
             images: in the order of their placeholders.
             return_tensors: `"pt"` for torch.
-            max_patches: of a picture; None for as many as may be.
+            max_patches: of an image; None for as many as may be.
 
         Returns:
-            A `BatchFeature`: `input_ids` and `attention_mask` `[1, tokens]` with the pictures laid out, `patches`
-            `[patches of all pictures, 3 * patch_size ** 2]`, `grids` `[pictures, 2]`, rows and columns.
+            A `BatchFeature`: `input_ids` and `attention_mask` `[1, tokens]` with the images laid out, `patches`
+            `[patches of all images, 3 * patch_size ** 2]`, `grids` `[images, 2]`, rows and columns.
 
         Raises:
             ProcessorKwargsError: `max_patches` is no number that may be asked for.
@@ -60,25 +60,25 @@ class PatchTalkerProcessor:
         from transformers import BatchFeature
 
         most = self.max_patches if max_patches is None else _checked(max_patches, self.max_patches)
-        pictures = [images] if isinstance(images, Image.Image) else list(images or ())
-        grids = [self._grid(picture.size, most) for picture in pictures]
+        images = [images] if isinstance(images, Image.Image) else list(images or ())
+        grids = [self._grid(image.size, most) for image in images]
         data: dict[str, Any] = {}
         if text is not None:
             ids = self._lay_out(self.tokenizer(text)["input_ids"], grids)
             data = {"input_ids": [ids], "attention_mask": [[1] * len(ids)]}
-        if pictures:
-            cut = [self._cut(picture, *grid) for picture, grid in zip(pictures, grids, strict=True)]
+        if images:
+            cut = [self._cut(image, *grid) for image, grid in zip(images, grids, strict=True)]
             data |= {"patches": np.concatenate(cut), "grids": np.array(grids)}
         return BatchFeature(data, tensor_type=return_tensors)  # type: ignore[no-any-return]
 
     def layout(self, rows: int, columns: int) -> list[int]:
-        """The tokens of one picture."""
+        """The tokens of one image."""
         return [*[self.image_token_id] * columns, self._row_token_id] * rows
 
     def _lay_out(self, token_ids: Sequence[int], grids: Sequence[tuple[int, int]]) -> list[int]:
         named = list(token_ids).count(self.image_token_id)
         if named != len(grids):
-            raise ValueError(f"the text has {named} {self.image_token}, {len(grids)} pictures were given")
+            raise ValueError(f"the text has {named} {self.image_token}, {len(grids)} images were given")
         waiting = iter(grids)
         return [
             token
@@ -87,18 +87,18 @@ class PatchTalkerProcessor:
         ]
 
     def _grid(self, size: tuple[int, int], most: int) -> tuple[int, int]:
-        """Rows and columns of a picture of this width and height."""
+        """Rows and columns of an image of this width and height."""
         patch = self.patch_size
         while True:
             columns, rows = (-(-side // patch) for side in size)  # rounded up
             if rows * columns <= most:
                 return rows, columns
-            patch *= 2  # as good as a picture of half the size
+            patch *= 2  # as good as an image of half the size
 
-    def _cut(self, picture: Image.Image, rows: int, columns: int) -> Pixels:
+    def _cut(self, image: Image.Image, rows: int, columns: int) -> Pixels:
         """Patches row by row, `[rows * columns, 3 * patch * patch]`, colours first, from -1 to 1."""
         patch = self.patch_size
-        resized = picture.convert("RGB").resize((columns * patch, rows * patch), Image.Resampling.BICUBIC)
+        resized = image.convert("RGB").resize((columns * patch, rows * patch), Image.Resampling.BICUBIC)
         pixels = np.asarray(resized, dtype=np.float32) / np.float32(127.5) - np.float32(1)
         grid = pixels.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
         return grid.reshape(rows * columns, -1)

@@ -11,7 +11,7 @@ from corellm.testing.checkpoints import randomize_weights, train_tokenizer
 
 
 def make_tiny_checkpoint(path: str | Path, seed: int = 0) -> Path:
-    """Write a checkpoint: configuration, weights, tokenizer. A picture has up to 24 patches of 8 x 8 pixels.
+    """Write a checkpoint: configuration, weights, tokenizer. An image has up to 24 patches of 8 x 8 pixels.
 
     Args:
         path: directory to write to; made if need be.

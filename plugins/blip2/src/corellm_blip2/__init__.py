@@ -1,7 +1,7 @@
 """BLIP-2 for corellm: `Blip2ForConditionalGeneration` with a decoder for its text model (OPT).
 
-A picture becomes the outputs of the Q-Former's queries, always the same number, and they stand before the whole prompt,
-its BOS included; the text has no placeholder for them. One picture per prompt, as in training. Knows no
+An image becomes the outputs of the Q-Former's queries, always the same number, and they stand before the whole prompt,
+its BOS included; the text has no placeholder for them. One image per prompt, as in training. Knows no
 encoder-decoder text model (T5), and not InstructBLIP, whose Q-Former reads the question too.
 """
 
@@ -60,17 +60,17 @@ class Blip2:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """One picture."""
+        """One image."""
         return {"image": 1}
 
     @hookimpl
     def get_dummy_text(self) -> str:
-        """Nothing in the text stands for a picture."""
+        """Nothing in the text stands for an image."""
         return ""
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        """Every picture is resized to the tower's size, so all are equally large."""
+        """Every image is resized to the tower's size, so all are equally large."""
         size = self.context.hf_config.vision_config.image_size
         return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
 
@@ -86,7 +86,7 @@ class Blip2:
         """The prompt for visual question answering: `Question: ... Answer: ... Question: ... Answer:`.
 
         That is how BLIP-2 (Li et al. 2023, arXiv:2301.12597) asks, earlier turns with their answers first. Other roles'
-        text goes in as it is. A picture without any text is captioned: its prompt is empty.
+        text goes in as it is. An image without any text is captioned: its prompt is empty.
         """
         if chat_template:
             return None
@@ -101,7 +101,7 @@ class Blip2:
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The picture without any text, which changes nothing of it; arguments are the core's to check."""
+        """The image without any text, which changes nothing of it; arguments are the core's to check."""
         if mm_kwargs:
             return None
         outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")

@@ -11,7 +11,7 @@ from corellm_blip2 import Blip2
 
 
 class Blip2Reference(Reference):
-    """Transformers', whose BLIP-2 wants a picture: its text model alone answers where there is none."""
+    """Transformers', whose BLIP-2 wants an image: its text model alone answers where there is none."""
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Positions are interpolated, as for another `size`; at the tower's own they are its own."""

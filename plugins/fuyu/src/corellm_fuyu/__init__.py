@@ -1,11 +1,11 @@
-"""Fuyu for corellm: `FuyuForCausalLM`, a Persimmon decoder that reads a picture's patches as it reads words.
+"""Fuyu for corellm: `FuyuForCausalLM`, a Persimmon decoder that reads an image's patches as it reads words.
 
-A prompt has no placeholder. The picture goes before it, row by row: an image token per patch, a newline token after
+A prompt has no placeholder. The image goes before it, row by row: an image token per patch, a newline token after
 each row, and `<s>` at the end; only the image tokens take embeddings, one linear layer's. After the prompt comes the
-beginning-of-answer token. Prompts without a picture are as the tokenizer makes them.
+beginning-of-answer token. Prompts without an image are as the tokenizer makes them.
 
-How pictures are fitted and cut, and where tokens go, is `FuyuProcessor`'s of transformers 5.17. It pairs each text with
-one picture and takes a second one's patches for more of the first, so one picture per prompt is the limit.
+How images are fitted and cut, and where tokens go, is `FuyuProcessor`'s of transformers 5.17. It pairs each text with
+one image and takes a second one's patches for more of the first, so one image per prompt is the limit.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ class Fuyu:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """One picture."""
+        """One image."""
         return {"image": 1}
 
     @hookimpl
     def refuse_embeddings(self) -> str:
-        """Rows of a picture are marked in the prompt."""
-        return "they do not say how long the picture's rows are"
+        """Rows of an image are marked in the prompt."""
+        return "they do not say how long the image's rows are"
 
     @hookimpl
     def get_dummy_text(self) -> str:
-        """Nothing stands for a picture."""
+        """Nothing stands for an image."""
         return ""
 
     @hookimpl
     def get_dummy_mm_data(
         self, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Any]:
-        """As large as pictures may be: larger ones are shrunk, smaller ones have no more rows nor longer ones."""
+        """As large as images may be: larger ones are shrunk, smaller ones have no more rows nor longer ones."""
         from transformers.image_processing_utils import get_size_dict
 
         limit = self.context.kwargs_for("image").get("size", self.context.hf_processor.image_processor.size)
@@ -72,7 +72,7 @@ class Fuyu:
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
-        """Nothing, wherever in the conversation the picture is."""
+        """Nothing, wherever in the conversation the image is."""
         return "" if modality == "image" else None
 
     @hookimpl
@@ -89,13 +89,13 @@ class Fuyu:
                 prompt += _BEGIN_ANSWER
             prompt += "".join(part["text"] for part in message["content"] if part["type"] == "text")
             prompt = prompt.removesuffix("\n") + "\n"
-        if add_generation_prompt and "image" not in media:  # prompts with a picture get it anyway
+        if add_generation_prompt and "image" not in media:  # prompts with an image get it anyway
             prompt += _BEGIN_ANSWER
         return ChatPrompt(prompt, media)
 
     @hookimpl
     def apply_hf_processor_tokens_only(self, token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
-        """Beside a picture the tokenizer's own prefix is left out, and the answer begins."""
+        """Beside an image the tokenizer's own prefix is left out, and the answer begins."""
         if not mm_counts:
             return token_ids
         prefix, answer = self._added_tokens()
@@ -121,12 +121,12 @@ class Fuyu:
 
     @hookimpl
     def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        """One grid of patches per picture."""
+        """One grid of patches per image."""
         return {"image_patches": MultiModalFieldConfig.batched("image")}
 
     @hookimpl
     def get_prompt_updates(self, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]) -> list[PromptInsertion]:
-        """The picture's block before the prompt."""
+        """The image's block before the prompt."""
         processor = self.context.hf_processor
         begin_text = self.context.tokenizer.convert_tokens_to_ids(_BEGIN_TEXT)
 
@@ -139,5 +139,5 @@ class Fuyu:
 
     @hookimpl
     def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """One linear layer: `[patches, hidden_size]` per picture."""
+        """One linear layer: `[patches, hidden_size]` per image."""
         return [model.model.vision_embed_tokens(patches.flatten(0, 1)) for patches in mm_kwargs["image_patches"]]

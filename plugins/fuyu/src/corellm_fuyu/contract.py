@@ -11,7 +11,7 @@ from corellm_fuyu import Fuyu
 
 
 class FuyuReference(Reference):
-    """Transformers', whose processor gives the patches of a picture flat, and a single one without its dimension."""
+    """Transformers', whose processor gives the patches of an image flat, and a single one without its dimension."""
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The patches as `[1, rows, columns, values]`: a row ends with a newline token."""

@@ -39,7 +39,7 @@ def make_tiny_checkpoint(
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
-        max_height, max_width: what larger pictures are shrunk to fit into, in pixels; multiples of 30, the patch.
+        max_height, max_width: what larger images are shrunk to fit into, in pixels; multiples of 30, the patch.
         hidden_size, num_layers: of the decoder.
 
     Returns:

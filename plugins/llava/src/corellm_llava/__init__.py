@@ -1,6 +1,6 @@
 """LLaVA for corellm: `LlavaForConditionalGeneration`, with any vision tower and text model transformers knows.
 
-A picture's `<image>` token becomes as many image tokens as the tower has patches; the vision tower and the projector
+An image's `<image>` token becomes as many image tokens as the tower has patches; the vision tower and the projector
 give an embedding for each. Nothing else is special, so this is also the adapter to start a new one from.
 """
 
@@ -30,24 +30,24 @@ class Llava:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of pictures."""
+        """Any number of images."""
         return {"image": None}
 
     @hookimpl
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """One image token per picture."""
+        """One image token per image."""
         image_token: str = self.context.hf_processor.image_token
         return image_token * mm_counts.get("image", 0)
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        """Every picture is resized to the tower's size, so all are equally large."""
+        """Every image is resized to the tower's size, so all are equally large."""
         size = self.context.hf_config.vision_config.image_size
         return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
-        """LLaVA was trained with the picture on a line of its own."""
+        """LLaVA was trained with the image on a line of its own."""
         return f"{self.context.hf_processor.image_token}\n" if modality == "image" else None
 
     @hookimpl
@@ -71,7 +71,7 @@ class Llava:
         return [PromptReplacement("image", target=[token], replacement=replacement)]
 
     def _num_patches(self, pixel_values: Tensor) -> int:
-        """Embeddings of one picture `[channels, height, width]`: its patches, and a class token if it is kept."""
+        """Embeddings of one image `[channels, height, width]`: its patches, and a class token if it is kept."""
         processor = self.context.hf_processor
         height, width = pixel_values.shape[-2:]
         patches: int = (height // processor.patch_size) * (width // processor.patch_size)
@@ -80,6 +80,6 @@ class Llava:
 
     @hookimpl
     def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
-        """Tower, feature layers, projector: `[patches, hidden_size]` per picture."""
+        """Tower, feature layers, projector: `[patches, hidden_size]` per image."""
         features: Sequence[Tensor] = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output
         return features

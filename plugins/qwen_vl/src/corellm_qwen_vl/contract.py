@@ -18,7 +18,7 @@ from corellm_qwen_vl.hf_oracle import HFProcessors
 class QwenReference(Reference):
     """Transformers' own processors in a process of their own, where torchvision seems to be installed.
 
-    Pictures are resized there by torchvision, here and in corellm by Pillow: their pixels come from transformers'
+    Images are resized there by torchvision, here and in corellm by Pillow: their pixels come from transformers'
     processor for that, everything else from the whole one.
     """
 
@@ -33,7 +33,7 @@ class QwenReference(Reference):
         return transformers.Qwen2VLImageProcessorPil.from_pretrained(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Text, pictures and clips together; clips at two frames a second, as the family's own tools have it."""
+        """Text, images and clips together; clips at two frames a second, as the family's own tools have it."""
         images, clips = list(media.get("image", ())), list(media.get("video", ()))
         outputs = self.processors(
             self.checkpoint,
@@ -64,7 +64,7 @@ class QwenContract(AdapterContract):
     reference = QwenReference
     processor_kwargs = ({"min_pixels": 3136, "max_pixels": 6000}, {"fps": 1.0})
     exceptions: ClassVar[Mapping[str, str]] = {
-        "test_the_dummy_is_the_stated_maximum": "the bound holds for pictures 200 times as long as wide, too, "
+        "test_the_dummy_is_the_stated_maximum": "the bound holds for images 200 times as long as wide, too, "
         "while the dummies are what costs the encoder most: nearly square, and on a CPU not larger than needed"
     }
 

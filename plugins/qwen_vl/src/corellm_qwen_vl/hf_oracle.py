@@ -6,7 +6,7 @@ before transformers is imported. Everything that is compared (sizes, sampling, p
 transformers' code. Run as a program: reads pickled requests from standard input, writes pickled answers.
 
 The `resize` here is torchvision's for tensors on a CPU (`transforms/v2/functional/_geometry.py`, `resize_image`): bytes
-are resized as bytes on a CPU, antialiased, and a picture of the right size is left alone.
+are resized as bytes on a CPU, antialiased, and an image of the right size is left alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processor of a checkpoint: pictures by transformers' own, clips by ours; needs no torchvision.
+"""The processor of a checkpoint: images by transformers' own, clips by ours; needs no torchvision.
 
 `AutoProcessor` and `Qwen2VLProcessor` cannot be made without torchvision, for they hold a video processor that imports
 it. Everything is read from the files a checkpoint has, old or new. Knows tensors and arguments, no prompt.
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from corellm.multimodal import Video
 
 _MAX_ASPECT_RATIO = 200
-"""Of pictures and frames; longer ones are refused."""
+"""Of images and frames; longer ones are refused."""
 
 
 class QwenVLProcessor:
-    """Pictures and clips of one request, one at a time, to tensors.
+    """Images and clips of one request, one at a time, to tensors.
 
     Attributes:
         chat_template: the processor's, if it has one; else the tokenizer's counts.
@@ -43,7 +43,7 @@ class QwenVLProcessor:
         """Read a checkpoint's files.
 
         A clip's settings are in `processor_config.json`, else in `video_preprocessor_config.json`, else, as checkpoints
-        of the first years have it, the pictures' in `preprocessor_config.json` count for both.
+        of the first years have it, the images' in `preprocessor_config.json` count for both.
 
         Raises:
             CheckpointError: there are none, or they want what is not supported.
@@ -69,11 +69,11 @@ class QwenVLProcessor:
         max_tokens: int | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Turn one picture or one clip into tensors.
+        """Turn one image or one clip into tensors.
 
         Args:
             text: not looked at: the adapter places items in prompts.
-            images: one picture, or none.
+            images: one image, or none.
             videos: one clip, or none.
             return_tensors: torch's whatever it says.
             max_tokens: what becomes more is refused before it is processed.
@@ -103,7 +103,7 @@ class QwenVLProcessor:
         tokens = patches // self.image_processor.merge_size**2
         if max_tokens is not None and tokens > max_tokens:
             raise PromptTooLongError(
-                f"the picture of {image.width} x {image.height} pixels becomes {tokens} tokens, more than "
+                f"the image of {image.width} x {image.height} pixels becomes {tokens} tokens, more than "
                 f"max_model_len={max_tokens}; lower min_pixels and max_pixels in mm_processor_kwargs"
             )
         processed: Mapping[str, Any] = self.image_processor([image], **pixels, return_tensors="pt")
@@ -116,7 +116,7 @@ class QwenVLProcessor:
     # --- the worst case ---------------------------------------------------------------------------------------------
 
     def largest_image(self, tokens: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
-        """Width and height of a picture that becomes as many tokens as any may, and not more than `tokens`."""
+        """Width and height of an image that becomes as many tokens as any may, and not more than `tokens`."""
         _, most = self._image_bounds(check_arguments(kwargs))
         return _near_square(min(tokens, most // self._side**2), self._side)
 
@@ -149,9 +149,9 @@ def _near_square(tokens: int, side: int) -> tuple[int, int]:
 
 
 def _most_tokens(least: int, most: int, groups: int) -> int:
-    """Tokens of `groups` pictures, together between `least` and `most` before their sides are rounded to whole ones.
+    """Tokens of `groups` images, together between `least` and `most` before their sides are rounded to whole ones.
 
-    No side is rounded to nothing, so very long pictures have more than `most`: a row of one, sqrt(200 n) for n tokens.
+    No side is rounded to nothing, so very long images have more than `most`: a row of one, sqrt(200 n) for n tokens.
     Sides that must grow are rounded up: n tokens become at most (a + 1) (b + 1) with a b = n, a + b < 15 sqrt(n).
     """
     return max(

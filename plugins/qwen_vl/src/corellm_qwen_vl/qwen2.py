@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: pictures and clips become a grid of patches, four patches a token, at any resolution.
+"""Qwen2-VL and Qwen2.5-VL: images and clips become a grid of patches, four patches a token, at any resolution.
 
 A placeholder token becomes as many as the item has tokens. Positions have three axes, time, height and width (M-RoPE);
 transformers' model computes them, Qwen2.5-VL's with time in seconds (`second_per_grid_ts`). What is done to pixels is
@@ -48,7 +48,7 @@ class Qwen2VL:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of pictures and clips."""
+        """Any number of images and clips."""
         return {"image": None, "video": None}
 
     @hookimpl

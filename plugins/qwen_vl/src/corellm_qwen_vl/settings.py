@@ -1,6 +1,6 @@
-"""How pictures and clips are processed: what a checkpoint's files say, and what a request says on top, checked.
+"""How images and clips are processed: what a checkpoint's files say, and what a request says on top, checked.
 
-Knows names, types and bounds of arguments; knows no picture and no clip. Defaults are those of transformers 5.17.
+Knows names, types and bounds of arguments; knows no image and no clip. Defaults are those of transformers 5.17.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _vision(generation: str, hidden_size: int) -> dict[str, Any]:
 
 
 def _processors(generation: str) -> dict[str, dict[str, Any]]:
-    """The processor files by name: up to 16 tokens for a picture, and some 6 for a pair of frames."""
+    """The processor files by name: up to 16 tokens for an image, and some 6 for a pair of frames."""
     third = generation == "Qwen3VL"
     patch = 16 if third else 14
     common = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, **(_HALF if third else _CLIP)}

@@ -1,6 +1,6 @@
 """The original Qwen-VL for corellm: `QWenLMHeadModel`, whose checkpoints bring code of their own that is never run.
 
-A picture of any shape is squeezed to 448 x 448 pixels and becomes 256 embeddings between `<img>` and `</img>`.
+An image of any shape is squeezed to 448 x 448 pixels and becomes 256 embeddings between `<img>` and `</img>`.
 Configuration, tokenizer, processor and vision tower are here; the text decoder is transformers' Qwen2.
 """
 
@@ -65,17 +65,17 @@ class QwenVL:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of pictures."""
+        """Any number of images."""
         return {"image": None}
 
     @hookimpl
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """An empty pair of tags per picture."""
+        """An empty pair of tags per image."""
         return f"{IMAGE_START}{IMAGE_END}" * mm_counts.get("image", 0)
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        """Every picture is resized, so all are equally large."""
+        """Every image is resized, so all are equally large."""
         size = self.context.hf_config.visual["image_size"]
         return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
 
@@ -97,9 +97,9 @@ class QwenVL:
         if chat_template is not None or config.chat_format != "chatml":
             return None
 
-        def count_tokens(text: str, num_pictures: int) -> int:
+        def count_tokens(text: str, num_images: int) -> int:
             ids = self.context.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            return len(ids) + num_pictures * int(config.visual["n_queries"])
+            return len(ids) + num_images * int(config.visual["n_queries"])
 
         return make_context(
             messages,
@@ -110,13 +110,13 @@ class QwenVL:
 
     @hookimpl
     def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
-        """Drop paths and URLs between the tags: pictures come beside the prompt."""
+        """Drop paths and URLs between the tags: images come beside the prompt."""
         collapsed: list[int] = self.context.hf_processor.collapse(token_ids)
         return collapsed
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The picture without any text, which changes nothing of it; arguments are the core's to check."""
+        """The image without any text, which changes nothing of it; arguments are the core's to check."""
         if mm_kwargs:
             return None
         outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")

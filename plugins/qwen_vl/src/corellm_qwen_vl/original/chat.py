@@ -1,4 +1,4 @@
-"""Qwen-VL's own way to make a prompt of a conversation: chatml, pictures numbered, old turns left out to fit."""
+"""Qwen-VL's own way to make a prompt of a conversation: chatml, images numbered, old turns left out to fit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 @dataclass
 class _Turn:
-    """What is said from one message of the user to the next, and the pictures in it."""
+    """What is said from one message of the user to the next, and the images in it."""
 
     text: str = ""
-    pictures: list[Any] = field(default_factory=list)
+    images: list[Any] = field(default_factory=list)
 
 
 def placeholder(index: int) -> str:
-    """A picture in a prompt, numbered from 1 through the whole conversation."""
+    """An image in a prompt, numbered from 1 through the whole conversation."""
     return f"Picture {index + 1}: {IMAGE_START}{IMAGE_END}\n"
 
 
@@ -37,37 +37,37 @@ def make_context(
     """Make the prompt; the newest turns are kept, as many whole ones as fit below `max_tokens`.
 
     As in the family's own function, except that the newest turn counts too: it is kept in any case. Numbers of
-    pictures stay those of the whole conversation, so what is said of "Picture 2" stays true.
+    images stay those of the whole conversation, so what is said of "Picture 2" stays true.
 
     Args:
         messages: normalized messages.
         max_tokens: the prompt shall have fewer.
-        count_tokens: of a text with so many pictures in it.
+        count_tokens: of a text with so many images in it.
         add_generation_prompt: whether to end with the start of the assistant's turn.
 
     Raises:
         PromptError: a role the family does not have.
-        UnsupportedModalityError: media other than pictures.
+        UnsupportedModalityError: media other than images.
     """
     system, turns = _split_turns(messages)
     reply = f"\n{IM_START}assistant\n" if add_generation_prompt else ""
-    size = count_tokens(system.text + reply, len(system.pictures))
+    size = count_tokens(system.text + reply, len(system.images))
     kept: list[_Turn] = []
     for turn in reversed(turns):
-        size += count_tokens(turn.text, len(turn.pictures))
+        size += count_tokens(turn.text, len(turn.images))
         if kept and size >= max_tokens:
             break
         kept.insert(0, turn)
     parts = [system, *kept]
     return ChatPrompt(
-        "".join(part.text for part in parts) + reply, {"image": [p for part in parts for p in part.pictures]}
+        "".join(part.text for part in parts) + reply, {"image": [p for part in parts for p in part.images]}
     )
 
 
 def _split_turns(messages: Sequence[Mapping[str, Any]]) -> tuple[_Turn, list[_Turn]]:
     """The system's words, the default ones where there are none, and the turns after them."""
     system, turns = _Turn(), [_Turn()]
-    num_pictures = 0
+    num_images = 0
     for message in messages:
         role = _ROLES.get(message["role"])
         if role is None:
@@ -85,9 +85,9 @@ def _split_turns(messages: Sequence[Mapping[str, Any]]) -> tuple[_Turn, list[_Tu
                 raise UnsupportedModalityError(
                     f"this model takes no {part['type']}; it takes image", modality=part["type"]
                 )
-            turn.text += placeholder(num_pictures)
-            turn.pictures.append(part["image"])
-            num_pictures += 1
+            turn.text += placeholder(num_images)
+            turn.images.append(part["image"])
+            num_images += 1
         turn.text += IM_END
     if not system.text:
         system.text = f"{IM_START}system\n{DEFAULT_SYSTEM}{IM_END}"

@@ -30,11 +30,11 @@ class QwenVLReference(Reference):
         return PlainTokenizer(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every picture in its published layout, squeezed to a square."""
+        """Every image in its published layout, squeezed to a square."""
         outputs: dict[str, Any] = {"input_ids": [self.tokenizer.encode_prompt(text, self.model.num_queries)]}
         if media:
             size = self.model.visual["image_size"]
-            outputs["pixel_values"] = torch.stack([pixels(picture, size) for picture in media["image"]])
+            outputs["pixel_values"] = torch.stack([pixels(image, size) for image in media["image"]])
         return outputs
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
@@ -45,7 +45,7 @@ class QwenVLReference(Reference):
 
 
 class TestQwenVL(AdapterContract):
-    """Sixteen tokens a picture instead of 256, for speed."""
+    """Sixteen tokens an image instead of 256, for speed."""
 
     adapter = QwenVL
     reference = QwenVLReference

@@ -1,8 +1,8 @@
-"""Pictures and prompts as Qwen-VL takes them, with the call signature of a Hugging Face processor.
+"""Images and prompts as Qwen-VL takes them, with the call signature of a Hugging Face processor.
 
-In a prompt a picture is what stands between `<img>` and `</img>`. In the published code that is the picture's path or
-URL, drowned in padding to 256 tokens; here pictures are handed over beside the text and bound in order, so whatever
-stands there is dropped and every picture is `<img>`, 256 times `<imgpad>`, `</img>`.
+In a prompt an image is what stands between `<img>` and `</img>`. In the published code that is the image's path or
+URL, drowned in padding to 256 tokens; here images are handed over beside the text and bound in order, so whatever
+stands there is dropped and every image is `<img>`, 256 times `<imgpad>`, `</img>`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NoArguments:
 
 
 class QwenVLProcessor:
-    """Tokenizes prompts, lays out pictures.
+    """Tokenizes prompts, lays out images.
 
     Args:
         tokenizer: of the checkpoint.
@@ -47,36 +47,36 @@ class QwenVLProcessor:
         images: Image.Image | Sequence[Image.Image] | None = None,
         return_tensors: str | None = None,
     ) -> Mapping[str, Any]:
-        """Process prompts and the pictures they name, in order.
+        """Process prompts and the images they name, in order.
 
         Returns:
-            A `BatchFeature`: `input_ids` and `attention_mask` `[prompts, tokens]` with the pictures laid out;
+            A `BatchFeature`: `input_ids` and `attention_mask` `[prompts, tokens]` with the images laid out;
             `pixel_values` `[images, 3, image_size, image_size]`.
 
         Raises:
-            ValueError: as many pictures as the prompts name were not given.
+            ValueError: as many images as the prompts name were not given.
         """
         from transformers import BatchFeature
 
         data: dict[str, Any] = {}
-        pictures = [images] if isinstance(images, Image.Image) else list(images or ())
+        images = [images] if isinstance(images, Image.Image) else list(images or ())
         if text is not None:
             prompts = [
                 self.collapse(ids) for ids in self.tokenizer([text] if isinstance(text, str) else [*text]).input_ids
             ]
             named = sum(prompt.count(self._start) for prompt in prompts)
-            if named != len(pictures):
-                raise ValueError(f"the text names {named} pictures, {len(pictures)} were given")
+            if named != len(images):
+                raise ValueError(f"the text names {named} images, {len(images)} were given")
             data["input_ids"] = [self._lay_out(prompt) for prompt in prompts]
             data["attention_mask"] = [[1] * len(prompt) for prompt in data["input_ids"]]
-        if pictures:
-            data["pixel_values"] = np.stack([self._pixels(picture) for picture in pictures])
+        if images:
+            data["pixel_values"] = np.stack([self._pixels(image) for image in images])
         return BatchFeature(data, tensor_type=return_tensors)  # type: ignore[no-any-return]
 
     def collapse(self, token_ids: Sequence[int]) -> list[int]:
-        """Bring every picture of a prompt to `<img><imgpad></img>`, whatever path or padding stood in it.
+        """Bring every image of a prompt to `<img><imgpad></img>`, whatever path or padding stood in it.
 
-        A picture that is nothing but padding already is left as it is: the engine knows what to say of it.
+        An image that is nothing but padding already is left as it is: the engine knows what to say of it.
 
         Raises:
             PromptError: an `<img>` without its `</img>`.
@@ -95,17 +95,17 @@ class QwenVLProcessor:
         return collapsed + ids[position:]
 
     def layout(self, num_embeddings: int | None = None) -> list[int]:
-        """The tokens of one picture; `<imgpad>` are those that take embeddings."""
+        """The tokens of one image; `<imgpad>` are those that take embeddings."""
         return [self._start, *[self._pad] * (num_embeddings or self.num_image_tokens), self._end]
 
     def _lay_out(self, collapsed: Sequence[int]) -> list[int]:
         whole = [self._pad] * self.num_image_tokens
         return [token for given in collapsed for token in (whole if given == self._pad else [given])]
 
-    def _pixels(self, picture: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
         """`[3, size, size]`: squeezed to a square whatever its shape, bicubic, normalized as for CLIP."""
         size = (self.image_size, self.image_size)
-        squeezed = picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+        squeezed = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
         pixels = np.asarray(squeezed).transpose(2, 0, 1).astype(np.float32, order="C")
         pixels /= np.float32(255)
         pixels -= _MEAN

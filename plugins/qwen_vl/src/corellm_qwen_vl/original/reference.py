@@ -74,7 +74,7 @@ class PlainTokenizer:
 
 
 def pixels(image: Image.Image, size: int) -> Tensor:
-    """`[3, size, size]`: what torchvision's Resize (of a PIL picture), ToTensor and Normalize do."""
+    """`[3, size, size]`: what torchvision's Resize (of a PIL image), ToTensor and Normalize do."""
     squeezed = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
     tensor = torch.from_numpy(np.array(squeezed)).permute(2, 0, 1).float().div(255)
     return tensor.sub(MEAN[:, None, None]).div(STD[:, None, None])
@@ -101,7 +101,7 @@ class PlainModel:
             self.weights[f"transformer.visual.{name}.bias"], eps=1e-6,
         )  # fmt: skip
 
-    # --- pictures ---------------------------------------------------------------------------------------------------
+    # --- images ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def encode_image(self, image: Image.Image) -> Tensor:
@@ -157,7 +157,7 @@ class PlainModel:
 
     @torch.no_grad()
     def hidden(self, ids: Sequence[int], images: Sequence[Tensor]) -> Tensor:
-        """`[tokens, hidden_size]`; the pictures' embeddings take all places between `<img>` and `</img>`."""
+        """`[tokens, hidden_size]`; the images' embeddings take all places between `<img>` and `</img>`."""
         w, start = self.weights, self.visual["image_start_id"]
         x = w["transformer.wte.weight"][torch.tensor(ids)]
         begins = [i for i, token in enumerate(ids) if token == start]

@@ -31,7 +31,7 @@ def make_tiny_checkpoint(
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
-        n_queries: tokens per picture, a square number; None for the published 256, of which `config.json` says nothing.
+        n_queries: tokens per image, a square number; None for the published 256, of which `config.json` says nothing.
         chat_format: `"chatml"` as in Qwen-VL-Chat, `"raw"` as in Qwen-VL.
         hidden_size: of the text decoder, a multiple of 128.
         num_layers: of the text decoder.
