@@ -2,8 +2,8 @@
 
     python -m demo.video.make_videos
 
-Writes `demo/videos/*.mp4` and `demo/videos/questions.json`, {file name: {question: right answer}}. Training drew none of
-them: they show held-out combinations.
+Writes `demo/videos/*.mp4` and `demo/videos/questions.json`, {file name: {question: right answer}}. Training drew
+none of them: they show held-out combinations.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_a_process_that_hangs_or_crashes_is_a_failure(
     assert failures(run) == {"attention": message}
 
 
-def test_what_fails_within_a_process_is_recorded_and_the_rest_goes_on(run: Run) -> None:
+def test_what_fails_within_a_process_is_captured_and_the_rest_goes_on(run: Run) -> None:
     command.run_jobs(run, ["nowhere", "ceilings"], 60)
     assert failures(run) == {"nowhere": "ModuleNotFoundError: No module named 'bench.gpu.nowhere'"}
     assert "Traceback" in Path(run.out, "log.txt").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ class FakeStep:
     """A step that was launched."""
 
     result: StepResult
-    is_recorded: bool
+    is_captured: bool
 
     def wait(self) -> StepResult:
         return self.result

@@ -159,7 +159,7 @@ class FakeWorker:
                 self._kv[slot] = GARBAGE if kv is None else kv
 
     def _update_state(self, batch: ScheduledBatch) -> None:
-        for request_id in batch.gone:
+        for request_id in batch.released:
             del self.sequences[request_id]
             del self._histories[request_id]
         for sequence in batch.new:

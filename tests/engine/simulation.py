@@ -137,7 +137,7 @@ class Simulation:
         pairs = zip(batch.chunks, requests, strict=True)
         is_prefill = [not (c.num_tokens == 1 and c.samples and c.start >= r.num_prompt_tokens) for c, r in pairs]
         assert is_prefill == sorted(is_prefill), "a decode stands behind a prefill"
-        known = (self.worker.sequences.keys() - set(batch.gone)) | {sequence.request_id for sequence in batch.new}
+        known = (self.worker.sequences.keys() - set(batch.released)) | {sequence.request_id for sequence in batch.new}
         assert known == {request.request_id for request in self.scheduler.running}, "the worker knows others"
 
     def check_integrity(self) -> None:

@@ -155,8 +155,8 @@ def test_new_and_gone_tell_the_worker_what_to_hold() -> None:
     assert first.new[0].stop_token_ids == {99}
     second = simulation.step()
     assert not second.new
-    assert not second.gone
-    assert simulation.schedule().gone == ["a"]
+    assert not second.released
+    assert simulation.schedule().released == ["a"]
 
 
 # Without chunked prefill ----------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_finish_by_a_stop_string() -> None:
     simulation.scheduler.finish_requests(["a"], RequestStatus.FINISHED_STOPPED)
     assert request.finish_reason == "stop"
     assert not simulation.scheduler.has_unfinished_requests()
-    assert simulation.step().gone == ["a"]
+    assert simulation.step().released == ["a"]
     assert not simulation.worker.sequences
 
 

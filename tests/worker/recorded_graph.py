@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from corellm.worker.graphs import NotRecordable, rehearsing
+from corellm.worker.graphs import NotCapturable, rehearsing
 
 _HOST_READS = (
     "_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "allclose", "masked_select", "unique", "_unique",
@@ -47,9 +47,9 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function).removeprefix("aten.")
         if name.startswith(("index.", "index_put")) and any(x is not None and x.dtype == torch.bool for x in args[1]):
-            raise NotRecordable(f"{function} by a mask waits for the device")
+            raise NotCapturable(f"{function} by a mask waits for the device")
         if name.startswith(_HOST_READS):
-            raise NotRecordable(f"{function} waits for the device")
+            raise NotCapturable(f"{function} waits for the device")
         output = function(*args, **(kwargs or {}))
         self._calls.append((function, args, kwargs or {}, output))
         return output

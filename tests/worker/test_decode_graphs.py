@@ -17,7 +17,7 @@ from corellm import LLM, SamplingParams
 from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
 from corellm.attention.reference import ReferenceAttention
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
-from corellm.worker.graphs import NotRecordable
+from corellm.worker.graphs import NotCapturable
 from corellm.worker.input_batch import StepArrays
 from tests.conftest import random_image
 from tests.worker.recorded_graph import RecordedGraph
@@ -85,7 +85,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
         made.append(llm)
         runner = llm.engine.runner
         runner._backend = TensorAttention()
-        runner.record_graphs([1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=RecordedGraph)
+        runner.capture_graphs([1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=RecordedGraph)
         return llm
 
     yield make
@@ -248,7 +248,7 @@ def test_padding_is_of_no_sequence() -> None:
     assert batch.metadata.query_start_loc.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_largest_size_is_recorded_first_and_the_smallest_that_fits_is_run() -> None:
+def test_the_largest_size_is_captured_first_and_the_smallest_that_fits_is_run() -> None:
     order: list[int] = []
 
     def step(batch: Any) -> Tensor:
@@ -276,7 +276,7 @@ def test_the_largest_size_is_recorded_first_and_the_smallest_that_fits_is_run() 
     ],
 )
 def test_a_recorded_step_may_not_wait_for_the_device(read: Callable[[Tensor], Tensor]) -> None:
-    with torch.inference_mode(), pytest.raises(NotRecordable):
+    with torch.inference_mode(), pytest.raises(NotCapturable):
         RecordedGraph().record(lambda: read(torch.ones(1)))
 
 

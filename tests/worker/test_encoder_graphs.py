@@ -54,7 +54,7 @@ def test_rows_are_those_of_the_encoder(
         features = [process(llm, prompt, seed) for seed in range(SIZES[-1] + 1)]
         encoders.run(features)
         wanted = [encoders.output(feature) for feature in features]
-        encoders.record_graphs(mm_processor.profile.features, RecordedGraph)
+        encoders.capture_graphs(mm_processor.profile.features, RecordedGraph)
         replays: list[int] = []
         replay = RecordedGraph.replay
         monkeypatch.setattr(RecordedGraph, "replay", lambda self: (replays.append(1), replay(self))[1])

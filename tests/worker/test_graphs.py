@@ -12,7 +12,7 @@ from torch import Tensor
 
 from corellm.errors import ConfigError
 from corellm.worker.devices import on_device
-from corellm.worker.graphs import CudaGraph, NotRecordable
+from corellm.worker.graphs import CudaGraph, NotCapturable
 
 
 class Cuda:
@@ -80,7 +80,7 @@ def fails() -> Tensor:
 )
 def test_what_is_not_recordable_is_not_captured(cuda: Cuda, step: Callable[[], Tensor], words: str) -> None:
     """And nothing stays as it was for the trial."""
-    with pytest.raises(NotRecordable, match=words):
+    with pytest.raises(NotCapturable, match=words):
         record(step)
     assert not cuda.calls
     assert cuda.mode == 0

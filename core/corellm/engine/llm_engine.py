@@ -222,7 +222,7 @@ class LLMEngine(NotPicklable):
 
     def _launch_ahead(self, running: Any) -> tuple[ScheduledBatch, Any] | None:
         """Hand the next step to the device before the last one's tokens are here, if that is possible."""
-        if not running.is_recorded:
+        if not running.is_captured:
             return None
         batch = self.scheduler.schedule_ahead()
         if batch is None:

@@ -146,7 +146,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
     if backend.recordable and context.device.type == "cuda" and not config.model.enforce_eager:
         with memory.explaining("CUDA graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
-            _record_graphs(config, runner, sizes, mm_processor.profile)
+            _capture_graphs(config, runner, sizes, mm_processor.profile)
     return LoadedModel(
         context=context,
         input_processor=InputProcessor(
@@ -280,12 +280,12 @@ def _make_runner(
     )
 
 
-def _record_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, profile: DummyProfile) -> None:
+def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, profile: DummyProfile) -> None:
     """Record decode steps of all sizes, and encoders of items that all have one."""
     stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
     make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
-    runner.encoders.record_graphs(profile.features, make_graph)
-    runner.record_graphs(
+    runner.encoders.capture_graphs(profile.features, make_graph)
+    runner.capture_graphs(
         graph_sizes(sizes.max_num_seqs),
         max_blocks=-(-sizes.max_model_len // config.cache.block_size),
         position_rows=max(

@@ -99,7 +99,7 @@ class Scheduler:
         self._delay = PromptDelay(scheduler_config.scheduler_delay_factor, clock)
         self._clock = clock
         self._arrivals = itertools.count()
-        self._gone: list[str] = []
+        self._released: list[str] = []
         self._num_preemptions = 0
         self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._steps: deque[StepPlan] = deque()
@@ -155,7 +155,7 @@ class Scheduler:
         """
         self.blocks.free_all()
         self.encoder_cache.clear()
-        self.running, self._gone = [], []
+        self.running, self._released = [], []
         self.waiting, self.swapped = RequestQueue(), RequestQueue()
         self._steps.clear()
         self.requests = {request.request_id: request for request in requests}
@@ -205,7 +205,7 @@ class Scheduler:
         else:
             self._schedule_prompts_first(step)
         batch = step.seal()
-        batch.gone, self._gone = self._gone, []
+        batch.released, self._released = self._released, []
         batch.freed_items = self.encoder_cache.take_freed()
         self._steps.append(step)
         return batch
@@ -398,7 +398,7 @@ class Scheduler:
     def _preempt(self, request: Request, step: StepPlan) -> None:
         """Take a request that was just popped from `running` off the device, by swap if asked for and possible."""
         self.encoder_cache.release_all(request.request_id)
-        self._gone.append(request.request_id)
+        self._released.append(request.request_id)
         step.has_preempted = True
         self._num_preemptions += 1
         request.num_preemptions += 1
@@ -436,7 +436,7 @@ class Scheduler:
         """Take a request that has just finished out of everything, `before` being its last unfinished status."""
         if before is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._gone.append(request.request_id)
+            self._released.append(request.request_id)
         elif before is RequestStatus.SWAPPED:
             self.swapped.remove(request)
         else:

@@ -56,7 +56,7 @@ class ScheduledBatch:
     """`(device block, host block)` pairs to copy to the host before anything is overwritten."""
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     """`(host block, device block)` pairs to copy back, after `swap_out`."""
-    gone: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     """Requests that finished or were preempted since the last step: the worker drops what it holds of them."""
     freed_items: list[str] = field(default_factory=list)
     """Identifiers of encoder outputs to drop."""

@@ -63,7 +63,7 @@ class DecodeGraphs:
         """Record all sizes, the largest first: the others then find room in its memory.
 
         Raises:
-            NotRecordable: the step cannot run so.
+            NotCapturable: the step cannot run so.
         """
         start, before = time.perf_counter(), _memory_used(self._inputs.device)
         self._logits = torch.empty_like(self._step(self._inputs.batch(self._sizes[-1])))

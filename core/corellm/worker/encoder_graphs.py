@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corellm.worker.graphs import Graph, NotRecordable
+from corellm.worker.graphs import Graph, NotCapturable
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class EncoderGraphs:
                 graph, part = self._make_graph(), {name: tensor[:size] for name, tensor in inputs.items()}
                 output = graph.record(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
                 recorded[modality, size] = graph, output
-        except NotRecordable as reason:
+        except NotCapturable as reason:
             logger.info("the %s encoder is not recorded: %s", modality, reason)
             return
         self._recorded |= recorded

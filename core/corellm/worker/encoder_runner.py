@@ -80,7 +80,7 @@ class EncoderRunner:
             self.output(feature)
         self.drop(feature.identifier for feature in features)
 
-    def record_graphs(self, features: Sequence[MultiModalFeature], make_graph: Callable[[], Graph]) -> None:
+    def capture_graphs(self, features: Sequence[MultiModalFeature], make_graph: Callable[[], Graph]) -> None:
         """Record the encoders of items like these, as far as that can be; see `EncoderGraphs`."""
         graphs = EncoderGraphs(self._encode, make_graph)
         for feature in features:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from corellm.errors import ConfigError, raised_at
 
 
-class NotRecordable(Exception):
+class NotCapturable(Exception):
     """A step exchanges values with the host, which a graph would not repeat, or does not run as one; says where."""
 
 
@@ -29,7 +29,7 @@ class Graph(Protocol):
         """Run `step` and remember what it does; gives its result, whose memory each replay writes anew.
 
         Raises:
-            NotRecordable: it cannot be repeated so; nothing was recorded.
+            NotCapturable: it cannot be repeated so; nothing was recorded.
         """
         ...
 
@@ -89,10 +89,10 @@ def rehearsing() -> Iterator[None]:
         torch.cuda.is_current_stream_capturing = lambda: True
         try:
             yield
-        except (NotRecordable, torch.OutOfMemoryError):
+        except (NotCapturable, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise NotRecordable(f"{type(error).__name__}: {error} ({raised_at(error)})") from error
+            raise NotCapturable(f"{type(error).__name__}: {error} ({raised_at(error)})") from error
         finally:
             torch.cuda.is_current_stream_capturing = asked
 
@@ -109,7 +109,7 @@ def no_waiting() -> Iterator[None]:
         except RuntimeError as error:
             if "synchronizing" not in str(error):
                 raise
-            raise NotRecordable(f"it waits for the device ({raised_at(error)})") from error
+            raise NotCapturable(f"it waits for the device ({raised_at(error)})") from error
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
@@ -121,7 +121,7 @@ class _NoCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = function(*args, **(kwargs or {}))
         # numbers, which are tensors of the CPU without dimensions, go along with any launch
         if len({tensor.device for tensor in tree_leaves((args, kwargs, output)) if _has_dimensions(tensor)}) > 1:
-            raise NotRecordable(f"{function} copies between devices")
+            raise NotCapturable(f"{function} copies between devices")
         return output
 
 

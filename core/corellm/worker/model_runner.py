@@ -27,12 +27,12 @@ from corellm.worker.device_sampling import Sample
 from corellm.worker.devices import on_device
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.failures import failure_of
-from corellm.worker.graphs import Graph, NotRecordable
+from corellm.worker.graphs import Graph, NotCapturable
+from corellm.worker.in_flight_step import InFlightStep
 from corellm.worker.input_batch import FlatBatch, SequenceState, lay_out
-from corellm.worker.item_rows import Embeddings, rows_of, touched
+from corellm.worker.item_embeddings import Embeddings, rows_of, touched
 from corellm.worker.kv_cache import KVCache
 from corellm.worker.logprobs import prompt_logprobs
-from corellm.worker.pending_step import PendingStep
 from corellm.worker.sampler import Sampler
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.transfers import upload
@@ -118,11 +118,11 @@ class ModelRunner:
         self.encoders.drop_all()
 
     @_for_inference
-    def launch(self, batch: ScheduledBatch) -> PendingStep:
+    def launch(self, batch: ScheduledBatch) -> InFlightStep:
         """Run one step, without waiting for the device where that is not needed; as `execute` otherwise."""
         self._kv_cache.swap_out(batch.swap_out)
         self._kv_cache.swap_in(batch.swap_in)
-        for request_id in batch.gone:
+        for request_id in batch.released:
             self._states.pop(request_id, None)
         self.encoders.drop(batch.freed_items)
 
@@ -132,13 +132,13 @@ class ModelRunner:
         self.encoders.run(self._features_to_encode(batch))
         embeddings = self._gather_embeddings(batch.chunks, result)
         chunks = [chunk for chunk in batch.chunks if chunk.request_id not in result.failed]
-        pending = PendingStep(result, self._states)
+        pending = InFlightStep(result, self._states)
         if chunks:
             self._compute(chunks, embeddings, pending)
         return pending
 
     @_for_inference
-    def launch_ahead(self, batch: ScheduledBatch, before: PendingStep) -> PendingStep:
+    def launch_ahead(self, batch: ScheduledBatch, before: InFlightStep) -> InFlightStep:
         """Run a step of single tokens that `before`, a recorded step and the last one launched, is about to sample."""
         assert self._graphs is not None
         assert before.tokens is not None
@@ -150,12 +150,12 @@ class ModelRunner:
             token_ids = token_ids[upload(kept, self.device)]
         arrays = lay_out(batch.chunks, states, self._block_size)
         logits = self._graphs.run(arrays, token_ids.clamp(min=0))  # of a row that failed nobody wants the next token
-        pending = PendingStep(StepResult(), self._states)
-        pending.chunks, pending.is_recorded = batch.chunks, True
+        pending = InFlightStep(StepResult(), self._states)
+        pending.chunks, pending.is_captured = batch.chunks, True
         pending.tokens = self._sampler.start(logits, [state.sampling for state in states], ahead=1)
         return pending
 
-    def _compute(self, chunks: Sequence[SequenceChunk], embeddings: Embeddings, pending: PendingStep) -> None:
+    def _compute(self, chunks: Sequence[SequenceChunk], embeddings: Embeddings, pending: InFlightStep) -> None:
         """Forward pass and sampling. If that fails, each chunk runs alone, so that only the guilty ones fail.
 
         Running a chunk again writes the same keys and values to the same slots and draws the same random numbers.
@@ -177,12 +177,12 @@ class ModelRunner:
         chunks: Sequence[SequenceChunk],
         states: Sequence[SequenceState],
         embeddings: Embeddings,
-        pending: PendingStep,
+        pending: InFlightStep,
     ) -> None:
         """One forward pass, and a token for every chunk that ends its sequence."""
         arrays = lay_out(chunks, states, self._block_size)
         if self._graphs is not None and self._graphs.fits(arrays) and _is_plain_decode(chunks, states, embeddings):
-            logits, ending, is_recorded = self._graphs.run(arrays), list(range(len(chunks))), True
+            logits, ending, is_captured = self._graphs.run(arrays), list(range(len(chunks))), True
         else:
             hidden = self._forward(arrays.to(self.device), chunks, embeddings)
             ends = np.cumsum(arrays.query_lens) - 1
@@ -190,12 +190,12 @@ class ModelRunner:
             ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
             if not ending:
                 return
-            logits, is_recorded = self._logits(hidden[upload(ends[ending], self.device)]), False
+            logits, is_captured = self._logits(hidden[upload(ends[ending], self.device)]), False
         pending.tokens = self._sampler.start(logits, [states[i].sampling for i in ending])
-        pending.chunks, pending.is_recorded = [chunks[i] for i in ending], is_recorded
+        pending.chunks, pending.is_captured = [chunks[i] for i in ending], is_captured
 
     @_for_inference
-    def record_graphs(
+    def capture_graphs(
         self, sizes: Sequence[int], *, max_blocks: int, position_rows: int, make_graph: Callable[[], Graph]
     ) -> None:
         """Record decode steps, which from then on run as graphs, if that can be; arguments as of `DecodeGraphs`."""
@@ -209,7 +209,7 @@ class ModelRunner:
         )
         try:
             graphs.record()
-        except NotRecordable as reason:
+        except NotCapturable as reason:
             logger.warning("decode steps do not run as CUDA graphs: %s", reason)
             return
         self._graphs = graphs
@@ -249,7 +249,7 @@ class ModelRunner:
         sequence = NewSequence("", [0], [], SamplingParams(temperature=0), [])
         state = SequenceState(sequence, SamplingState(sequence, self._vocab_size, self.device, self._seed))
         try:
-            pending = PendingStep(StepResult(), {})
+            pending = InFlightStep(StepResult(), {})
             self._run([SequenceChunk("", 0, 1, [0], [0], samples=True)], [state], {}, pending)
             pending.wait()
         except Exception:

@@ -12,7 +12,7 @@ from corellm.worker.input_batch import SequenceState
 from corellm.worker.sampler import PendingTokens
 
 
-class PendingStep:
+class InFlightStep:
     """A step that was handed to the device.
 
     Args:
@@ -22,7 +22,7 @@ class PendingStep:
     Attributes:
         chunks: those that get a token.
         tokens: theirs, in this order; None once they are in the result.
-        is_recorded: whether it runs as a graph, as the same sequences' next step can until this one is waited for.
+        is_captured: whether it runs as a graph, as the same sequences' next step can until this one is waited for.
     """
 
     def __init__(self, result: StepResult, states: dict[str, SequenceState]) -> None:
@@ -30,11 +30,11 @@ class PendingStep:
         self._states = states
         self.chunks: Sequence[SequenceChunk] = ()
         self.tokens: PendingTokens | None = None
-        self.is_recorded = False
+        self.is_captured = False
 
     def wait(self) -> StepResult:
         """What came of the step."""
-        result, tokens, self.tokens, self.is_recorded = self.result, self.tokens, None, False
+        result, tokens, self.tokens, self.is_captured = self.result, self.tokens, None, False
         if tokens is not None:
             output = tokens.wait()
             for row, chunk in enumerate(self.chunks):

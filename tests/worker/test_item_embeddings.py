@@ -9,7 +9,7 @@ import pytest
 
 from corellm.multimodal import MultiModalFeature, PlaceholderRange
 from corellm.worker.batch import SequenceChunk
-from corellm.worker.item_rows import touched
+from corellm.worker.item_embeddings import touched
 
 
 def items(count: int) -> list[MultiModalFeature]:
