@@ -46,7 +46,7 @@ MUTANTS = (
     _reading(
         "images know their process",
         "test_another_process_agrees",
-        'import os; make_image.info["exif"] = str(os.getpid()).encode()',
+        'import os; image.info["exif"] = str(os.getpid()).encode()',
     ),
     _reading(
         "images lose their lowest bits",

@@ -7,7 +7,7 @@ from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2
 MUTANTS = (
     FUYU.given(
         "images keep their modes",
-        "test_odd_images",
+        "test_odd_pictures",
         ("get_data_parser", "get_multimodal_embeddings"),
         """
         @hookimpl
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     LLAVA.given(
         "EXIF orientation is lost",
-        "test_turned_images_stand_upright",
+        "test_turned_pictures_stand_upright",
         "get_data_parser",
         """
         @hookimpl

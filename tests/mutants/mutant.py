@@ -41,19 +41,22 @@ class Mutant:
         """As a tuple."""
         return (self.hook,) if isinstance(self.hook, str) else self.hook
 
-    def apply(self, package: Path) -> None:
-        """Make the edit in a copy of the plugin.
+    def edit(self, source: str) -> str:
+        """Return the file's source with the mistake in it.
 
         Raises:
-            ValueError: the piece is not there, or there more than once: the plugin has changed.
+            ValueError: `old` does not occur exactly once: the plugin has changed.
         """
-        path = package / self.file
-        source = path.read_text(encoding="utf-8")
         if source.count(self.old) != 1:
             raise ValueError(
                 f"{self.family}, {self.wrong}: {self.file} has this {source.count(self.old)} times:\n{self.old}"
             )
-        path.write_text(source.replace(self.old, self.new), encoding="utf-8")
+        return source.replace(self.old, self.new)
+
+    def apply(self, package: Path) -> None:
+        """Make the edit in a copy of the plugin; raises what `edit` raises."""
+        path = package / self.file
+        path.write_text(self.edit(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 @dataclass(frozen=True)

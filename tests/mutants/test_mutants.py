@@ -5,6 +5,7 @@ The table of mutants is printed at the end. `make mutants` runs the whole contra
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -74,9 +75,16 @@ def test_every_rule_has_a_mutant() -> None:
 
 
 def test_mutants_differ() -> None:
-    """In name and in mistake; and a piece of code that a mutant wants to change has to be there, once."""
+    """No two mutants share a name or an edit."""
     assert len({(mutant.family, mutant.wrong) for mutant in MUTANTS}) == len(MUTANTS)
     assert len({(mutant.contract, mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_edit_fits() -> None:
+    """The code that a mutant replaces occurs exactly once in its plugin, and the edited file is still Python."""
+    for mutant in MUTANTS:
+        folder = Path(str(importlib.import_module(mutant.package).__file__)).parent
+        compile(mutant.edit((folder / mutant.file).read_text(encoding="utf-8")), mutant.file, "exec")
 
 
 def test_an_edit_must_fit(tmp_path: Path) -> None:

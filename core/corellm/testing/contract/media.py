@@ -13,7 +13,7 @@ from corellm.testing.subject import Subject, describe, extreme_items, same_data
 class MediaRules(ContractRules):
     """Odd and extreme items."""
 
-    def test_odd_images(self, subject: Subject) -> None:
+    def test_odd_pictures(self, subject: Subject) -> None:
         """Images of every mode, tiny, long, turned and of 16 bits are answered, or refused with a typed error."""
         if "image" not in subject.modalities:
             return
@@ -30,7 +30,7 @@ class MediaRules(ContractRules):
             fix="refuse only what the processor cannot take",
         )
 
-    def test_turned_images_stand_upright(self, subject: Subject) -> None:
+    def test_turned_pictures_stand_upright(self, subject: Subject) -> None:
         """An image that EXIF says is turned becomes the same tensors as the one that stands upright."""
         if "image" not in subject.modalities:
             return
