@@ -64,7 +64,7 @@ def test_no_text_becomes_a_tag(inspect: Inspect) -> None:
 
 def test_asks_for_nothing(inspect: Inspect) -> None:
     """Its addresses are data, and its policy allows no others."""
-    text = make_page(inspect("qwen2_vl", "What?", "clip.mp4", "image.png"))
+    text = make_page(inspect("qwen2_vl", "What?", "video.mp4", "image.png"))
     page = Page(text)
     addresses = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert addresses
@@ -77,7 +77,7 @@ def test_asks_for_nothing(inspect: Inspect) -> None:
 
 def test_every_patch_has_its_token(inspect: Inspect) -> None:
     """The keys by which tokens and patches light up together: each token's row once, each patch's once."""
-    report = inspect("qwen3_vl", "What?", "image.png", "clip.mp4")
+    report = inspect("qwen3_vl", "What?", "image.png", "video.mp4")
     page = Page(make_page(report))
     keys = {
         kind: sorted(
