@@ -69,7 +69,7 @@ def _hue(number: int) -> int:
 
 def _item(number: int, item: Item) -> str:
     views = "".join(_view(number, item, view) for view in item.views)
-    grid = f"Grid {item.grid} ({item.grid.source})." if item.grid else "No grid: nothing tells rows from columns."
+    grid = f"Grid {item.grid} ({item.grid.source})." if item.grid else "No grid: rows and columns are unknown."
     if item.grid and item.modality != "audio" and any(view.step is not None for view in item.views[:1]):
         grid += " It is drawn over the original, as if nothing had been cut off or padded."
     returned = f"; the encoder returned {item.embeddings.shape}" if item.embeddings else ""
@@ -152,12 +152,12 @@ def _place(token: Token) -> str:
 
 def _token(index: int, token: Token, report: Report) -> str:
     place = _place(token)
-    told = [f"token {index}", f"id {token.id} {shown(token.text)}", f"position {place}"]
+    facts = [f"token {index}", f"id {token.id} {shown(token.text)}", f"position {place}"]
     if token.item is not None:
         item = report.items[token.item]
-        told.append(item.name)
-        told.append("its own embedding" if token.embed is None else f"embedding {token.embed} of {item.num_embeds}")
-    title = escape(", ".join(told))
+        facts.append(item.name)
+        facts.append("its own embedding" if token.embed is None else f"embedding {token.embed} of {item.num_embeds}")
+    title = escape(", ".join(facts))
     if token.embed is not None:
         return f'<span class="token" data-k="{token.item}-{token.embed}" title="{title}">{place}</span>'
     small = f"<small>{token.id} @ {place}</small>"
@@ -172,12 +172,12 @@ def _stages(report: Report) -> str:
     for stage in report.stages:
         rows.append(_row("stage", stage.name, stage.seconds, report.outcome(stage), failed=bool(stage.error)))
         for call in stage.hooks if stage.error or stage.name != "load" else ():
-            told = f"raised {call.error}" if call.error else call.result
-            rows.append(_row("hook", call.hook, call.seconds, told, failed=bool(call.error)))
+            outcome = f"raised {call.error}" if call.error else call.result
+            rows.append(_row("hook", call.hook, call.seconds, outcome, failed=bool(call.error)))
     return f"""<article><h2>Stages</h2><div class="wide"><table>
 <tr><th>stage<th class="number">time<th></tr>{"".join(rows)}</table></div></article>"""
 
 
-def _row(kind: str, name: str, seconds: float, told: str, *, failed: bool) -> str:
-    told = f'<span class="bad">{escape(printable(told))}</span>' if failed else escape(printable(told))
-    return f'<tr class="{kind}"><td>{escape(name)}<td class="number">{shown_time(seconds)}<td class="text">{told}</tr>'
+def _row(kind: str, name: str, seconds: float, text: str, *, failed: bool) -> str:
+    cell = f'<span class="bad">{escape(printable(text))}</span>' if failed else escape(printable(text))
+    return f'<tr class="{kind}"><td>{escape(name)}<td class="number">{shown_time(seconds)}<td class="text">{cell}</tr>'

@@ -132,7 +132,7 @@ def _facts(item: Item) -> Text:
     lines = [f"tokens {item.offset} to {last}: {item.length}, of which {item.num_embeds} take embeddings"]
     if item.embeddings is not None:
         lines.append(f"the encoder returned {item.embeddings.shape}")
-    lines.append(f"grid {item.grid}, {item.grid.source}" if item.grid else "no grid: nothing tells rows from columns")
+    lines.append(f"grid {item.grid}, {item.grid.source}" if item.grid else "no grid: rows and columns are unknown")
     facts = Text("\n".join([*lines, item.identifier]))
     return facts if item.error is None else facts.append(f"\n{printable(item.error)}", "bold red")
 

@@ -79,9 +79,11 @@ def _spread(count: int) -> list[int]:
 
 
 def _scaled(name: str, tensor: Any, step: int | None = None, *, over_time: bool = False) -> View:
-    """Return a view of `[height, width]` or `[height, width, 3]` values, the least black, the greatest white."""
-    values = np.nan_to_num(tensor.float().cpu().numpy())
-    low, high = float(values.min()), float(values.max())
+    """Return a view of `[height, width(, 3)]` values: black for the least finite one, white for the greatest."""
+    values = tensor.double().cpu().numpy()
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
     pixels = ((values - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
     shape = " x ".join(map(str, reversed(values.shape[:2])))
     caption = f"{name}, {shape}, from {low:.3g} to {high:.3g}"

@@ -88,15 +88,15 @@ def docstring(source: str) -> str:
 def begin_docstring(source: str, header: str) -> str:
     """Return the source with a paragraph before the module's docstring, or with that as docstring."""
     tree = ast.parse(source)
-    told = ast.get_docstring(tree, clean=False)
-    if told is None:
+    existing = ast.get_docstring(tree, clean=False)
+    if existing is None:
         return f'"""{header}"""\n\n{source}'
     lines = _lines(source)
     end = tree.body[0].end_lineno
     assert end is not None, "parsed from text"
     quoted = "".join(lines[tree.body[0].lineno - 1 : end])
     body = re.fullmatch(r'(?s)(?P<prefix>\w*)"""(?P<body>.*)"""\s*', quoted)
-    prefix, text = (body["prefix"], body["body"]) if body else ("", told)
+    prefix, text = (body["prefix"], body["body"]) if body else ("", existing)
     lines[tree.body[0].lineno - 1 : end] = [f'{prefix}"""{header}\n\n{text.rstrip()}\n"""\n']
     return "".join(lines)
 

@@ -150,17 +150,17 @@ class Rules:
         __tracebackhide__ = True
         names = " or ".join(kind.__name__ for kind in kinds)
         expected = f"{what} is refused with {names}" + (f" that says {words!r}" if words else "")
-        told: str | None = None
+        message: str | None = None
         try:
             yield
         except kinds as error:
-            told = str(error)
+            message = str(error)
         except Exception as error:
             raise ContractBroken(
                 hook, self.rule, expected=expected, got=f"{type(error).__name__}: {error}", fix=fix
             ) from error
-        kept = told is not None and words in told and "\n" not in told
-        self.require(kept, hook, expected=expected, got=told or "it was accepted", fix=fix)
+        kept = message is not None and words in message and "\n" not in message
+        self.require(kept, hook, expected=expected, got=message or "it was accepted", fix=fix)
 
 
 def _own_members(contract: type[Rules]) -> dict[str, Any]:

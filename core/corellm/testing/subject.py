@@ -192,6 +192,6 @@ def extreme_items(subject: Subject, modality: str) -> list[Any]:
     return [make_sound(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]
 
 
-def told(parts: Sequence[Part]) -> str:
+def describe_prompt(parts: Sequence[Part]) -> str:
     """Return a description of a prompt for a message."""
     return " ".join(repr(part) if isinstance(part, str) else f"[{describe(part[1])}]" for part in parts)

@@ -31,8 +31,8 @@ class ConversationRules(ContractRules):
                 fix="return what a chat message's part becomes in the prompt",
             )
             items = [subject.item(modality, seed) for seed in range(len(written))]
-            told, fix = f"{''.join(written)!r} has a place for each item", "write the update's target"
-            with self.expecting(told, hook="get_placeholder_str", fix=fix):
+            what, fix = f"{''.join(written)!r} has a place for each item", "write the update's target"
+            with self.expecting(what, hook="get_placeholder_str", fix=fix):
                 features = subject.process("".join(written) + "What?", {modality: items}).features
             self.require(
                 [f.item for f in features] == list(range(len(items))),
@@ -122,10 +122,10 @@ class ConversationRules(ContractRules):
             [*replied, {"role": "tool", "content": "4"}],
             replied,
         ):
-            told = f"a conversation of {', '.join(message['role'] for message in messages)}"
+            what = f"a conversation of {', '.join(message['role'] for message in messages)}"
             fix = "refuse roles that the family does not have with a PromptError"
             with (
-                self.expecting(f"{told} is taken, or refused with a RequestError", hook="make_context", fix=fix),
+                self.expecting(f"{what} is taken, or refused with a RequestError", hook="make_context", fix=fix),
                 suppress(RequestError),
             ):
                 self._chat(subject, messages, template)

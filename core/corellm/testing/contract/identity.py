@@ -152,24 +152,24 @@ class IdentityRules(ContractRules):
 
         with self.expecting("a second model beside the first"):
             other = Subject(self.make_checkpoint(tmp_path / "other", seed=1), subject.reference)
-        for modality in subject.modalities:
-            item = subject.item(modality, 1)
-            with self.expecting("both models embed an item", hook="get_multimodal_embeddings"):
-                (before,) = subject.embed(subject.features(modality, item))
-                (others,) = other.embed(other.features(modality, item))
-                (after,) = subject.embed(subject.features(modality, item))
-            for told, kept in (
-                ("the second model's embeddings are of its own weights", not torch.equal(before, others)),
-                ("the first model's embeddings are the same after the second was loaded", torch.equal(before, after)),
-            ):
-                self.require(
-                    kept,
-                    "get_multimodal_embeddings",
-                    expected=told,
-                    got="one model's embeddings from the other",
-                    fix="keep what belongs to a model in the adapter's instance, not in its class, module or caches",
-                )
-        other.llm.close()
+        with other.llm:
+            for modality in subject.modalities:
+                item = subject.item(modality, 1)
+                with self.expecting("both models embed an item", hook="get_multimodal_embeddings"):
+                    (before,) = subject.embed(subject.features(modality, item))
+                    (others,) = other.embed(other.features(modality, item))
+                    (after,) = subject.embed(subject.features(modality, item))
+                for what, kept in (
+                    ("the second model's embeddings are of its own weights", not torch.equal(before, others)),
+                    ("the first model's embeddings are the same after the second's", torch.equal(before, after)),
+                ):
+                    self.require(
+                        kept,
+                        "get_multimodal_embeddings",
+                        expected=what,
+                        got="one model's embeddings from the other",
+                        fix="keep a model's state in the adapter's instance, not in its class, module or caches",
+                    )
 
     def test_nothing_is_kept(self, subject: Subject) -> None:
         """An item's tensors and embeddings are freed when its request is finished and no cache holds them."""

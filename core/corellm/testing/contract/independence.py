@@ -13,7 +13,7 @@ from typing import Any
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.multimodal.fields import group_joinable, join_items, split_items
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.subject import Subject, describe, told
+from corellm.testing.subject import Subject, describe, describe_prompt
 
 
 class IndependenceRules(ContractRules):
@@ -41,7 +41,7 @@ class IndependenceRules(ContractRules):
         twice = [item for item in items for _ in range(subject.several(item[0], 2))]
         for order in (items, items[::-1], items[1:] + items[:1], twice[:2]):
             text, media = subject.prompt([part for item in order for part in (item, " and ")])
-            with self.expecting(f"{told(order)} is processed"):
+            with self.expecting(f"{describe_prompt(order)} is processed"):
                 together = subject.process(text, media, inputs=inputs)
             for modality, given_items in media.items():
                 features = [feature for feature in together.features if feature.modality == modality]
@@ -62,7 +62,7 @@ class IndependenceRules(ContractRules):
                         "call_hf_processor" if not same else "get_prompt_updates",
                         expected=f"{describe(item)} becomes {_shapes(alone.data)} in {mask.length} tokens, as alone",
                         got=f"{_shapes(feature.data)} in {place.length} tokens as {modality} {feature.item} of "
-                        f"{told(order)}",
+                        f"{describe_prompt(order)}",
                         fix="keep nothing between calls, and take item i's own tensors for placeholder i",
                     )
 

@@ -14,7 +14,7 @@ from corellm.llm import LLM
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.fields import TEXT_TENSORS, MultiModalKwargsItem, split_items
 from corellm.testing.contract.base import FEW, ContractRules
-from corellm.testing.subject import Part, Subject, describe, extreme_items, told
+from corellm.testing.subject import Part, Subject, describe, describe_prompt, extreme_items
 
 WORDS = st.text(
     st.characters(codec="utf-8", exclude_characters="<|", exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t"),
@@ -53,7 +53,7 @@ class ProcessingRules(ContractRules):
         want = self._reference(subject, parts, {})
         tokens = subject.context.tokenizer(text)["input_ids"]
         for prompt in (text, tokens):
-            with self.expecting(f"{told(parts)} is processed"):
+            with self.expecting(f"{describe_prompt(parts)} is processed"):
                 got = subject.process(prompt, media)
             self._same_as_reference(subject, parts, got, want, {})
 
@@ -70,7 +70,7 @@ class ProcessingRules(ContractRules):
                     want = subject.reference.process(text, media, {})
                 except Exception:  # the reference refuses the item: nothing to compare with
                     continue
-                with self.expecting(f"{told(parts)} is processed"):
+                with self.expecting(f"{describe_prompt(parts)} is processed"):
                     got = subject.process(text, media)
                 self._same_as_reference(subject, parts, got, want, {})
                 compared += 1
@@ -134,7 +134,9 @@ class ProcessingRules(ContractRules):
             "let get_dummy_text write the processor's own placeholder, and get_supported_mm_limits allow no more items "
             "than it takes; where it cannot be called like this, bring a Reference"
         )
-        with self.expecting(f"the Hugging Face processor takes {told(parts)}", hook="get_dummy_text", fix=fix):
+        with self.expecting(
+            f"the Hugging Face processor takes {describe_prompt(parts)}", hook="get_dummy_text", fix=fix
+        ):
             return subject.reference.process(*subject.prompt(parts), kwargs)
 
     def _same_as_reference(
@@ -147,7 +149,7 @@ class ProcessingRules(ContractRules):
     ) -> None:
         """Require the reference's token ids, and its tensors divided into items by the adapter's own fields."""
         __tracebackhide__ = True
-        described = told(parts) + (f" with {dict(kwargs)}" if kwargs else "")
+        described = describe_prompt(parts) + (f" with {dict(kwargs)}" if kwargs else "")
         self.require(
             got.token_ids == _ids(want),
             "get_prompt_updates or apply_hf_processor_tokens_only" + (" or get_mm_kwargs_names" if kwargs else ""),
