@@ -1,4 +1,4 @@
-"""Reports of tiny models, each made once, and the files they are about."""
+"""Reports of tiny models, each made once, and their media files."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("corellm_qwen_vl.tiny", {"architecture": "Qwen3VLForConditionalGeneration"}),
     "qwen2_audio": ("corellm_qwen_audio.tiny", {}),
 }
-"""Where each one's tiny checkpoint is made."""
+"""`{family: (module of its tiny checkpoint, options)}`."""
 
 Inspect = Callable[..., Report]
 
 
 @pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with `image.png`, `clip.mp4` and `sound.wav`."""
+    """A directory with `image.png`, `video.mp4` and `audio.wav`."""
     path = tmp_path_factory.mktemp("media")
     gradient = np.linspace(0, 255, 90 * 120 * 3).reshape(90, 120, 3).astype(np.uint8)
     Image.fromarray(gradient).save(path / "image.png")
-    (path / "clip.mp4").write_bytes(encode([moving(i) for i in range(50)]))
-    soundfile.write(path / "sound.wav", 0.5 * np.sin(np.arange(16_000) ** 2 / 20_000), 16_000)
+    (path / "video.mp4").write_bytes(encode([moving(i) for i in range(50)]))
+    soundfile.write(path / "audio.wav", 0.5 * np.sin(np.arange(16_000) ** 2 / 20_000), 16_000)
     return path
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`tiny(family)`: its checkpoint."""
+    """`tiny(family)`: the path of its checkpoint."""
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:

@@ -1,4 +1,4 @@
-"""The page in a browser: what is coloured, what lights up, and that it does nothing else. `make browser-test`."""
+"""The page in a browser: colours, highlights, and no request to a network. `make browser-test`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ EVIL = "What <script>document.title = 'harmed'</script><img src=x onerror=\"docu
 FILES = {
     "llava": ("image.png", "image.png"),
     "fuyu": ("image.png",),
-    "qwen2_vl": ("clip.mp4", "image.png"),
-    "qwen2_audio": ("sound.wav",),
+    "qwen2_vl": ("video.mp4", "image.png"),
+    "qwen2_audio": ("audio.wav",),
 }
 COLOURS = """
 return [...document.querySelectorAll(".token")].map((token) => [
@@ -34,7 +34,7 @@ return [...document.querySelectorAll(".token")].map((token) => [
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """Chromium with a profile of its own, which notes what pages say and ask for."""
+    """Chromium with a profile of its own and logs of console and network."""
     options = ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for flag in (
@@ -58,7 +58,7 @@ def opened(browser: Chrome, inspect: Inspect, tmp_path: Path) -> Open:
         page = tmp_path / "page.html"
         page.write_text(make_page(report), encoding="utf-8")
         for log in ("browser", "performance"):
-            browser.get_log(log)  # forget what pages before this one left
+            browser.get_log(log)  # drop the entries of earlier pages
         browser.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         )
@@ -104,8 +104,8 @@ def test_says_nothing_and_asks_for_nothing(browser: Chrome, opened: Open, family
     assert EVIL in browser.find_element(By.TAG_NAME, "main").text
     assert browser.get_log("browser") == []
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
-    assert {url for url in asked if not url.startswith("data:")} == {browser.current_url}
+    requested = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+    assert {url for url in requested if not url.startswith("data:")} == {browser.current_url}
 
 
 @pytest.mark.parametrize("family", FILES)

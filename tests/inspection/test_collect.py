@@ -1,4 +1,4 @@
-"""A report tells what the engine does: the same tokens, masks, positions and embeddings, of every kind of layout."""
+"""A report equals what the engine does: the same tokens, masks, positions and embeddings, in every kind of layout."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PROMPTS = [
     ("llava", ("image.png", "image.png")),
     ("fuyu", ("image.png",)),
     ("blip2", ("image.png",)),
-    ("qwen2_vl", ("clip.mp4", "image.png")),
-    ("qwen3_vl", ("image.png", "clip.mp4")),
-    ("qwen2_audio", ("sound.wav",)),
+    ("qwen2_vl", ("video.mp4", "image.png")),
+    ("qwen3_vl", ("image.png", "video.mp4")),
+    ("qwen2_audio", ("audio.wav",)),
 ]
 
 
@@ -38,10 +38,10 @@ def test_report_tells_what_the_engine_does(
         processed = llm.engine.input_processor.process_chat([user_message("What?", files)])
         hooks, runner = llm.engine.input_processor.mm_processor.hooks, llm.engine.runner
         assert [token.id for token in report.tokens] == processed.token_ids
-        answer = hooks.get_rope_positions(
+        result = hooks.get_rope_positions(
             model=runner.model, token_ids=processed.token_ids, mm_features=processed.features
         )
-        positions, offset = (torch.arange(len(processed.token_ids)), 0) if answer is None else answer
+        positions, offset = (torch.arange(len(processed.token_ids)), 0) if result is None else result
         told = torch.tensor([token.positions for token in report.tokens]).T
         assert torch.equal(told, positions.reshape(told.shape))
         assert report.position_offset == offset
@@ -70,7 +70,7 @@ def grids(report: Report) -> list[tuple[int, int, int] | None]:
 
 
 def test_grids_come_from_the_layout(inspect: Inspect) -> None:
-    """By a square number, a mask of rows, M-RoPE positions; a Q-Former's 32 queries and the like have none."""
+    """Grids come from a square number, a mask of rows, or M-RoPE positions; a Q-Former's queries have none."""
     assert grids(inspect("llava", "What?", "image.png", "image.png")) == [(1, 4, 4)] * 2
     assert grids(inspect("fuyu", "What?", "image.png")) == [(1, 3, 4)]
     for family, names in PROMPTS[3:5]:
@@ -84,25 +84,25 @@ def test_grids_come_from_the_layout(inspect: Inspect) -> None:
 
 
 def test_views_show_every_patch_once(inspect: Inspect) -> None:
-    """An image under the grid for each step, over what the model sees if that has the shape of an image."""
+    """There is one view under the grid for each step: of the model's input if that has the shape of an image."""
     llava = inspect("llava", "What?", "image.png", "image.png").items[0]
     assert [(view.caption.split(",")[0], view.step) for view in llava.views] == [
         ("the image", None),
         ("pixel_values", 0),
     ]
-    clip = inspect("qwen2_vl", "What?", "clip.mp4", "image.png").items[0]
-    assert clip.grid is not None
-    assert [view.step for view in clip.views] == list(range(clip.grid.steps))
-    sound = inspect("qwen2_audio", "What?", "sound.wav").items[0]
-    assert [(view.mime_type, view.over_time) for view in sound.views] == [
+    video = inspect("qwen2_vl", "What?", "video.mp4", "image.png").items[0]
+    assert video.grid is not None
+    assert [view.step for view in video.views] == list(range(video.grid.steps))
+    audio = inspect("qwen2_audio", "What?", "audio.wav").items[0]
+    assert [(view.mime_type, view.over_time) for view in audio.views] == [
         ("image/svg+xml", True),
         ("image/png", True),
     ]
 
 
 def test_stages_are_timed_and_the_second_pass_comes_from_the_cache(inspect: Inspect) -> None:
-    """Every stage is there with its hooks; the second time no processor is called."""
-    report = inspect("qwen2_vl", "What?", "clip.mp4", "image.png")
+    """Every stage is reported with its hooks; the second time no processor is called."""
+    report = inspect("qwen2_vl", "What?", "video.mp4", "image.png")
     stages = {stage.name: stage for stage in report.stages}
     assert list(stages) == [
         "load", "dummy items", "read media", "hash", "decode", "prepare", "prepare again", "encode video 0",
@@ -127,7 +127,7 @@ def test_text_alone(inspect: Inspect) -> None:
 
 
 def test_unmatched_placeholders_show_the_prompt_before(inspect: Inspect) -> None:
-    """A prompt without its item's placeholder: a failed stage, and the tokens as they were."""
+    """A prompt without its item's placeholder: a failed stage, and the tokens before expansion."""
     report = inspect("llava", "no place", "image.png", raw=True)
     assert report.error is not None
     assert report.error.startswith("prepare: MissingPlaceholderError: the prompt has 0 placeholders '<image>'")
@@ -136,8 +136,8 @@ def test_unmatched_placeholders_show_the_prompt_before(inspect: Inspect) -> None
 
 
 def test_json_is_json(inspect: Inspect) -> None:
-    """Everything but the images, read back."""
-    report = inspect("qwen2_vl", "What?", "clip.mp4", "image.png")
+    """The JSON has everything but the images."""
+    report = inspect("qwen2_vl", "What?", "video.mp4", "image.png")
     plain = json.loads(report.to_json())
     assert [token["id"] for token in plain["tokens"]] == [token.id for token in report.tokens]
     assert plain["items"][0]["grid"]["columns"] == report.items[0].grid.columns  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_json_is_json(inspect: Inspect) -> None:
 
 
 def test_nothing_of_it_stays(inspect: Inspect) -> None:
-    """Models loaded later are not listened to."""
+    """Hook calls of models loaded later are not recorded."""
     inspect("llava", "What is\nit?", raw=True)
     names = {type(plugin).__name__ for plugin in load_extensions().get_plugins()}
     assert "Recorder" not in names

@@ -50,13 +50,13 @@ def test_takes_what_run_takes(run: Run, media: Path, tmp_path: Path) -> None:
     assert "<image> × 16" in out
 
 
-def test_an_encoder_with_wrong_rows(run: Run, media: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `corellm run` refuses to load: the layout is told all the same, beside what the encoder gave."""
+def test_an_encoder_with_too_few_embeddings(run: Run, media: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`corellm run` refuses to load such a model; the report has its layout and the encoder's shapes."""
     whole = Llava.get_multimodal_embeddings
 
     @hookimpl
     def short(self: Llava, model: Any, mm_kwargs: Any) -> list[torch.Tensor]:
-        return [rows[:-1] for rows in whole(self, model, mm_kwargs)]
+        return [embeddings[:-1] for embeddings in whole(self, model, mm_kwargs)]
 
     monkeypatch.setattr(Llava, "get_multimodal_embeddings", short)
     report = report_of(run(media / "image.png", "Hi", "--json"))
@@ -69,7 +69,7 @@ def test_an_encoder_with_wrong_rows(run: Run, media: Path, monkeypatch: pytest.M
 
 
 def test_an_encoder_that_raises_or_forgets(run: Run, media: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error on one line, and which hook raised; a forgotten return is no crash either."""
+    """The error is on one line, and a forgotten return is no crash either."""
 
     @hookimpl
     def raises(self: Llava) -> None:
@@ -88,13 +88,13 @@ def test_an_encoder_that_raises_or_forgets(run: Run, media: Path, monkeypatch: p
         assert "<image> × 16" in out
 
 
-@pytest.mark.parametrize("answer", [(torch.zeros(4), 3), torch.zeros(4)])
-def test_wrong_positions(run: Run, media: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    """Of the wrong shape, or not positions at all: not known, and the engine's word for it."""
+@pytest.mark.parametrize("positions", [(torch.zeros(4), 3), torch.zeros(4)])
+def test_wrong_positions(run: Run, media: Path, monkeypatch: pytest.MonkeyPatch, positions: Any) -> None:
+    """Positions of a wrong shape or type are unknown in the report, with the engine's error."""
 
     @hookimpl
     def wrong(self: Llava) -> Any:
-        return answer
+        return positions
 
     monkeypatch.setattr(Llava, "get_rope_positions", wrong, raising=False)
     report = report_of(run(media / "image.png", "Hi", "--json"))
@@ -106,7 +106,7 @@ def test_wrong_positions(run: Run, media: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_an_adapter_whose_dummies_fail(run: Run, media: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading stops there; its hooks and their answers so far are told, on a page, too."""
+    """Loading stops there; the hooks called so far are reported with their results, on a page, too."""
 
     @hookimpl
     def nowhere(self: Llava) -> list[PromptReplacement]:
@@ -116,7 +116,7 @@ def test_an_adapter_whose_dummies_fail(run: Run, media: Path, tmp_path: Path, mo
     report = report_of(run(media / "image.png", "Hi", "--json", "--html", tmp_path / "page.html"))
     assert report["error"].startswith("load: MissingPlaceholderError")
     assert [stage["name"] for stage in report["stages"]] == ["load"]
-    calls = {call["hook"]: call["answer"] for call in report["stages"][0]["hooks"]}
+    calls = {call["hook"]: call["result"] for call in report["stages"][0]["hooks"]}
     assert "pixel_values: [1, 3, 56, 56] float32" in calls["call_hf_processor"]
     assert list(calls)[-1] == "get_prompt_updates"
     assert "MissingPlaceholderError" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def test_an_adapter_whose_dummies_fail(run: Run, media: Path, tmp_path: Path, mo
         (["Hi", "--mm-processor-kwargs", '{"sise": 1}'], "does not take 'sise'"),
         (["Hi", "--max-model-len", "9999"], "max_model_len=9999 exceeds"),
         (["Hi", "--adapter", "corellm-nothing"], "adapter 'corellm-nothing' does not serve"),
-        (["--audio", "sound.wav", "Hi"], "this model takes no audio"),
+        (["--audio", "audio.wav", "Hi"], "this model takes no audio"),
     ],
 )
 def test_mistakes_get_one_line(
@@ -141,7 +141,7 @@ def test_mistakes_get_one_line(
 ) -> None:
     """As in `corellm run`: exit status 1, one readable line, no report."""
     (tmp_path / "broken.png").write_bytes((media / "image.png").read_bytes()[:200])
-    (tmp_path / "sound.wav").write_bytes((media / "sound.wav").read_bytes())
+    (tmp_path / "audio.wav").write_bytes((media / "audio.wav").read_bytes())
     monkeypatch.chdir(tmp_path)
     status, out, err = run(*arguments)
     assert (status, out) == (1, "")
@@ -151,7 +151,7 @@ def test_mistakes_get_one_line(
 
 
 def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
-    """That it chats as `corellm run` does, and what --raw is for."""
+    """The help says what --raw is for."""
     with pytest.raises(SystemExit):
         main(["inspect", "--help"])
     out = " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""Grids are seen in positions and masks, guessed from counts, and otherwise not there."""
+"""Grids are found by positions and masks, guessed from counts, and otherwise None."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mrope(steps: int, rows: int, columns: int, restart: int = 0) -> list[tuple[i
 @pytest.mark.parametrize("restart", [0, 9])
 @pytest.mark.parametrize("shape", [(1, 3, 5), (4, 2, 3), (2, 1, 6), (2, 6, 1), (3, 4, 4)])
 def test_positions_tell(shape: tuple[int, int, int], restart: int) -> None:
-    """Whatever the shape, also where text stands between the steps."""
+    """A grid of any shape is found, also where text stands between the steps."""
     positions = mrope(*shape, restart)
     grid = find_grid(PlaceholderRange(7, len(positions)), positions, None)
     assert grid is not None
@@ -51,14 +51,14 @@ def test_positions_tell(shape: tuple[int, int, int], restart: int) -> None:
 def test_masks_and_counts_tell(
     place: PlaceholderRange, size: tuple[int, int] | None, expected: tuple[int, int] | None
 ) -> None:
-    """Rows of equal length; else as many patches as have the image's shape; else a square; else nothing."""
+    """Rows of equal length make a grid; else a count that fits the image's shape; else a square; else nothing."""
     positions = [(i,) for i in range(place.num_embeds)]
     grid = find_grid(place, positions, size)
     assert (grid and (grid.rows, grid.columns)) == expected
 
 
 def test_other_orders_are_no_grid() -> None:
-    """Positions that do not go row by row, and a text's, tell of none."""
+    """Positions that do not go row by row, and those of text, make no grid."""
     by_columns = [(0, row, column) for column, row in product(range(3), range(5))]
     as_text = [(i, i, i) for i in range(15)]
     ragged = mrope(1, 3, 5)[:-1]

@@ -64,7 +64,7 @@ def test_no_text_becomes_a_tag(inspect: Inspect) -> None:
 
 def test_asks_for_nothing(inspect: Inspect) -> None:
     """Its addresses are data, and its policy allows no others."""
-    text = make_page(inspect("qwen2_vl", "What?", "clip.mp4", "image.png"))
+    text = make_page(inspect("qwen2_vl", "What?", "video.mp4", "image.png"))
     page = Page(text)
     addresses = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert addresses
@@ -76,8 +76,8 @@ def test_asks_for_nothing(inspect: Inspect) -> None:
 
 
 def test_every_patch_has_its_token(inspect: Inspect) -> None:
-    """The keys by which tokens and patches light up together: each token's row once, each patch's once."""
-    report = inspect("qwen3_vl", "What?", "image.png", "clip.mp4")
+    """The keys that highlight tokens and patches together: each occurs once among tokens and once among patches."""
+    report = inspect("qwen3_vl", "What?", "image.png", "video.mp4")
     page = Page(make_page(report))
     keys = {
         kind: sorted(
@@ -90,7 +90,7 @@ def test_every_patch_has_its_token(inspect: Inspect) -> None:
 
 
 def test_a_failed_load_is_a_page_too() -> None:
-    """Its error, and what the hooks answered until then; the same error again is told by its stage."""
+    """A failed stage has its error and its hooks' results; a repeated error refers to the first stage."""
     calls = [HookCall("load_model", 0.1, "Model"), HookCall("get_prompt_updates", 0.1, "None", "KeyError: 1")]
     report = Report("model", stages=[Stage("load", error="oh\nno", hooks=calls), Stage("more", error="oh\nno")])
     text = Page(make_page(report)).text

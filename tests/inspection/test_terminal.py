@@ -25,7 +25,7 @@ def rows(text: str) -> list[list[str]]:
 
 def test_equal_tokens_stand_in_one_row(inspect: Inspect) -> None:
     """With their count, their item, and a range of positions for each axis."""
-    report = inspect("qwen2_vl", "What?", "clip.mp4", "image.png")
+    report = inspect("qwen2_vl", "What?", "video.mp4", "image.png")
     item = report.items[1]
     tokens = report.tokens[item.offset : item.offset + item.length]
     span = f"{item.offset}-{item.offset + item.length - 1}"
@@ -35,7 +35,7 @@ def test_equal_tokens_stand_in_one_row(inspect: Inspect) -> None:
 
 
 def test_repeated_rows_keep_their_mask(inspect: Inspect) -> None:
-    """Fuyu's rows of patches are told once, how often, and which of their tokens keep their own embedding."""
+    """Fuyu's rows of patches are printed once with their number and the tokens that keep their own embedding."""
     report = inspect("fuyu", "What?", "image.png")
     lines = rows(printed(report))
     start = next(i for i, line in enumerate(lines) if line[1:3] == ["3", "times:"])
@@ -48,7 +48,7 @@ def test_repeated_rows_keep_their_mask(inspect: Inspect) -> None:
 @pytest.mark.parametrize("family", ["llava", "qwen2_audio"])
 def test_tells_everything(inspect: Inspect, family: str) -> None:
     """Adapter, identifier, tensors, grid, stages; the same on 80 columns, where nothing is wider."""
-    names = {"llava": ("image.png", "image.png"), "qwen2_audio": ("sound.wav",)}
+    names = {"llava": ("image.png", "image.png"), "qwen2_audio": ("audio.wav",)}
     report = inspect(family, "What?", *names[family])
     wide, narrow = printed(report), printed(report, 80)
     assert max(map(len, narrow.splitlines())) <= 80

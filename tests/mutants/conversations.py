@@ -13,7 +13,7 @@ MUTANTS = (
         new='return "<img>\\n"',
     ),
     LLAVA.edited(
-        "sounds have a placeholder, too",
+        "other modalities have a placeholder, too",
         "test_the_chat_placeholder_is_the_updates_target",
         "get_placeholder_str",
         old=' if modality == "image" else None',
@@ -27,11 +27,11 @@ MUTANTS = (
         new='return "|SPEAKER|" if modality == "image"',
     ),
     AUDIO.edited(
-        "sounds have no place in chats",
+        "audio has no place in chats",
         "test_the_chat_placeholder_is_the_updates_target",
         "get_placeholder_str",
         old='if modality == "audio" else None',
-        new='if modality == "sound" else None',
+        new='if modality == "speech" else None',
     ),
     FUYU.edited(
         "conversations lose their media",
@@ -55,14 +55,14 @@ MUTANTS = (
         new='{"image": [p for part in reversed(parts) for p in part.images]}',
     ),
     FUYU.edited(
-        "the token with which an answer begins is left out",
+        "the token with which the assistant's turn begins is left out",
         "test_an_answer_goes_on_from_its_prompt",
         "make_context",
         old='        if add_generation_prompt and "image" not in media:',
         new="        if False:",
     ),
     BLIP2.edited(
-        "the prompt begins with another word for the answer",
+        "the assistant's turn begins with another word",
         "test_an_answer_goes_on_from_its_prompt",
         "make_context",
         old='turns.append("Answer:")',
@@ -83,7 +83,7 @@ MUTANTS = (
         new='role = _ROLES[message["role"]]',
     ),
     AUDIO.given(
-        "what people type is unguarded",
+        "what users type is unguarded",
         "test_text_in_a_conversation_places_nothing[none]",
         "make_context",
         """
@@ -101,7 +101,7 @@ MUTANTS = (
         """,
     ),
     BLIP2.edited(
-        "what people type is read for images",
+        "what users type is read for images",
         "test_text_in_a_conversation_places_nothing[none]",
         "make_context",
         old="            if text:\n",

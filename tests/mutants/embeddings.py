@@ -1,4 +1,4 @@
-"""Mistakes in what the encoder gives, and in how its rows come into a prompt."""
+"""Mistakes in the encoder's embeddings, and in how they are merged into a prompt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MUTANTS = (
         "test_encoder_batches_equal_single_items",
         "get_multimodal_embeddings",
         old="        return features\n",
-        new="        mean = sum(rows.mean() for rows in features) / len(features)\n"
-        "        return [rows - mean for rows in features]\n",
+        new="        mean = sum(f.mean() for f in features) / len(features)\n"
+        "        return [f - mean for f in features]\n",
     ),
     LLAVA.edited(
         "a batch is one long item",
@@ -38,7 +38,7 @@ MUTANTS = (
         "test_encoder_batches_equal_single_items",
         "get_multimodal_embeddings",
         old="        return features\n",
-        new="        return [rows * (i < 4) for i, rows in enumerate(features)]\n",
+        new="        return [f * (i < 4) for i, f in enumerate(features)]\n",
     ),
     LLAVA.edited(
         "a single item comes without its dimension",
@@ -52,21 +52,21 @@ MUTANTS = (
         "test_encoder_batches_equal_single_items",
         "get_multimodal_embeddings",
         old="        return features\n",
-        new="        import torch\n\n        return [rows + 0.01 * torch.randn_like(rows) for rows in features]\n",
+        new="        import torch\n\n        return [f + 0.01 * torch.randn_like(f) for f in features]\n",
     ),
     AUDIO.edited(
-        "all sounds of a batch are as long as the longest",
+        "all audio items of a batch are as long as the longest",
         "test_encoder_batches_equal_single_items",
         "get_multimodal_embeddings",
-        old="[rows[:count] for rows",
-        new="[rows[: after_pooling.max()] for rows",
+        old="[:count] for ",
+        new="[: after_pooling.max()] for ",
     ),
     AUDIO.edited(
-        "what the encoder makes of padding is kept",
+        "the embeddings of padding are kept",
         "test_rows_match_the_mask",
         ("get_prompt_updates", "get_multimodal_embeddings"),
-        old="[rows[:count] for rows",
-        new="[rows for rows",
+        old="[:count] for ",
+        new=" for ",
     ),
     AUDIO.edited(
         "lengths are rounded down",
@@ -83,11 +83,11 @@ MUTANTS = (
         new=")",
     ),
     QWEN3.edited(
-        "rows without their deepstack features",
+        "embeddings without their deepstack features",
         "test_it_loads",
         ("get_prompt_updates", "get_multimodal_embeddings"),
-        old="        rows = torch.cat([torch.cat(encoded.pooler_output), *encoded.deepstack_features], dim=-1)\n",
-        new="        rows = torch.cat(encoded.pooler_output)\n",
+        old="torch.cat([torch.cat(encoded.pooler_output), *encoded.deepstack_features], dim=-1)",
+        new="torch.cat(encoded.pooler_output)",
     ),
     FUYU.edited(
         "patches are made float32",
@@ -97,15 +97,15 @@ MUTANTS = (
         new="patches.float().flatten(0, 1)",
     ),
     LLAVA.edited(
-        "nothing is seen in half precision",
+        "embeddings are zero in half precision",
         "test_half_precision[bfloat16]",
         "get_multimodal_embeddings",
         old="        return features\n",
-        new="        return [rows * (rows.element_size() == 4) for rows in features]\n",
+        new="        return [f * (f.element_size() == 4) for f in features]\n",
     ),
     # --- merging ----------------------------------------------------------------------------------------------------
     LLAVA.given(
-        "a single row is written to every place",
+        "a single embedding is written to every place",
         "test_merging_counts_rows",
         "merge_multimodal_embeddings",
         _MERGE
@@ -115,7 +115,7 @@ MUTANTS = (
 """,
     ),
     LLAVA.given(
-        "rows too many are left over",
+        "surplus embeddings are ignored",
         "test_merging_counts_rows",
         "merge_multimodal_embeddings",
         _MERGE
@@ -124,7 +124,7 @@ MUTANTS = (
 """,
     ),
     LLAVA.given(
-        "rows are written in reverse order",
+        "embeddings are written in reverse order",
         "test_merging_counts_rows",
         "merge_multimodal_embeddings",
         _MERGE
@@ -177,15 +177,15 @@ MUTANTS = (
         "embeddings are not refused",
         "test_precomputed_embeddings",
         "get_prompt_updates",
-        old='        return "they do not say how long the image\'s rows are"\n',
-        new="        return None\n",
+        old="    def refuse_embeddings(self) -> str:\n",
+        new="    def refuse_embeddings(self) -> None:\n        return None\n",
     ),
     FUYU.edited(
         "embeddings are refused without a reason",
         "test_precomputed_embeddings",
         "refuse_embeddings",
-        old='        return "they do not say how long the image\'s rows are"\n',
-        new="        return True\n",
+        old="    def refuse_embeddings(self) -> str:\n",
+        new="    def refuse_embeddings(self) -> bool:\n        return True\n",
     ),
     LLAVA.given(
         "embeddings of any width are taken",

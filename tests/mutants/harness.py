@@ -29,24 +29,24 @@ from tests.mutants.mutant import Mutant
 
 @dataclass
 class Verdict:
-    """What became of the rules that were run, by their names with parameters."""
+    """Results of the rules that were run, by their names with parameters."""
 
     passed: list[str] = field(default_factory=list)
     excepted: list[str] = field(default_factory=list)
-    """Those that the contract class gives a reason not to keep."""
+    """Rules skipped by the class's `exceptions`."""
     caught: dict[str, ContractBroken] = field(default_factory=dict)
-    """How rules are broken."""
+    """Failures that say what to change."""
     crashed: dict[str, str] = field(default_factory=dict)
-    """Tracebacks of those that ended with another error."""
+    """Tracebacks of rules that ended with another error."""
     not_run: dict[str, str] = field(default_factory=dict)
-    """Why rules were not run: the model does not load, or the reference does not answer."""
+    """Why rules were not run: the model does not load, or the reference fails."""
 
     def broken(self, rule: str) -> ContractBroken | None:
-        """How a rule is broken; one without parameters, by the first that breaks it."""
+        """Return the failure of a rule; without parameters, that of its first case to fail."""
         return next((broken for name, broken in self.caught.items() if rule in (name, name.partition("[")[0])), None)
 
     def __str__(self) -> str:
-        """For a test that fails."""
+        """Return the verdict as the message of a failing test."""
         lines = [f"kept: {', '.join(self.passed) or 'none'}"]
         lines += [f"{rule} was caught:\n{broken}" for rule, broken in self.caught.items()]
         lines += [f"{rule} crashed:\n{trace}" for rule, trace in self.crashed.items()]
@@ -55,7 +55,7 @@ class Verdict:
 
 
 def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | None = None) -> Verdict:
-    """Run rules of a contract class.
+    """Return the verdict of a contract class's rules.
 
     Args:
         contract: as `Mutant.contract`.
@@ -64,7 +64,7 @@ def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | N
         mutant: the mistake to make first.
     """
     verdict = Verdict()
-    # as an author runs it, but nothing is printed, and what the outer run uses is left alone
+    # as an author runs it, but nothing is printed, and plugins of the outer run stay out
     options = ["--disable-plugin-autoload", "--assert=plain", "--import-mode=importlib", "-W", "error"]
     options += [f"-pno:{name}" for name in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")]
     options += [f"--config-file={os.devnull}", f"--rootdir={where}", f"--basetemp={where / 'temporary'}"]
@@ -104,7 +104,7 @@ def _rule(report: pytest.TestReport) -> str:
 
 @contextmanager
 def _settings_kept() -> Iterator[None]:
-    """What some mutants change for all code of the process is undone."""
+    """Restore the process-wide settings that some mutants change."""
     dtype, bound = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
     try:
         yield
@@ -118,7 +118,7 @@ def _settings_kept() -> Iterator[None]:
 
 @contextmanager
 def _copied(package: str, where: Path, mutant: Mutant | None) -> Iterator[None]:
-    """A copy of a plugin's package is what is imported, until the end."""
+    """Import a copy of a plugin's package in its place."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None
@@ -140,7 +140,7 @@ def _copied(package: str, where: Path, mutant: Mutant | None) -> Iterator[None]:
 
 
 def _modules_of(package: str) -> list[str]:
-    """But for the oracle's, which is no part of an adapter."""
+    """Names of a package's imported modules, without the oracle, which is no part of an adapter."""
     names = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
     return [name for name in names if name != hf_oracle.__name__]
 
@@ -150,7 +150,7 @@ def _modules_of(package: str) -> list[str]:
 
 @contextmanager
 def one_oracle() -> Iterator[None]:
-    """Copies of Qwen-VL ask one process of transformers' processors meanwhile: each would take seconds to start."""
+    """Share one process of transformers' processors among copies of Qwen-VL: each would take seconds to start."""
     shared = cache(_Shared)
     with mock.patch.object(hf_oracle, "HFProcessors", shared):
         yield
@@ -160,4 +160,4 @@ def one_oracle() -> Iterator[None]:
 
 class _Shared(HFProcessors):
     def close(self) -> None:
-        """Not yet: others will ask."""
+        """Keep the process: later mutants use it."""

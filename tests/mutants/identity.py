@@ -1,4 +1,4 @@
-"""Mistakes about which items are the same, here and elsewhere, and about what is kept of them."""
+"""Mistakes in an item's identity, within and between processes, and in what is kept of it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ MUTANTS = (
         'image = image.convert("L").convert("RGB")',
     ),
     _reading(
-        "images are known by their corners",
+        "images are cropped to a corner",
         "test_different_items_share_no_blocks",
         "image = image.crop((0, 0, image.width // 4, image.height // 4))",
     ),
     _reading(
-        "images know where they are in memory",
+        "an image's address is part of its content",
         "test_identity_follows_content",
         'image.info["exif"] = str(id(image)).encode()',
     ),
     _reading(
-        "images know their process",
+        "the process id is part of an image's content",
         "test_another_process_agrees",
-        'import os; make_image.info["exif"] = str(os.getpid()).encode()',
+        'import os; image.info["exif"] = str(os.getpid()).encode()',
     ),
     _reading(
         "images lose their lowest bits",
@@ -76,7 +76,7 @@ MUTANTS = (
         """,
     ),
     LLAVA.edited(
-        "an image is looked at to place it",
+        "an image's media is needed to place it",
         "test_a_uuid_stands_in_for_its_item",
         "get_prompt_updates",
         old="            if count is None:\n                count",
@@ -90,11 +90,11 @@ MUTANTS = (
         new='        Llava.model = model = getattr(Llava, "model", model)\n        features: Sequence[Tensor] = model',
     ),
     LLAVA.edited(
-        "rows of every image are kept",
+        "embeddings of every image are kept",
         "test_nothing_is_kept",
         "get_multimodal_embeddings",
         old="        return features\n",
-        new='        self.__dict__.setdefault("rows", []).append(features)\n        return features\n',
+        new='        self.__dict__.setdefault("kept", []).append(features)\n        return features\n',
     ),
     FUYU.edited(
         "random numbers are seeded for all",

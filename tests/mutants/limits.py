@@ -7,7 +7,7 @@ from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2
 MUTANTS = (
     # --- kinds and numbers --------------------------------------------------------------------------------------------
     BLIP2.edited(
-        "clips are said to be taken",
+        "videos are said to be taken",
         "test_it_loads",
         ("get_dummy_mm_data", "get_supported_mm_limits"),
         old='        return {"image": 1}',
@@ -63,14 +63,14 @@ MUTANTS = (
         """,
     ),
     LLAVA.edited(
-        "dummy text for a single image, whatever is asked",
+        "dummy text for a single image, whatever the count",
         "test_dummies_come_in_any_number",
         "get_dummy_text",
         old='return image_token * mm_counts.get("image", 0)',
         new="return image_token",
     ),
     LLAVA.edited(
-        "a single dummy image, whatever is asked",
+        "a single dummy image, whatever the count",
         "test_dummies_come_in_any_number",
         "get_dummy_mm_data",
         old='dummy_images(mm_counts.get("image", 0), ',
@@ -143,14 +143,14 @@ MUTANTS = (
         """,
     ),
     AUDIO.edited(
-        "a sound that is too long is no request's error",
+        "audio that is too long does not raise a request's error",
         "test_no_item_exceeds_the_stated_maximum",
         "call_hf_processor",
         old="            raise MediaTooLargeError(",
         new="            raise ValueError(num_samples)\n            raise MediaTooLargeError(",
     ),
     AUDIO.edited(
-        "a sound that is too short is not refused",
+        "audio that is too short is not refused",
         "test_rows_match_the_mask",
         ("call_hf_processor", "get_prompt_updates"),
         old="        if not _lengths(-(-num_samples // extractor.hop_length))[1]:",

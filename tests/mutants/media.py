@@ -1,4 +1,4 @@
-"""Mistakes with the odd forms in which people have media."""
+"""Mistakes with odd forms of media."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2
 MUTANTS = (
     FUYU.given(
         "images keep their modes",
-        "test_odd_images",
+        "test_odd_pictures",
         ("get_data_parser", "get_multimodal_embeddings"),
         """
         @hookimpl
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     LLAVA.given(
         "EXIF orientation is lost",
-        "test_turned_images_stand_upright",
+        "test_turned_pictures_stand_upright",
         "get_data_parser",
         """
         @hookimpl
@@ -66,14 +66,14 @@ MUTANTS = (
         """,
     ),
     QWEN2.of("video_processor.py").edited(
-        "a clip of a single frame has no pair",
+        "a video of a single frame has no pair",
         "test_short_clips_and_sounds",
         "call_hf_processor",
         old="    seconds += seconds[-1:] * (-len(seconds) % step)\n",
         new="",
     ),
     AUDIO.given(
-        "sounds are taken to be at another rate",
+        "audio is taken to be at another rate",
         "test_every_form_of_an_item_is_the_same",
         "get_data_parser",
         """
@@ -85,7 +85,7 @@ MUTANTS = (
         """,
     ),
     AUDIO.given(
-        "rates of sounds are ignored",
+        "sampling rates are ignored",
         "test_sounds_of_any_rate_last_as_long",
         "get_data_parser",
         """

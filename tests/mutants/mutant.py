@@ -1,4 +1,4 @@
-"""What a mutant is: a plugin with one mistake in it, and the rule of the contract that has to notice."""
+"""A mutant: a plugin with one mistake, and the rule of the contract that must catch it."""
 
 from __future__ import annotations
 
@@ -12,48 +12,51 @@ class Mutant:
     """A mistake that an author might make, as an edit of a plugin that works."""
 
     wrong: str
-    """What is wrong, in a phrase."""
+    """The mistake, in a phrase."""
     rule: str
     """The rule that catches it, with its parameters in brackets where some of them do."""
     hook: str | tuple[str, ...]
-    """What the rule's message has to name; several where each would be fair."""
+    """The hook that the rule's message must name; several where any of them will do."""
     contract: str
     """The contract class, as pytest has it: `corellm_llava.contract::TestLlava`."""
     file: str
-    """Within the plugin's package."""
+    """Path within the plugin's package."""
     old: str
-    """A piece of the file that occurs once."""
+    """Code that occurs once in the file."""
     new: str
-    """What stands there instead."""
+    """Its replacement."""
 
     @property
     def package(self) -> str:
-        """The plugin's, by its import name."""
+        """Import name of the plugin's package."""
         return self.contract.partition(".")[0]
 
     @property
     def family(self) -> str:
-        """By its contract class: `Llava`."""
+        """Name of the contract class without `Test`: `Llava`."""
         return self.contract.rpartition("::Test")[2]
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """As a tuple."""
+        """`hook` as a tuple."""
         return (self.hook,) if isinstance(self.hook, str) else self.hook
 
-    def apply(self, package: Path) -> None:
-        """Make the edit in a copy of the plugin.
+    def edit(self, source: str) -> str:
+        """Return the file's source with the mistake in it.
 
         Raises:
-            ValueError: the piece is not there, or there more than once: the plugin has changed.
+            ValueError: `old` does not occur exactly once: the plugin has changed.
         """
-        path = package / self.file
-        source = path.read_text(encoding="utf-8")
         if source.count(self.old) != 1:
             raise ValueError(
                 f"{self.family}, {self.wrong}: {self.file} has this {source.count(self.old)} times:\n{self.old}"
             )
-        path.write_text(source.replace(self.old, self.new), encoding="utf-8")
+        return source.replace(self.old, self.new)
+
+    def apply(self, package: Path) -> None:
+        """Make the edit in a copy of the plugin; raises what `edit` raises."""
+        path = package / self.file
+        path.write_text(self.edit(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,18 @@ class Plugin:
     contract: str
     file: str = "__init__.py"
     seam: str = "    @hookimpl\n    def get_supported_mm_limits("
-    """A method of the adapter, before which another one may be put."""
+    """A method of the adapter; `given` puts another one before it."""
 
     def of(self, file: str) -> Plugin:
-        """Another file of the same plugin."""
+        """Return the same plugin with mutants made in another file."""
         return replace(self, file=file)
 
     def edited(self, wrong: str, rule: str, hook: str | tuple[str, ...], *, old: str, new: str) -> Mutant:
-        """Code that is there made wrong."""
+        """Return a mutant that replaces existing code."""
         return Mutant(wrong, rule, hook, self.contract, self.file, old, new)
 
     def given(self, wrong: str, rule: str, hook: str | tuple[str, ...], method: str) -> Mutant:
-        """A method more, which is wrong."""
+        """Return a mutant with an additional, wrong method."""
         code = indent(dedent(method).strip("\n"), "    ")
         return Mutant(wrong, rule, hook, self.contract, self.file, self.seam, f"{code}\n\n{self.seam}")
 

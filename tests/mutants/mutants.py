@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.mutants import (
-    answers,
     conversations,
     embeddings,
     identity,
     limits,
     media,
+    outputs,
     packaging,
     placeholders,
     requests,
@@ -27,7 +27,7 @@ PARTS = {
     "Conversations": conversations.MUTANTS,
     "Embeddings": embeddings.MUTANTS,
     "Identity": identity.MUTANTS,
-    "Answers": answers.MUTANTS,
+    "Outputs": outputs.MUTANTS,
 }
 MUTANTS = tuple(mutant for part in PARTS.values() for mutant in part)
 CONTRACTS = tuple(dict.fromkeys(mutant.contract for mutant in MUTANTS))

@@ -84,7 +84,7 @@ MUTANTS = (
         new='        {"pixel_values": MultiModalFieldConfig.batched("image")}',
     ),
     LLAVA.edited(
-        "the adapter wants an argument more",
+        "the adapter takes one argument too many",
         "test_the_contract_version_is_checked",
         "the adapter",
         old="def __init__(self, context: ModelContext) -> None:",
@@ -122,7 +122,7 @@ MUTANTS = (
         new="    randomize_weights(model, 0)\n",
     ),
     LLAVA.of("tiny.py").edited(
-        "the tiny checkpoint's answers are all alike",
+        "the tiny checkpoint's outputs are all alike",
         "test_the_reference_tells_requests_apart",
         "make_tiny_checkpoint",
         old="    randomize_weights(model, seed)\n",
@@ -153,7 +153,7 @@ MUTANTS = (
         new="    return model.to(load_config.device).train()\n",
     ),
     QWEN_VL.edited(
-        "answers do not stop where a turn ends",
+        "generation does not stop where a turn ends",
         "test_the_end_of_a_turn_ends_an_answer",
         "load_model",
         old="        model.generation_config.eos_token_id = self.context.tokenizer.convert_tokens_to_ids(stops)\n",

@@ -67,7 +67,7 @@ MUTANTS = (
         new="spatial_merge_size] * time",
     ),
     QWEN2.edited(
-        "clips have the images' placeholder",
+        "videos have the images' placeholder",
         "test_items_do_not_know_of_each_other",
         "get_prompt_updates",
         old='getattr(self.context.hf_config, f"{modality}_token_id")',

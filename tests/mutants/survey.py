@@ -26,23 +26,23 @@ from tests.mutants.mutants import MUTANTS
 
 
 def main(words: Sequence[str]) -> int:
-    """Print as it goes; 1 if a mutant escapes the rule that is there for it, or a rule ends with another error."""
+    """Return 1 if a mutant escapes its rule or a rule ends with another error; prints the results meanwhile."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.wrong for word in words)]
-    catches, unclear = Counter[str](), 0
+    catches, faults = Counter[str](), 0
     with one_oracle():
         for mutant in chosen:
             with tempfile.TemporaryDirectory() as where:
                 verdict = examine(mutant.contract, (), Path(where), mutant)
             print(_told(mutant, verdict), flush=True)
             catches.update({rule.partition("[")[0] for rule in verdict.caught})
-            unclear += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
+            faults += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
     print(f"\n{len(chosen)} mutants; of each rule, how many it caught:")
     for rule in rules_of(AdapterContract):
         print(f"  {catches[rule]:4} {rule}")
-    print(f"{unclear} mutants escaped, or met a rule that did not say what is wrong")
-    return int(unclear > 0)
+    print(f"{faults} mutants escaped, or met a rule that did not say what is wrong")
+    return int(faults > 0)
 
 
 def _told(mutant: Mutant, verdict: Verdict) -> str:

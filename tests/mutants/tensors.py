@@ -68,7 +68,7 @@ MUTANTS = (
         new="for frame in reversed(list(video.read(indices))))",
     ),
     AUDIO.edited(
-        "the mask of a sound is said not to be needed",
+        "the mask of an audio item is said not to be needed",
         "test_it_loads",
         ("get_prompt_updates", "get_mm_fields_config"),
         old='"feature_attention_mask": batched}',
@@ -82,7 +82,7 @@ MUTANTS = (
         new='        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])[:, : max(1, rows - 1)]}',
     ),
     LLAVA.given(
-        "a tensor that nobody divides",
+        "a tensor that no field divides",
         "test_it_loads",
         ("call_hf_processor", "get_mm_fields_config"),
         """

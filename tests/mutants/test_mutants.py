@@ -1,10 +1,11 @@
-"""A test of the contract's tests: each rule notices the mistakes that it is there for, and says what to look at.
+"""Each rule of the contract catches the mistakes that it is there for, and names the hook to look at.
 
 The table of mutants is printed at the end. `make mutants` runs the whole contract on each.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,14 +29,14 @@ def _one_oracle() -> Iterator[None]:
 
 
 class Part:
-    """Mutants of a part of the contract. A class of their own, so that parts can run side by side."""
+    """Mutants of one part of the contract; one class for each, so that parts can run in parallel."""
 
     mutants: ClassVar[Sequence[Mutant]]
 
     def test_a_mutant_is_caught(
         self, mutant: Mutant, tmp_path: Path, record_property: Callable[[str, object], None]
     ) -> None:
-        """By the rule that is there for it, with a message of all five parts that names the hook with the mistake."""
+        """Its rule breaks, with a message of all five parts that names the hook with the mistake."""
         verdict = examine(mutant.contract, [mutant.rule], tmp_path, mutant)
         broken = verdict.broken(mutant.rule)
         assert broken is not None, str(verdict)
@@ -61,7 +62,7 @@ for _name, _mutants in PARTS.items():
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.rpartition("::")[2])
 def test_without_a_mistake_the_rules_are_kept(contract: str, tmp_path: Path) -> None:
-    """A copy that is run in the same way but left as it is keeps all rules by which its mutants are caught."""
+    """An unchanged copy, run in the same way, keeps all rules by which its mutants are caught."""
     rules = list(dict.fromkeys(mutant.rule for mutant in MUTANTS if mutant.contract == contract))
     verdict = examine(contract, rules, tmp_path)
     assert not {**verdict.caught, **verdict.crashed, **verdict.not_run}, str(verdict)
@@ -69,25 +70,32 @@ def test_without_a_mistake_the_rules_are_kept(contract: str, tmp_path: Path) -> 
 
 
 def test_every_rule_has_a_mutant() -> None:
-    """No rule is there that no known mistake breaks."""
+    """Every rule of the contract is broken by at least one mutant."""
     assert set(rules_of(AdapterContract)) == {mutant.rule.partition("[")[0] for mutant in MUTANTS}
 
 
 def test_mutants_differ() -> None:
-    """In name and in mistake; and a piece of code that a mutant wants to change has to be there, once."""
+    """No two mutants share a name or an edit."""
     assert len({(mutant.family, mutant.wrong) for mutant in MUTANTS}) == len(MUTANTS)
     assert len({(mutant.contract, mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
 
 
+def test_every_edit_fits() -> None:
+    """The code that a mutant replaces occurs exactly once in its plugin, and the edited file is still Python."""
+    for mutant in MUTANTS:
+        folder = Path(str(importlib.import_module(mutant.package).__file__)).parent
+        compile(mutant.edit((folder / mutant.file).read_text(encoding="utf-8")), mutant.file, "exec")
+
+
 def test_an_edit_must_fit(tmp_path: Path) -> None:
-    """Where the plugin has changed, its mutant says so instead of being the plugin itself."""
+    """Where the plugin has changed, its mutant raises instead of testing the unchanged plugin."""
     mutant = LLAVA.edited("not there", "test_it_loads", "load_model", old="def nothing(", new="")
     with pytest.raises(ValueError, match=r"Llava, not there: __init__\.py has this 0 times"):
         examine(mutant.contract, [mutant.rule], tmp_path, mutant)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Afterwards the installed plugin is the one that is imported, the very same module, and the path is as before."""
+    """Afterwards the installed plugin's module and `sys.path` are as before."""
     path = list(sys.path)
     examine(LLAVA.contract, ["test_it_loads"], tmp_path)
     assert sys.modules["corellm_llava"] is corellm_llava

@@ -37,18 +37,18 @@ MUTANTS = (
         """,
     ),
     FUYU.edited(
-        "an answer begins after text alone, too",
+        "the begin-of-output token is put after text alone, too",
         "test_text_alone_equals_the_hf_processor",
         "apply_hf_processor_tokens_only",
         old="        if not mm_counts:\n            return token_ids\n",
         new="",
     ),
     FUYU.edited(
-        "the answer's token is forgotten",
+        "the begin-of-output token is left out",
         "test_text_and_media_equal_the_hf_processor",
         "apply_hf_processor_tokens_only",
-        old="        return [*token_ids, answer[-1]] if token_ids else [*answer]",
-        new="        return token_ids",
+        old="        return [*token_ids, ",
+        new="        return token_ids\n        return [*token_ids, ",
     ),
     FUYU.edited(
         "the tokenizer's prefix stays beside an image",

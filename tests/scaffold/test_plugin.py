@@ -1,4 +1,4 @@
-"""New plugins out of sources of any shape: what is copied, what is renamed, what stays."""
+"""New plugins from sources of any layout: what is copied, what is renamed, what stays."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_tiny_checkpoint(where: Path, seed: int = 0) -> Path:
     return where
 """,
 }
-"""A package in a namespace, with modules deeper down, relative imports, no docstring, no contract."""
+"""A namespace package with nested modules, relative imports, no docstring and no contract."""
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NewPlugin:
 
 
 def test_what_is_imported_is_copied(plugin: NewPlugin) -> None:
-    """What is not stays behind, with the architectures whose adapters are there."""
+    """Modules that no copied one imports are left out, with the architectures of their adapters."""
     modules = {path.removeprefix("src/corellm_toy/") for path in plugin.files if path.startswith("src/")}
     assert modules == {
         "__init__.py", "contract.py", "parts/__init__.py", "parts/adapter.py", "parts/sub/__init__.py",
@@ -88,19 +88,19 @@ def test_what_is_imported_is_copied(plugin: NewPlugin) -> None:
 
 
 def test_requirements(plugin: NewPlugin) -> None:
-    """The original's own, with corellm's extras, for the corellm that is here; nothing of its extras."""
+    """They are the original's, with corellm's extras, for the running corellm; those of its extras are left out."""
     project = tomllib.loads(plugin.files["pyproject.toml"])["project"]
     assert project["dependencies"] == ["corellm[video]>=0.2,<0.3", "numpy>=2,<3; python_version > '3.9'"]
     assert project["entry-points"]["corellm.models"] == {"ToyForCausalLM": "corellm_toy:Toy"}
     assert "license" not in project
     assert (
-        "begun as a copy of talk 1.0, which is licensed under terms that its metadata do not tell"
+        "begun as a copy of talk 1.0, which is licensed under terms that its metadata do not state"
         in (plugin.files["LICENSE"])
     )
 
 
 def test_names_are_renamed_and_prose_is_not(plugin: NewPlugin) -> None:
-    """In f-strings, too; what transformers calls so, and variables that happen to be called so, are left alone."""
+    """Names are renamed in f-strings, too; transformers' own names and variables in lower case are not."""
     assert plugin.files["src/corellm_toy/__init__.py"] == (
         '"""Toy for corellm, begun as a copy of talk 1.0."""\n\nfrom __future__ import annotations\n\n'
         'from corellm_toy.parts.adapter import Toy\n\n__all__ = ["Toy"]\n'
@@ -119,7 +119,7 @@ def test_names_are_renamed_and_prose_is_not(plugin: NewPlugin) -> None:
 
 
 def test_a_contract_where_there_was_none(plugin: NewPlugin) -> None:
-    """Of the adapter, and the test that runs it."""
+    """The contract of the adapter and the test that runs it are made."""
     contract = plugin.files["src/corellm_toy/contract.py"]
     assert "from corellm_toy import Toy\n\n\nclass TestToyForCausalLM(AdapterContract):\n" in contract
     assert contract.endswith("    adapter = Toy\n")
@@ -129,7 +129,7 @@ def test_a_contract_where_there_was_none(plugin: NewPlugin) -> None:
 def test_the_tiny_checkpoint_names_the_architecture(
     plugin: NewPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the new name, set before the function's last return."""
+    """The new name is set before the function's last return."""
     plugin.write(tmp_path / "toy")
     monkeypatch.syspath_prepend(str(tmp_path / "toy" / "src"))
     tiny = importlib.import_module("corellm_toy.tiny")
@@ -150,6 +150,6 @@ def test_the_tiny_checkpoint_names_the_architecture(
     ],
 )
 def test_names(given: str, distribution: str, camel: str) -> None:
-    """One name in its three forms."""
+    """One name has three forms."""
     name = PluginName.parse(given)
     assert (name.distribution, name.package, name.camel) == (distribution, distribution.replace("-", "_"), camel)

@@ -1,4 +1,4 @@
-"""The contract cannot be kept by leaving rules out, and what a broken rule says is of use."""
+"""No rule of the contract can be left out silently, and a broken rule says what to change."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RULES = Path(__file__).with_name("rules.txt").read_text(encoding="utf-8").split(
 
 
 class Kept(AdapterContract):
-    """Not run: defined to look at."""
+    """Defined to inspect its rules, not to run them."""
 
     adapter = object
 
 
 def test_no_rule_is_lost() -> None:
-    """The rules are those written down: whoever removes one has to say so in `rules.txt`, too."""
+    """The rules are those in `rules.txt`; removing or renaming one needs a change there, too."""
     assert sorted(rules_of(Kept)) == RULES
 
 
@@ -61,7 +61,7 @@ def test_exceptions_need_reasons(exceptions: dict[str, str], words: str) -> None
 
 
 def test_an_exception_is_shown(pytester: pytest.Pytester) -> None:
-    """A rule with a reason is reported as skipped, reason and all; tests of one's own are free."""
+    """A rule with a reason is reported as skipped, reason and all; an author's own tests run."""
     pytester.makepyfile(
         """
         from corellm.testing.contract.media import MediaRules
@@ -75,7 +75,7 @@ def test_an_exception_is_shown(pytester: pytest.Pytester) -> None:
                 assert True
         """
     )
-    # a process of its own: in this one pytester would forget torch afterwards, which cannot be imported twice
+    # in a subprocess: in this process pytester would unload torch afterwards, which cannot be imported twice
     result = pytester.runpytest_subprocess("-rs", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, skipped=7)
     result.stdout.fnmatch_lines(["*not kept by TestMine: this adapter is but an example*"])
@@ -95,7 +95,7 @@ def test_a_broken_rule_says_what_to_change() -> None:
 
 
 def test_a_broken_rule_prints_its_lines_and_no_more(pytester: pytest.Pytester) -> None:
-    """No traceback; but the example that was found for it, and the adapter's error that led to it."""
+    """Without traceback, but with the hypothesis example and the adapter's error behind it."""
     pytester.makepyfile(
         """
         import pytest
@@ -146,7 +146,7 @@ def test_a_broken_rule_prints_its_lines_and_no_more(pytester: pytest.Pytester) -
 
 
 def test_the_guilty_hook_is_found() -> None:
-    """By name in the message, by the frame that raised, in causes too."""
+    """It is found by name in the message, or by the frame that raised, in causes too."""
     assert guilty_hook(ValueError("get_mm_fields_config gave nonsense")) == "get_mm_fields_config"
 
     def get_prompt_updates() -> None:

@@ -1,4 +1,4 @@
-"""What an adapter did to one prompt, step by step: for its author, who debugs a layout.
+"""Shows an adapter's author each stage of one prompt.
 
-`collect` runs the prompt and gives a `Report`, plain data; `terminal` and `page` show one.
+`collect` runs the prompt and returns a `Report`, plain data; `terminal` and `page` show one.
 """

@@ -1,8 +1,8 @@
-"""Runs one prompt through the engine's own stages, and writes down what came of each.
+"""Runs one prompt through the engine's own stages and reports the result of each.
 
-A stage that fails is written down as failed, and what can be told without it goes on: a layout is debugged with a
-broken adapter. What a user did wrong (a broken file, an unknown argument) is raised as everywhere. Importing this
-imports no torch: the engine sets up its threads first.
+A stage that fails is reported as failed, and stages that do not need it go on: the adapter may be broken. A user's
+mistake (a broken file, an unknown argument) is raised as everywhere. Importing this imports no torch: the engine sets
+up its threads first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import ConfigError, CorellmError, MissingExtraError, PlaceholderError, RequestError, raised_at
-from corellm.inspection.describe import describe_answer, describe_tensor
+from corellm.inspection.describe import describe_result, describe_tensor
 from corellm.inspection.layout import add_images, make_item, make_tokens, read_positions
 from corellm.inspection.recorder import Recorder, recording
 from corellm.inspection.report import HookCall, Report, Stage
@@ -28,7 +28,7 @@ from corellm.worker.checkpoint import read_architectures
 
 Prepare = Callable[[InputProcessor], ProcessedPrompt]
 _USERS = (ConfigError, MissingExtraError, RequestError)
-"""Errors of the user's making, but for placeholders that do not match: these may as well be the adapter's fault."""
+"""Errors caused by the user; placeholders that do not match are excepted: they may be the adapter's fault."""
 
 
 def collect(
@@ -39,18 +39,18 @@ def collect(
     model: str,
     adapter: str | None = None,
 ) -> Report:
-    """Inspect what becomes of one prompt.
+    """Return the report of one prompt.
 
     Args:
         make_engine: loads the model, without checking its encoders.
         prepare: makes the prompt; called twice, the second time for what the caches save.
         media: `{modality: files}`, the prompt's.
-        model: what it is called.
-        adapter: distribution that was asked for.
+        model: its name in the report.
+        adapter: the distribution to use, where several serve the model.
 
     Raises:
-        RequestError, ConfigError, MissingExtraError: of the user's making.
-        CorellmError: the model cannot be loaded, and its adapter was not even made.
+        RequestError, ConfigError, MissingExtraError: the user's mistake.
+        CorellmError: loading failed before the adapter was made.
     """
     with recording() as recorder:
         inspection = _Inspection(recorder, media, Report(model))
@@ -59,16 +59,16 @@ def collect(
 
 
 class _Inspection:
-    """One prompt's way through the engine."""
+    """One prompt's run through the stages."""
 
     def __init__(self, recorder: Recorder, files: Mapping[str, Sequence[str]], report: Report) -> None:
         self.report = report
         self._recorder, self._files = recorder, files
         self._media: Mapping[str, Any] = {}
-        """The files as they were read."""
+        """The parsed files."""
 
     def run(self, make_engine: Callable[[], LLMEngine], prepare: Prepare, adapter: str | None) -> None:
-        """Everything, as far as it goes."""
+        """Run all stages, as far as they succeed."""
         engine: LLMEngine | None = None
         with self._stage("load"):
             engine = make_engine()
@@ -88,7 +88,7 @@ class _Inspection:
 
     @contextmanager
     def _stage(self, name: str, *, raises: tuple[type[CorellmError], ...] = _USERS) -> Iterator[Stage]:
-        """Time a stage, with the hooks it calls. An error of the adapter's ends the stage, not the inspection."""
+        """Add a timed stage and its hook calls to the report; an adapter's error ends the stage, not the inspection."""
         stage = Stage(name)
         self.report.stages.append(stage)
         before, start = len(self._recorder.calls), time.perf_counter()
@@ -103,13 +103,13 @@ class _Inspection:
         finally:
             stage.seconds = time.perf_counter() - start
             stage.hooks = [
-                HookCall(call.hook, call.seconds, describe_answer(call.answer), call.error)
+                HookCall(call.hook, call.seconds, describe_result(call.result), call.error)
                 for call in sorted(self._recorder.calls[before:], key=lambda call: call.start)
             ]
 
     def _name_adapter(self, adapter: str | None) -> None:
         context, report = self._recorder.context, self.report
-        assert context is not None, "a model whose adapter was not made raises"
+        assert context is not None, "_stage raises where no adapter was made"
         entry = find_adapter(read_architectures(context.model_path), adapter=adapter)
         versions = contract_versions(entry.load())
         report.architecture, report.adapter = entry.architecture, entry.entry_point.value
@@ -129,7 +129,7 @@ class _Inspection:
             engine.runner.encoders.check(profile.features)
 
     def _read_media(self, engine: LLMEngine) -> None:
-        """Read and hash the files once more than the engine does: for the time that takes, and to show them."""
+        """Read and hash the files once more than the engine does: to time it, and to show them."""
         processor = engine.input_processor.mm_processor
         if not self._files:
             return
@@ -145,14 +145,14 @@ class _Inspection:
                     items.get(i)
 
     def _prepare(self, engine: LLMEngine, prepare: Prepare) -> ProcessedPrompt | None:
-        """The prompt expanded; None if that failed: then the tokens are those before."""
+        """Return the expanded prompt, or None if that failed: the report then has the tokens before expansion."""
         processed: ProcessedPrompt | None = None
         cache, before = engine.input_processor.mm_processor.cache, len(self._recorder.calls)
         with self._stage("prepare"):
             processed = prepare(engine.input_processor)
         if processed is None:
             call = self._recorder.last("apply_hf_processor_tokens_only", before)
-            token_ids = (call.answer if call is not None else None) or []
+            token_ids = (call.result if call is not None else None) or []
             unknown: list[tuple[int, ...]] = [()] * len(token_ids)
             self.report.tokens = make_tokens(engine.context.tokenizer, token_ids, unknown, ())
             return None
@@ -165,7 +165,7 @@ class _Inspection:
         return processed
 
     def _encode(self, engine: LLMEngine, processed: ProcessedPrompt) -> None:
-        """Embed each item alone, and compare with its mask."""
+        """Embed each item alone and compare the number of embeddings with its mask."""
         import torch
 
         for feature in processed.features:
@@ -178,11 +178,11 @@ class _Inspection:
                 engine.runner.encoders.output(feature)
             item.error = stage.error
             call = self._recorder.last("get_multimodal_embeddings", before)
-            if call is not None and hasattr(call.answer, "__len__") and len(call.answer):
-                item.embeddings = describe_tensor("embeddings", call.answer[0])
+            if call is not None and hasattr(call.result, "__len__") and len(call.result):
+                item.embeddings = describe_tensor("embeddings", call.result[0])
 
     def _generate(self, engine: LLMEngine, processed: ProcessedPrompt) -> None:
-        """One token, greedily: positions and merging are asked for only there."""
+        """Generate one token greedily: only this calls the hooks for positions and merging."""
         with self._stage("first token", raises=()) as stage:
             engine.add_request("inspect", processed, SamplingParams(temperature=0, max_tokens=1))
             while engine.has_unfinished_requests():
@@ -192,7 +192,7 @@ class _Inspection:
                     stage.note = repr(output.outputs[0].text)
 
     def _lay_out(self, engine: LLMEngine, processed: ProcessedPrompt) -> None:
-        """Tokens and positions, and from these each item's grid and images."""
+        """Add tokens with positions to the report, and each item's grid and images."""
         call = self._recorder.last("get_rope_positions")
         positions, self.report.position_offset = read_positions(
             call, len(processed.token_ids), has_items=bool(processed.features)

@@ -1,4 +1,4 @@
-"""Tensors, tokens and hooks' answers, in words and numbers. Knows no stage of the work."""
+"""Describes tensors, tokens and results of hooks in words and numbers. Knows no stages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from corellm.multimodal.fields import MultiModalField, MultiModalFieldConfig
 from corellm.multimodal.nested import is_tensor, nbytes, shape_of
 
 _FEW = 8
-"""So many values, or elements of a list, are told one by one."""
+"""Most values, or elements of a list, that are listed one by one."""
 
 
 def describe_tensor(name: str, data: Any, field: MultiModalField | None = None) -> TensorStats:
-    """One entry of an item, or what an encoder gave: `data` is a tensor, a list of them or plain data."""
+    """Return statistics of an item's entry or an encoder's output: a tensor, a list of them or plain data."""
     import torch
 
     layout = "" if field is None else f"flat along {field.dim}" if field.kind == "flat" else field.kind
@@ -39,14 +39,14 @@ def describe_tensor(name: str, data: Any, field: MultiModalField | None = None) 
 
 
 def token_texts(tokenizer: Any, token_ids: Iterable[int]) -> dict[int, str]:
-    """What each token says within a text; its name in the vocabulary where it has none, such as a part of a letter."""
+    """Return each token's text within a text; where it is no text, such as part of a letter, the vocabulary's name."""
 
     def decode(ids: list[int]) -> str:
         text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     texts: dict[int, str] = {}
-    before = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]  # a first word may lose its space
+    before = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]  # tokenizers may drop the space of a first word
     start = decode(before)
     for token_id in set(token_ids):
         name = tokenizer.convert_ids_to_tokens(token_id)
@@ -55,17 +55,17 @@ def token_texts(tokenizer: Any, token_ids: Iterable[int]) -> dict[int, str]:
     return texts
 
 
-def describe_answer(answer: Any) -> str:
-    """A hook's answer in a few words: shapes of tensors, lengths of lists, types of objects."""
-    if hasattr(answer, "shape") and hasattr(answer, "dtype"):
-        return f"{list(answer.shape)} {str(answer.dtype).removeprefix('torch.')}"
-    if isinstance(answer, Mapping):
-        return ", ".join(f"{name}: {describe_answer(value)}" for name, value in answer.items()) or "{}"
-    if isinstance(answer, (list, tuple)) and len(answer) > _FEW:
-        return f"{len(answer)} x {type(answer[0]).__name__}"
-    if isinstance(answer, (list, tuple)) and not all(isinstance(element, int) for element in answer):
-        return ", ".join(map(describe_answer, answer))
-    if isinstance(answer, MultiModalFieldConfig):
-        return answer.field.kind
-    plain = answer is None or isinstance(answer, (int, float, str, list, tuple))
-    return repr(answer) if plain else type(answer).__name__
+def describe_result(result: Any) -> str:
+    """Return a hook's result in a few words: shapes of tensors, lengths of lists, types of objects."""
+    if hasattr(result, "shape") and hasattr(result, "dtype"):
+        return f"{list(result.shape)} {str(result.dtype).removeprefix('torch.')}"
+    if isinstance(result, Mapping):
+        return ", ".join(f"{name}: {describe_result(value)}" for name, value in result.items()) or "{}"
+    if isinstance(result, (list, tuple)) and len(result) > _FEW:
+        return f"{len(result)} x {type(result[0]).__name__}"
+    if isinstance(result, (list, tuple)) and not all(isinstance(element, int) for element in result):
+        return ", ".join(map(describe_result, result))
+    if isinstance(result, MultiModalFieldConfig):
+        return result.field.kind
+    plain = result is None or isinstance(result, (int, float, str, list, tuple))
+    return repr(result) if plain else type(result).__name__

@@ -1,4 +1,4 @@
-"""How an item's embeddings lie in rows and columns. Knows no family: only positions, masks and counts."""
+"""Finds the rows and columns of an item's embeddings. Knows no family: only positions, masks and counts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from corellm.multimodal import PlaceholderRange
 def find_grid(
     place: PlaceholderRange, positions: Sequence[tuple[int, ...]], size: tuple[int, int] | None
 ) -> Grid | None:
-    """The grid of an item's embeddings, row by row.
+    """Return the grid of an item's embeddings, row by row, or None where it cannot be told or guessed.
 
     Args:
         place: its placeholder.
         positions: of the tokens that take embeddings, `(time, height, width)` for M-RoPE.
-        size: height and width of what the model sees of it, where that is one image.
-
-    Returns:
-        None where nothing tells, and there is none to guess.
+        size: height and width of the model's input, where that is one image.
     """
     return _by_positions(positions) or _by_mask(place) or _by_count(place.num_embeds, size)
 
 
 def _by_positions(positions: Sequence[tuple[int, ...]]) -> Grid | None:
-    """Width counts up within a row, height from row to row, and both begin again with a step."""
+    """Return the grid of M-RoPE positions: width counts within a row, height over rows, both restart with a step."""
     if len(positions) < 2 or any(len(position) != 3 for position in positions):
         return None
     height, width = [p[1] for p in positions], [p[2] for p in positions]
@@ -47,7 +44,7 @@ def _by_positions(positions: Sequence[tuple[int, ...]]) -> Grid | None:
 
 
 def _by_mask(place: PlaceholderRange) -> Grid | None:
-    """Rows of equal length with other tokens between them."""
+    """Return the grid of rows of equal length with other tokens between them."""
     rows = [len(list(run)) for embeds, run in groupby(place.is_embed or ()) if embeds]
     if len(rows) < 2 or len(set(rows)) > 1:
         return None
@@ -55,7 +52,7 @@ def _by_mask(place: PlaceholderRange) -> Grid | None:
 
 
 def _by_count(count: int, size: tuple[int, int] | None) -> Grid | None:
-    """As many rows as fit the image's shape, else a square."""
+    """Return as many rows as fit the image's shape, else a square."""
     height, width = size or (1, 1)
     rows = isqrt(count * height // width)
     if count < 4 or not rows or rows * (count // rows) != count or rows * width != count // rows * height:

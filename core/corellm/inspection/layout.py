@@ -1,4 +1,4 @@
-"""Where everything in a prompt is: its tokens, which rows of which item's embeddings they take, at which positions."""
+"""The layout of a prompt: its tokens, the embeddings they take, and their positions."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from corellm.inspection.views import image_tensors, media_views, tensor_views
 from corellm.multimodal import MultiModalFeature
 
 Positions = list[tuple[int, ...]]
-"""Of each token: `(position,)` or `(time, height, width)`; empty where it is not known."""
+"""Position of each token: `(position,)` or `(time, height, width)`; empty where it is unknown."""
 
 
 def read_positions(call: Call | None, count: int, *, has_items: bool) -> tuple[Positions, int | None]:
-    """The positions of a prompt, and what to add after it, as the engine took them from `get_rope_positions`.
+    """Return a prompt's positions and the offset of generated tokens, from the engine's call of `get_rope_positions`.
 
     Args:
-        call: of that hook; it is not asked for prompts without items.
+        call: of that hook; None where the engine did not call it, as for prompts without items.
         count: tokens of the prompt.
-        has_items: whether it has any.
+        has_items: whether the prompt has any.
     """
     import torch
 
     if call is None or call.error is not None:
-        answer: Any = "none" if has_items else None
+        result: Any = "unknown" if has_items else None
     else:
-        answer = call.answer
-    match answer:
+        result = call.result
+    match result:
         case None:
             return [(i,) for i in range(count)], 0
         case (torch.Tensor() as axes, int(offset)) if axes.shape in ((count,), (3, count)):
@@ -40,7 +40,7 @@ def read_positions(call: Call | None, count: int, *, has_items: bool) -> tuple[P
 
 
 def make_item(feature: MultiModalFeature, file: str) -> Item:
-    """An item as it was processed."""
+    """Return the report of a processed item, without grid and images."""
     place = feature.placeholder
     return Item(
         modality=feature.modality,
@@ -55,21 +55,21 @@ def make_item(feature: MultiModalFeature, file: str) -> Item:
 
 
 def add_images(item: Item, feature: MultiModalFeature, media: Any, positions: Positions) -> None:
-    """Find the item's grid, and make its images: the grid lies over what the model sees, else over the original."""
+    """Set the item's grid and images; the grid lies over the model's input, else over the original."""
     place, tensors = feature.placeholder, feature.data.get_data()
     if item.modality == "audio":
         item.grid = Grid(1, 1, place.num_embeds, "a guess: in order of time")
     else:
         sizes = [tuple(tensor.shape[-2:]) for _, tensor in image_tensors(tensors)]
-        takers = [positions[token] for token in rows_of(feature)]
+        takers = [positions[token] for token in embedding_indices(feature)]
         item.grid = find_grid(place, takers, sizes[0] if len(sizes) == 1 else None)
     seen = tensor_views(item.modality, tensors, item.grid)
     over_original = None if any(view.step is not None for view in seen) else item.grid
     item.views = media_views(item.modality, media, over_original) + seen
 
 
-def rows_of(feature: MultiModalFeature) -> dict[int, int]:
-    """`{token of the prompt: row of the item's embeddings it takes}`."""
+def embedding_indices(feature: MultiModalFeature) -> dict[int, int]:
+    """Return `{index of a prompt token: index of the item's embedding that it takes}`."""
     place = feature.placeholder
     mask = place.is_embed or (True,) * place.length
     return {place.offset + i: place.embeds_before(place.offset + i) for i, embeds in enumerate(mask) if embeds}
@@ -78,14 +78,14 @@ def rows_of(feature: MultiModalFeature) -> dict[int, int]:
 def make_tokens(
     tokenizer: Any, token_ids: Sequence[int], positions: Positions, features: Sequence[MultiModalFeature]
 ) -> list[Token]:
-    """Every token of a prompt."""
+    """Return every token of a prompt with its text, position and embedding."""
     texts = token_texts(tokenizer, token_ids)
     item_of: dict[int, int] = {}
-    row_of: dict[int, int] = {}
+    embedding_of: dict[int, int] = {}
     for number, feature in enumerate(features):
         item_of |= dict.fromkeys(range(feature.placeholder.offset, feature.placeholder.end), number)
-        row_of |= rows_of(feature)
+        embedding_of |= embedding_indices(feature)
     return [
-        Token(token_id, texts[token_id], positions[i], item_of.get(i), row_of.get(i))
+        Token(token_id, texts[token_id], positions[i], item_of.get(i), embedding_of.get(i))
         for i, token_id in enumerate(token_ids)
     ]

@@ -1,5 +1,5 @@
 "use strict";
-// A token and its patch have one key: pointing at either lights up both, and says below what it is.
+// A token and its patch share a key: pointing at either highlights both and describes the token at the bottom.
 const now = document.getElementById("now");
 const hint = now.textContent;
 const byKey = new Map();

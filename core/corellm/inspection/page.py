@@ -1,7 +1,6 @@
-"""A report as one page of HTML: tokens beside the images they stand for. It asks nothing of any network.
+"""Makes one HTML page of a report: tokens beside the images they stand for. The page loads nothing from a network.
 
-Everything that comes from a prompt, a file or a vocabulary is escaped, and the page's own policy lets no other script
-run than the one whose hash it names.
+Text of prompts, files and vocabularies is escaped, and the page's content policy runs no script but its own, by hash.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SHARP_BELOW = 200
 
 
 def make_page(report: Report) -> str:
-    """The page, whole: style, script and images are in it."""
+    """Return the page, with style, script and images in it."""
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -70,10 +69,10 @@ def _hue(number: int) -> int:
 
 def _item(number: int, item: Item) -> str:
     views = "".join(_view(number, item, view) for view in item.views)
-    grid = f"Grid {item.grid} ({item.grid.source})." if item.grid else "No grid: nothing tells rows from columns."
+    grid = f"Grid {item.grid} ({item.grid.source})." if item.grid else "No grid: rows and columns are unknown."
     if item.grid and item.modality != "audio" and any(view.step is not None for view in item.views[:1]):
         grid += " It is drawn over the original, as if nothing had been cut off or padded."
-    rows = f"; the encoder returned {item.embeddings.shape}" if item.embeddings else ""
+    returned = f"; the encoder returned {item.embeddings.shape}" if item.embeddings else ""
     tensors = [*item.tensors, *([item.embeddings] if item.embeddings else [])]
     described = "".join(
         f"<dt><code>{escape(tensor.name)} {escape(tensor.shape)} {escape(tensor.dtype)}</code>"
@@ -84,7 +83,7 @@ def _item(number: int, item: Item) -> str:
 <h2>{escape(item.name)} <span class="soft">{escape(printable(item.file))}</span></h2>
 <div class="views">{views}</div>
 <p>Tokens {item.offset} to {item.offset + item.length - 1}: {item.length}, of which {item.num_embeds} take
-embeddings{escape(rows)}.</p>
+embeddings{escape(returned)}.</p>
 {f'<p class="bad">{escape(printable(item.error))}</p>' if item.error else ""}
 <p class="soft">{escape(grid)}</p>
 <dl>{described}</dl>
@@ -126,7 +125,7 @@ position), dashed ones stand for the item, too, but keep their own.</p>
 
 
 def _placeholder(number: int, tokens: Sequence[tuple[int, Token]], report: Report) -> str:
-    """An item's tokens, in the rows of its grid: what takes an embedding is filled and told by its positions."""
+    """Return an item's tokens in the rows of its grid; those that take an embedding are filled and show positions."""
     item = report.items[number]
     grid = item.grid if item.modality != "audio" else None
     lines = [("row" if grid else "row free", "")]
@@ -146,19 +145,19 @@ def _placeholder(number: int, tokens: Sequence[tuple[int, Token]], report: Repor
 
 
 def _place(token: Token) -> str:
-    """One number where the axes agree, as they do for text."""
+    """Return a token's position, as one number where the axes of a text token agree."""
     axes = token.positions[:1] if token.item is None and len(set(token.positions)) == 1 else token.positions
     return "·".join(map(str, axes)) or "?"
 
 
 def _token(index: int, token: Token, report: Report) -> str:
     place = _place(token)
-    told = [f"token {index}", f"id {token.id} {shown(token.text)}", f"position {place}"]
+    facts = [f"token {index}", f"id {token.id} {shown(token.text)}", f"position {place}"]
     if token.item is not None:
         item = report.items[token.item]
-        told.append(item.name)
-        told.append("its own embedding" if token.embed is None else f"embedding {token.embed} of {item.num_embeds}")
-    title = escape(", ".join(told))
+        facts.append(item.name)
+        facts.append("its own embedding" if token.embed is None else f"embedding {token.embed} of {item.num_embeds}")
+    title = escape(", ".join(facts))
     if token.embed is not None:
         return f'<span class="token" data-k="{token.item}-{token.embed}" title="{title}">{place}</span>'
     small = f"<small>{token.id} @ {place}</small>"
@@ -173,12 +172,12 @@ def _stages(report: Report) -> str:
     for stage in report.stages:
         rows.append(_row("stage", stage.name, stage.seconds, report.outcome(stage), failed=bool(stage.error)))
         for call in stage.hooks if stage.error or stage.name != "load" else ():
-            told = f"raised {call.error}" if call.error else call.answer
-            rows.append(_row("hook", call.hook, call.seconds, told, failed=bool(call.error)))
+            outcome = f"raised {call.error}" if call.error else call.result
+            rows.append(_row("hook", call.hook, call.seconds, outcome, failed=bool(call.error)))
     return f"""<article><h2>Stages</h2><div class="wide"><table>
 <tr><th>stage<th class="number">time<th></tr>{"".join(rows)}</table></div></article>"""
 
 
-def _row(kind: str, name: str, seconds: float, told: str, *, failed: bool) -> str:
-    told = f'<span class="bad">{escape(printable(told))}</span>' if failed else escape(printable(told))
-    return f'<tr class="{kind}"><td>{escape(name)}<td class="number">{shown_time(seconds)}<td class="text">{told}</tr>'
+def _row(kind: str, name: str, seconds: float, text: str, *, failed: bool) -> str:
+    cell = f'<span class="bad">{escape(printable(text))}</span>' if failed else escape(printable(text))
+    return f'<tr class="{kind}"><td>{escape(name)}<td class="number">{shown_time(seconds)}<td class="text">{cell}</tr>'

@@ -1,6 +1,6 @@
-"""Listens to a model's hooks: which were called, what they answered or raised, and how long they took.
+"""Records calls of a model's hooks: names, results or errors, and times.
 
-An extension like anybody's (`wrap_adapter`), so it sees what the engine sees. Knows no stage and no report.
+An extension like any other (`wrap_adapter`), so it sees what the engine sees. Knows no stage and no report.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ class Call:
     hook: str
     start: float
     seconds: float
-    answer: Any = None
+    result: Any = None
     error: str | None = None
 
 
 @dataclass
 class Recorder:
-    """Every call so far, by when it ended."""
+    """All calls so far, in the order in which they ended."""
 
     calls: list[Call] = field(default_factory=list)
     context: ModelContext | None = None
-    """The adapter's, once there is one."""
+    """The adapter's context; None until the adapter is made."""
 
     @hookimpl
     def wrap_adapter(self, context: ModelContext) -> Any:
-        """Surround the adapter."""
+        """Return the wrapper that records the adapter's calls."""
         self.context = context
         return _Listener(self.calls)
 
     def last(self, hook: str, since: int = 0) -> Call | None:
-        """The last call of a hook among those from number `since`."""
+        """Return the last call of a hook, ignoring the first `since` calls of any hook."""
         return next((call for call in reversed(self.calls[since:]) if call.hook == hook), None)
 
 
 class _Listener:
-    """The wrapper; its methods are made below, one for each hook."""
+    """The wrapper; the loop below gives it a method for each hook."""
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
@@ -57,13 +57,13 @@ def _listening_to(hook: str) -> Any:
     def listen(self: _Listener) -> Generator[None, Any, Any]:
         start = time.perf_counter()
         try:
-            answer = yield
+            result = yield
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             self.calls.append(Call(hook, start, time.perf_counter() - start, error=message))
             raise
-        self.calls.append(Call(hook, start, time.perf_counter() - start, answer))
-        return answer
+        self.calls.append(Call(hook, start, time.perf_counter() - start, result))
+        return result
 
     return hookimpl(wrapper=True, tryfirst=True)(listen)
 
@@ -74,7 +74,7 @@ for _hook in CONTRACT.hooks - set(STATIC_HOOKS):
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """Listen to models loaded meanwhile.
+    """Record the hook calls of models loaded inside.
 
     Raises:
         PluginError: an extension is broken.

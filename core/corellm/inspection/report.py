@@ -1,6 +1,6 @@
-"""What is told of one prompt: plain data, from tokens and tensors to what each stage took and where one failed.
+"""The report on one prompt, plain data: tokens, items, tensors, and each stage's time and error.
 
-Knows neither how it is found out (`collect`) nor how it is shown (`terminal`, `page`).
+Knows neither how it is collected (`collect`) nor how it is shown (`terminal`, `page`).
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ class Token:
     text: str
     """As the tokenizer decodes it; the vocabulary's own spelling where that is no text."""
     positions: tuple[int, ...]
-    """`(position,)`, or `(time, height, width)` for M-RoPE; empty where they are not known."""
+    """`(position,)`, or `(time, height, width)` for M-RoPE; empty where they are unknown."""
     item: int | None = None
     """The item in whose placeholder it is, an index into `Report.items`."""
     embed: int | None = None
-    """Which row of the item's embeddings it takes; None for one that keeps its own."""
+    """Index of the item's embedding that it takes; None for a token that keeps its own."""
 
 
 @dataclass(frozen=True)
 class TensorStats:
-    """One tensor, in numbers."""
+    """Statistics of one tensor."""
 
     name: str
     shape: str
     dtype: str
     nbytes: int
     layout: str
-    """How it divides into items: `batched`, `flat along 0`, `shared`; empty for what an encoder gave."""
+    """How it divides into items: `batched`, `flat along 0`, `shared`; empty for an encoder's output."""
     low: float | None = None
     """Least finite value; None where there is none."""
     high: float | None = None
     mean: float | None = None
     not_finite: int = 0
-    """How many values are NaN or infinite."""
+    """Number of values that are NaN or infinite."""
     values: str = ""
-    """All of them, if they are few."""
+    """All values, if they are few."""
 
     @property
     def summary(self) -> str:
-        """Its values in a few words."""
+        """The values in a few words."""
         if self.values:
             return self.values
         bad = f"{self.not_finite} NaN or infinite" if self.not_finite else ""
@@ -57,13 +57,13 @@ class TensorStats:
 
 @dataclass(frozen=True)
 class Grid:
-    """How an item's embeddings lie: row by row, step after step."""
+    """The order of an item's embeddings: row by row, step after step."""
 
     steps: int
     rows: int
     columns: int
     source: str
-    """By what one can tell."""
+    """How the grid was found."""
 
     def __str__(self) -> str:
         return f"{f'{self.steps} x ' if self.steps > 1 else ''}{self.rows} x {self.columns}"
@@ -71,7 +71,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class View:
-    """An image of an item, or of what the model sees of it."""
+    """An image to show: of an item, or of the model's input."""
 
     caption: str
     mime_type: str
@@ -79,14 +79,14 @@ class View:
     width: int
     height: int
     step: int | None = None
-    """The step of the grid that lies over it; None for none."""
+    """The step of the grid drawn over it; None for no grid."""
     over_time: bool = False
-    """Whether it goes from left to right in time, and may be stretched."""
+    """Whether its horizontal axis is time, so that it may be stretched."""
 
 
 @dataclass
 class Item:
-    """One item of the prompt, by its placeholder's order."""
+    """One item of the prompt; items are in the order of their placeholders."""
 
     modality: str
     index: int
@@ -98,31 +98,31 @@ class Item:
     num_embeds: int
     tensors: list[TensorStats]
     embeddings: TensorStats | None = None
-    """What the encoder returned."""
+    """The encoder's output."""
     error: str | None = None
-    """Why that does not do."""
+    """Why encoding failed."""
     grid: Grid | None = None
     views: list[View] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """As in error messages."""
+        """Modality and index, as in error messages."""
         return f"{self.modality} {self.index}"
 
 
 @dataclass(frozen=True)
 class HookCall:
-    """One of the adapter's hooks, called."""
+    """One call of one of the adapter's hooks."""
 
     hook: str
     seconds: float
-    answer: str
+    result: str
     error: str | None = None
 
 
 @dataclass
 class Stage:
-    """A part of the work; the hooks called meanwhile took a part of its time."""
+    """A stage of processing and the hooks called in it; their times are part of its time."""
 
     name: str
     seconds: float = 0.0
@@ -133,10 +133,10 @@ class Stage:
 
 @dataclass
 class Report:
-    """Everything. What a failed stage would have told is not there."""
+    """The whole report; fields that a failed stage would have set keep their defaults."""
 
     model: str
-    """As it was asked for."""
+    """The name by which it was loaded."""
     architecture: str = ""
     adapter: str = ""
     distribution: str = ""
@@ -154,12 +154,12 @@ class Report:
 
     @property
     def error(self) -> str | None:
-        """The first failed stage's, on one line."""
+        """The first failed stage's error on one line, or None."""
         return next((printable(f"{stage.name}: {stage.error}") for stage in self.stages if stage.error), None)
 
     @property
     def about_tokens(self) -> str:
-        """What they are, and what comes after them."""
+        """A phrase on the tokens: unexpanded, without positions, or the next token's position."""
         if self.prompt is None and self.error and not self.items:
             return "placeholders are not expanded: that failed"
         if self.position_offset is None:
@@ -167,14 +167,14 @@ class Report:
         return f"the one generated next has position {len(self.tokens) + self.position_offset}"
 
     def outcome(self, stage: Stage) -> str:
-        """What is to be said of a stage; an error only once."""
+        """Return a stage's note or error; an error that repeats an earlier stage's refers to it."""
         if stage.error is None:
             return printable(stage.note)
         first = next(other for other in self.stages if other.error == stage.error)
         return printable(f"failed: {stage.error}") if first is stage else f"failed in the same way as {first.name}"
 
     def to_json(self) -> str:
-        """For other programs: all but the images."""
+        """Return everything but the images, for other programs."""
         plain: dict[str, Any] = asdict(self)
         for item in plain["items"]:
             del item["views"]
@@ -182,15 +182,15 @@ class Report:
 
 
 def printable(text: str) -> str:
-    """Text on one line, what cannot be printed as Python would write it."""
+    """Return text on one line, unprintable characters escaped as in Python."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shown(text: str) -> str:
-    """A token's text, with spaces to be seen."""
+    """Return a token's text with visible spaces."""
     return printable(text).replace(" ", "·")
 
 
 def shown_time(seconds: float) -> str:
-    """Seconds in a unit that fits."""
+    """Return a time in seconds or milliseconds."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f} ms"

@@ -1,6 +1,6 @@
-"""A report on the terminal: a row for each run of equal tokens, what they take beside it, tables for the rest.
+"""Prints a report on the terminal: a table row for each run of equal tokens, tables for items and stages.
 
-What is coloured says the same without colours. Text of the prompt is never taken for markup.
+Nothing is said by colour alone. Text of the prompt is never read as markup.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rich.text import Text
 from corellm.inspection.report import Item, Report, Token, printable, shown, shown_time
 
 _COLOURS = ("cyan", "magenta", "yellow", "green", "bright_blue", "red")
-_ANSWER = 100
-"""Letters of a hook's answer."""
+_RESULT = 100
+"""Most characters of a hook's result."""
 
 Run = Sequence[Token]
 """Tokens of one id that follow each other and are alike in what they take."""
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print everything."""
+    """Print a report."""
     console = console or Console(highlight=False)
     for part in _parts(report):
         console.print(part)
@@ -55,7 +55,7 @@ def _title(text: str, about: str = "", colour: str = "") -> Text:
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """Only the last column gives way where the terminal is narrow."""
+    """Return an empty table whose last column alone shrinks on a narrow terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         side = "right" if column in right else "left"
@@ -91,7 +91,7 @@ def _token_table(report: Report) -> Table:
 
 
 def _what_it_takes(report: Report, token: Token) -> tuple[int | None, str]:
-    """The number of its item, and whose embedding it takes."""
+    """Return the index of the token's item, and the text of the column "takes"."""
     if token.item is None:
         return None, ""
     name = report.items[token.item].name
@@ -107,13 +107,13 @@ def _span(first: int, count: int) -> str:
 
 
 def _positions(tokens: Run) -> list[str]:
-    """One range for each axis: `5`, `5-40`."""
+    """Return one range for each axis: `5`, `5-40`."""
     axes = zip(*(token.positions for token in tokens), strict=True)
     return [_span(min(axis), max(axis) - min(axis) + 1) for axis in axes]
 
 
 def _repeated(runs: Sequence[Run]) -> Iterator[tuple[Sequence[Run], int]]:
-    """Runs one by one; of a pair of them that comes three times or more only the first: `(runs, how many times)`."""
+    """Yield `(runs, times)`: runs one by one, and once a pair of them that repeats three times or more."""
     kinds = [(_kind(run[0]), len(run)) for run in runs]
     index = 0
     while index < len(runs):
@@ -132,7 +132,7 @@ def _facts(item: Item) -> Text:
     lines = [f"tokens {item.offset} to {last}: {item.length}, of which {item.num_embeds} take embeddings"]
     if item.embeddings is not None:
         lines.append(f"the encoder returned {item.embeddings.shape}")
-    lines.append(f"grid {item.grid}, {item.grid.source}" if item.grid else "no grid: nothing tells rows from columns")
+    lines.append(f"grid {item.grid}, {item.grid.source}" if item.grid else "no grid: rows and columns are unknown")
     facts = Text("\n".join([*lines, item.identifier]))
     return facts if item.error is None else facts.append(f"\n{printable(item.error)}", "bold red")
 
@@ -146,17 +146,17 @@ def _tensor_table(item: Item) -> Table:
 
 
 def _stage_table(report: Report) -> Table:
-    """A load that succeeded is told without its dozens of hooks."""
+    """Return the table of stages with their hooks; a load that succeeded is shown without its dozens of hooks."""
     table = _table("stage", "time", "", right=("time",))
     for stage in report.stages:
         outcome = Text(report.outcome(stage), "bold red" if stage.error else "")
         table.add_row(Text(stage.name, "bold"), shown_time(stage.seconds), outcome)
         for call in stage.hooks if stage.error or stage.name != "load" else ():
-            answer = Text(_short(f"raised {call.error}"), "red") if call.error else Text(_short(call.answer), "dim")
-            table.add_row(Text(f"  {call.hook}", "dim"), Text(shown_time(call.seconds), "dim"), answer)
+            result = Text(_short(f"raised {call.error}"), "red") if call.error else Text(_short(call.result), "dim")
+            table.add_row(Text(f"  {call.hook}", "dim"), Text(shown_time(call.seconds), "dim"), result)
     return table
 
 
-def _short(answer: str) -> str:
-    line = printable(answer)
-    return line if len(line) <= _ANSWER else line[: _ANSWER - 1] + "…"
+def _short(text: str) -> str:
+    line = printable(text)
+    return line if len(line) <= _RESULT else line[: _RESULT - 1] + "…"

@@ -1,7 +1,7 @@
-"""Images of an item: as it was given, and as the model sees it.
+"""Makes the images that a report shows of an item: the original, and the model's input.
 
-Knows decoded media and tensors with the shape of images or spectrograms. What a processor does in between it does not
-know: which frames it took, what it cut off.
+Knows decoded media and tensors with the shape of images or spectrograms. It does not know the processor in between:
+which frames it took, what it cut off.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from corellm.inspection.report import Grid, View
 from corellm.multimodal.nested import is_tensor
 
 _MOST = 12
-"""Images of one item, or of one tensor."""
+"""Most views of one item, or of one tensor."""
 _LONGEST = 512
-"""Pixels of an image's longer side."""
+"""Most pixels of a view's longer side."""
 _COLUMNS = 600
-"""Of an image over time."""
+"""Most columns of a view over time."""
 
 
 def media_views(modality: str, media: Any, grid: Grid | None) -> list[View]:
-    """The item as it was given: the image, frames from the whole clip, the sound's waveform; under a grid if any."""
+    """Return views of the original: the image, frames from the whole video, or the audio's waveform."""
     if modality == "image":
         return [_image(media, f"the image, {media.width} x {media.height}", 0 if grid else None)]
     if modality == "audio":
@@ -45,7 +45,7 @@ def media_views(modality: str, media: Any, grid: Grid | None) -> list[View]:
 
 
 def image_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """`[3, height, width]` tensors, and those that `[n, 3, height, width]` ones are made of, with their names."""
+    """Yield named `[3, height, width]` tensors, also those within `[n, 3, height, width]` ones."""
     for name, tensor in tensors.items():
         if not is_tensor(tensor) or not tensor.is_floating_point() or tensor.ndim not in (3, 4):
             continue
@@ -56,7 +56,7 @@ def image_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def tensor_views(modality: str, tensors: Mapping[str, Any], grid: Grid | None) -> list[View]:
-    """What the model sees, where it has the shape of images, or for a sound of a spectrogram."""
+    """Return views of the model's input, where it has the shape of images, or for audio of a spectrogram."""
     images = list(image_tensors(tensors))
     on_grid = grid is not None and len(images) == grid.steps
     views = [
@@ -74,14 +74,16 @@ def tensor_views(modality: str, tensors: Mapping[str, Any], grid: Grid | None) -
 
 
 def _spread(count: int) -> list[int]:
-    """All of `count` numbers, or as many as are shown of them, evenly spaced."""
+    """Return the first `count` numbers, or as many as are shown of them, evenly spaced."""
     return [i * count // min(count, _MOST) for i in range(min(count, _MOST))]
 
 
 def _scaled(name: str, tensor: Any, step: int | None = None, *, over_time: bool = False) -> View:
-    """`[height, width]` or `[height, width, 3]`, least value black, greatest white."""
-    values = np.nan_to_num(tensor.float().cpu().numpy())
-    low, high = float(values.min()), float(values.max())
+    """Return a view of `[height, width(, 3)]` values: black for the least finite one, white for the greatest."""
+    values = tensor.double().cpu().numpy()
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
     pixels = ((values - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
     shape = " x ".join(map(str, reversed(values.shape[:2])))
     caption = f"{name}, {shape}, from {low:.3g} to {high:.3g}"
@@ -99,7 +101,7 @@ def _image(image: Image.Image, caption: str, step: int | None = None, *, over_ti
 
 
 def _waveform(samples: Any, step: int | None) -> View:
-    """Least and greatest sample of each short stretch."""
+    """Return a view of the least and greatest sample of each short stretch."""
     loudest = float(np.abs(samples).max()) or 1.0
     stretches = np.array_split(samples / loudest * 44, min(_COLUMNS, len(samples)))
     bars = "".join(
@@ -110,4 +112,4 @@ def _waveform(samples: Any, step: int | None) -> View:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 100" width="{width}" height="100" '
         f'preserveAspectRatio="none"><path d="{bars}" stroke="#4a90c4"/></svg>'
     )
-    return View(f"the sound, {len(samples)} samples", "image/svg+xml", svg.encode(), width, 100, step, over_time=True)
+    return View(f"the audio, {len(samples)} samples", "image/svg+xml", svg.encode(), width, 100, step, over_time=True)

@@ -1,4 +1,4 @@
-"""New plugins: a copy of an installed one under a name of its own, complete with what its distribution needs.
+"""Makes new plugins: a copy of an installed one under another name, as a complete distribution.
 
-Works on installed distributions' metadata and source text alone: no plugin is known here, and none is imported.
+Works on installed distributions' metadata and source text alone: knows no plugin and imports none.
 """

@@ -1,4 +1,4 @@
-"""What is around a plugin's modules: `pyproject.toml`, README, licence, and the contract as a test. Text only."""
+"""The files around a plugin's modules: `pyproject.toml`, README, licence, and the contract as a test. Text only."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _README = """\
 
     pip install -e '.[test]'
     pytest                                   # the contract, on a tiny random checkpoint
-    corellm plugins                          # is it found, are its hooks what they should be
+    corellm plugins                          # is it found, are its hooks valid
 
 From anywhere, on what is installed: `pytest --pyargs {package}.contract`.
 
-| file in `src/{package}/` | what to make of it |
+| file in `src/{package}/` | what to change |
 |---|---|
 | `tiny.py` | first: write your model's configuration, tokenizer and processor files, and few random weights |
 | `__init__.py` | then the adapter: each hook says what your family does; `corellm/hookspecs.py` explains every one |
@@ -103,11 +103,11 @@ from {package}.contract import (
 def distribution_files(
     name: PluginName, original: Original, adapters: Mapping[str, tuple[str, str]], tests: Sequence[str]
 ) -> dict[str, str]:
-    """The files by their paths in the distribution's folder.
+    """Return `{path in the distribution's folder: text}`.
 
     Args:
         name: the new plugin's.
-        original: what it was copied from.
+        original: the plugin it was copied from.
         adapters: `{architecture: (module, class)}` of the new one.
         tests: classes of its module `contract`.
     """
@@ -117,7 +117,7 @@ def distribution_files(
         "camel": name.camel,
         "original": f"{original.distribution} {original.version}",
         "license_line": f'license = "{original.license}"\n' if original.license else "",
-        "license": original.license or "terms that its metadata do not tell",
+        "license": original.license or "terms that its metadata do not state",
         "served": ", ".join(f"`{architecture}`" for architecture in adapters),
         "entry_points": "\n".join(
             f'{architecture} = "{module}:{adapter}"' for architecture, (module, adapter) in adapters.items()
@@ -135,7 +135,7 @@ def distribution_files(
 
 
 def _requirement(text: str) -> str:
-    """A requirement of the original as people write it; of corellm, the version that this is and its kin."""
+    """Return a requirement of the original in the usual spelling; corellm's own is for the running version."""
     parts = re.fullmatch(r"\s*([\w.-]+)\s*(\[[^\]]*\])?\s*\(?([^;)]*)\)?(.*)", text)
     assert parts is not None, f"metadata have no such requirement: {text!r}"
     named, extras, bounds, marker = parts[1], parts[2] or "", parts[3], parts[4].replace('"', "'")

@@ -1,4 +1,4 @@
-"""The name of a plugin in the forms in which it is written. Knows spelling only, not what is installed."""
+"""A plugin's name as distribution, package and class. Knows spelling only, not what is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from corellm.errors import InvalidParameterError
 
 PREFIX = "corellm-"
-"""What distributions of plugins begin with, by custom."""
+"""The usual beginning of a plugin's distribution name."""
 
 _MOST_CHARACTERS = 32
 
@@ -27,10 +27,10 @@ class PluginName:
 
     @classmethod
     def parse(cls, given: str) -> PluginName:
-        """Read a name as somebody typed it: with or without `corellm-`, words parted by dashes, dots or underscores.
+        """Return the name that a user typed: with or without `corellm-`, words separated by `-`, `.` or `_`.
 
         Raises:
-            InvalidParameterError: it is none.
+            InvalidParameterError: it is not a valid name.
         """
         bare = given[len(PREFIX) :] if canonical(given).startswith(PREFIX) else given
         words = re.split(r"[-_.]", bare)
@@ -49,16 +49,16 @@ class PluginName:
         return cls(distribution, distribution.replace("-", "_"), camel)
 
     def architecture(self, like: str, *, several: bool) -> str:
-        """What stands in a checkpoint's `config.json` instead of `like`, the architecture of the plugin copied.
+        """Return the architecture of the new plugin that corresponds to `like`, one of the plugin copied.
 
         Args:
             like: e.g. `LlavaForConditionalGeneration`, which becomes `ToyVlForConditionalGeneration`.
-            several: of that plugin's; then they stay apart: `ToyVlQwen2VLForConditionalGeneration`.
+            several: whether that plugin has several; names then stay distinct: `ToyVlQwen2VLForConditionalGeneration`.
         """
         kind = re.fullmatch(r"\w+?(For[A-Z]\w*|LMHeadModel)", like)
         return self.camel + (like if several or kind is None else kind[1])
 
 
 def canonical(distribution: str) -> str:
-    """A distribution's name as names compare: without case, with `-`, `_` and `.` alike (PEP 503)."""
+    """Return a distribution's normalized name: lower case, with `-` for `_` and `.` (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -1,8 +1,8 @@
-"""The installed plugin that a new one is copied from: its sources, what it serves, what it asks for.
+"""The installed plugin that a new one is copied from: its sources, architectures and requirements.
 
-Any distribution with entry points of `corellm.models` will do, from a wheel or an editable install. Copied are the
-modules at the top of its package and whatever else of the package these import, so that a demo model or another
-family's folder stays behind; served are the architectures whose adapter is among them.
+Any distribution with entry points of `corellm.models` can be copied, from a wheel or an editable install. The modules
+at the top of its package are copied, and the modules of the package that these import; a demo model or another
+family's folder is not. The copy serves the architectures whose adapters are copied.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Original:
     distribution: str
     version: str
     package: str
-    """Dotted, where it lies in a namespace."""
+    """Import name, dotted in a namespace package."""
     sources: Mapping[str, str]
-    """`{path in the package: text}` of what is copied."""
+    """`{path in the package: text}` of the copied modules."""
     adapters: Mapping[str, tuple[str, str]]
-    """`{architecture: (module, class)}` of what is copied."""
+    """`{architecture: (module, class)}` of the copied adapters."""
     left_out: Sequence[str]
     """Architectures whose adapters are not copied."""
     requirements: Sequence[str]
-    """As its metadata have them, without those of extras."""
+    """As in its metadata, without those of extras."""
     license: str | None
     """An SPDX expression."""
     license_text: str | None
@@ -47,7 +47,7 @@ class Original:
 
     @property
     def modality(self) -> str:
-        """What it takes, first: as its `get_supported_mm_limits` names it, or else images."""
+        """The first modality that its `get_supported_mm_limits` names, or else image."""
         for node in (node for text in self.sources.values() for node in ast.walk(ast.parse(text))):
             if isinstance(node, ast.FunctionDef) and node.name == "get_supported_mm_limits":
                 named = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
@@ -56,7 +56,7 @@ class Original:
 
 
 def find_original(like: str) -> Original:
-    """Read an installed plugin.
+    """Return an installed plugin's sources and metadata.
 
     Args:
         like: its distribution, with or without `corellm-`.
@@ -64,7 +64,7 @@ def find_original(like: str) -> Original:
     Raises:
         PluginNotFoundError: no such plugin is installed.
         BrokenPluginError: its sources cannot be found or read.
-        PluginError: it is not made in a way that can be copied.
+        PluginError: its layout cannot be copied.
     """
     entries = _entries_of(like)
     first = entries[0]
@@ -110,12 +110,12 @@ def _entries_of(like: str) -> list[AdapterEntry]:
 
 
 def _package(entries: Iterable[AdapterEntry], where: str) -> tuple[str, Path]:
-    """The package around all adapters, and its folder."""
+    """Return the package around all adapters, and its folder."""
     names = sorted({entry.entry_point.module for entry in entries}, key=lambda name: name.count("."))
     for name in (names[0], names[0].rpartition(".")[0]):
         try:
             spec = importlib.util.find_spec(name) if name else None
-        except Exception as error:  # the packages around it are imported
+        except Exception as error:  # find_spec imports the parent packages
             raise BrokenPluginError(f"{where}: {name} cannot be found: {type(error).__name__}: {error}") from error
         if spec is not None and spec.submodule_search_locations:
             return name, Path(next(iter(spec.submodule_search_locations)))
@@ -123,7 +123,7 @@ def _package(entries: Iterable[AdapterEntry], where: str) -> tuple[str, Path]:
 
 
 def _sources(package: str, folder: Path, where: str) -> dict[str, str]:
-    """The modules at the top, and what they import of the package."""
+    """Return the modules at the top and the modules of the package that they import."""
     sources: dict[str, str] = {}
     waiting = sorted(path.relative_to(folder) for path in folder.glob("*.py"))
     while waiting:
@@ -143,7 +143,7 @@ def _sources(package: str, folder: Path, where: str) -> dict[str, str]:
 
 
 def _imported(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[str]:
-    """Dotted names of everything that a module imports, wherever in it."""
+    """Yield the dotted names that a module imports, at any depth."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -154,7 +154,7 @@ def _imported(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[st
 
 
 def _files(folder: Path, dotted: str) -> Iterator[Path]:
-    """The files that importing a name of the package reads: a module's, and those of the packages around it."""
+    """Yield the files that importing a name of the package reads: the module's and its parent packages'."""
     parts = dotted.split(".")
     for end in range(1, len(parts) + 1):
         stem = Path(*parts[:end])
@@ -164,7 +164,7 @@ def _files(folder: Path, dotted: str) -> Iterator[Path]:
 
 
 def _module(package: str, path: str) -> str:
-    """What the module in a file is imported as."""
+    """Return the import name of the module in a file."""
     parts = PurePosixPath(path).with_suffix("").parts
     return ".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)])
 
@@ -174,7 +174,7 @@ def _defines(source: str, function: str) -> bool:
 
 
 def _license_text(metadata: Distribution) -> str | None:
-    """The licence that came with it, if it is among its files."""
+    """Return the text of the licence file in its metadata, or None."""
     for file in metadata.files or ():
         if ".dist-info" in file.parts[0] and re.match(r"LICEN[CS]E|COPYING", file.name):
             return Path(str(file.locate())).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """A new plugin's files: the original's modules renamed, and the distribution around them.
 
-Everything is made in memory and checked before anything is written.
+All files are made and checked in memory before any is written.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from corellm.scaffold.original import Original
 
 @dataclass(frozen=True)
 class NewPlugin:
-    """A plugin that is not written yet."""
+    """The files of a new plugin, in memory."""
 
     name: PluginName
     original: Original
     architectures: Mapping[str, str]
-    """`{the original's: its own}`."""
+    """`{architecture of the original: architecture of the new plugin}`."""
     files: Mapping[str, str]
     """`{path in the distribution's folder: text}`."""
 
@@ -51,11 +51,11 @@ class NewPlugin:
 
 
 def make_plugin(name: PluginName, original: Original) -> NewPlugin:
-    """Copy a plugin under another name.
+    """Return a copy of a plugin under another name.
 
     Raises:
-        PluginConflictError: the name, or an architecture that follows from it, is taken.
-        InvalidParameterError: the name means something else in the sources.
+        PluginConflictError: the name, or an architecture made from it, is taken.
+        InvalidParameterError: the sources use the name for something else.
     """
     _refuse_installed(name)
     several = len(original.adapters) > 1
@@ -72,7 +72,7 @@ def make_plugin(name: PluginName, original: Original) -> NewPlugin:
         architectures[old]: (renaming.apply(module), renaming.identifiers.get(adapter, adapter))
         for old, (module, adapter) in original.adapters.items()
     }
-    modules |= _retold(name, original, modules)
+    modules |= _redescribed(name, original, modules)
     modules["tiny.py"] = rewriting.name_architecture(modules["tiny.py"], next(iter(adapters)))
     modules.setdefault("contract.py", _contract(name, adapters))
     modules["py.typed"] = ""
@@ -103,7 +103,7 @@ def _refuse_served(name: PluginName, architectures: Mapping[str, str]) -> None:
 
 
 def _new_identifiers(name: PluginName, original: Original, architectures: Mapping[str, str]) -> dict[str, str]:
-    """The adapter's class, if it is the only one, and all that is called after it."""
+    """Return new names for the only adapter's class and for all names that contain it; none for several adapters."""
     if len(original.adapter_classes) > 1:
         return {}
     (adapter,) = original.adapter_classes
@@ -120,12 +120,12 @@ def _new_identifiers(name: PluginName, original: Original, architectures: Mappin
     return renamed
 
 
-def _retold(name: PluginName, original: Original, modules: Mapping[str, str]) -> dict[str, str]:
-    """Modules whose docstrings say whose they are now."""
+def _redescribed(name: PluginName, original: Original, modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the modules with docstrings that name the new plugin."""
     package = modules.get("__init__.py", "")
     family = re.match(r"(.{1,60}?) for corellm\b", rewriting.docstring(package))
     header = f"{name.camel} for corellm, begun as a copy of {original.distribution} {original.version}."
-    header += " What that one says of itself:" * bool(rewriting.docstring(package))
+    header += " Description of the original:" * bool(rewriting.docstring(package))
     told = dict(modules)
     if family is not None:
         for old, new in ((f"{family[1]} keep ", f"{name.camel} keeps "), (family[1], name.camel)):
@@ -134,7 +134,7 @@ def _retold(name: PluginName, original: Original, modules: Mapping[str, str]) ->
 
 
 def _contract(name: PluginName, adapters: Mapping[str, tuple[str, str]]) -> str:
-    """A module of contract tests, where the original has none: a class for each architecture."""
+    """Return a module of contract tests for an original without one: a class for each architecture."""
     imports = "\n".join(sorted({f"from {module} import {adapter}" for module, adapter in adapters.values()}))
     classes = "".join(
         f'\n\nclass Test{architecture}(AdapterContract):\n    """On the tiny checkpoint."""\n\n'

@@ -1,8 +1,8 @@
-"""Source text under other names: what is code is renamed, what is prose stays as it was written.
+"""Renames identifiers in source text; prose stays.
 
 The package and the distribution are renamed wherever they are written. Names of classes are renamed where they are
-names, architectures where they are strings by themselves; `transformers.LlavaForConditionalGeneration` and what
-docstrings tell of the original stay. Knows Python's tokens and nothing of plugins.
+names, architectures where they are whole strings; `transformers.LlavaForConditionalGeneration` and docstrings stay.
+Knows Python's tokens, not plugins.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _LINE_LENGTH = 120
 
 @dataclass(frozen=True)
 class Renaming:
-    """What is called what."""
+    """Old and new names."""
 
     package: tuple[str, str]
-    """Old and new, here and below."""
+    """Old and new."""
     distribution: tuple[str, str]
-    """Old and new; an old one without a dash could be any word, and stays."""
+    """Old and new; an old one without a dash could be any word and is not renamed."""
     identifiers: Mapping[str, str]
     architectures: Mapping[str, str]
 
     def apply(self, source: str) -> str:
-        """The source under the new names."""
+        """Return the source with the new names."""
         for old, new in (self.package, *([self.distribution] if "-" in self.distribution[0] else [])):
             source = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w-])", new, source)
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
@@ -47,7 +47,7 @@ class Renaming:
         return "".join([*renamed, source[end:]])
 
     def _renamed(self, token: tokenize.TokenInfo, before: list[str]) -> str:
-        """What a token becomes, by what stands before it."""
+        """Return a token's new text; `before` holds the four tokens before it."""
         text = token.string
         if token.type == tokenize.NAME:
             return text if before[-2:] == ["transformers", "."] else self.identifiers.get(text, text)
@@ -64,53 +64,53 @@ class Renaming:
 
 
 def _lines(source: str) -> list[str]:
-    """As Python counts them: `str.splitlines` ends lines at form feeds and at Unicode's separators, too."""
+    """Return lines as Python counts them; `str.splitlines` also splits at form feeds and Unicode's separators."""
     return list(io.StringIO(source))
 
 
 def names_in(source: str) -> set[str]:
-    """All names in the code."""
+    """Return all names in the code."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {token.string for token in tokens if token.type == tokenize.NAME}
 
 
 def defined_in(source: str) -> list[str]:
-    """Names of the classes and functions that a module defines, in their order."""
+    """Return the names of the classes and functions that a module defines, in their order."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     return [node.name for node in ast.parse(source).body if isinstance(node, kinds)]
 
 
 def docstring(source: str) -> str:
-    """A module's."""
+    """Return a module's docstring."""
     return ast.get_docstring(ast.parse(source)) or ""
 
 
 def begin_docstring(source: str, header: str) -> str:
-    """Put a paragraph before a module's docstring, or make one of it."""
+    """Return the source with a paragraph before the module's docstring, or with that as docstring."""
     tree = ast.parse(source)
-    told = ast.get_docstring(tree, clean=False)
-    if told is None:
+    existing = ast.get_docstring(tree, clean=False)
+    if existing is None:
         return f'"""{header}"""\n\n{source}'
     lines = _lines(source)
     end = tree.body[0].end_lineno
     assert end is not None, "parsed from text"
     quoted = "".join(lines[tree.body[0].lineno - 1 : end])
     body = re.fullmatch(r'(?s)(?P<prefix>\w*)"""(?P<body>.*)"""\s*', quoted)
-    prefix, text = (body["prefix"], body["body"]) if body else ("", told)
+    prefix, text = (body["prefix"], body["body"]) if body else ("", existing)
     lines[tree.body[0].lineno - 1 : end] = [f'{prefix}"""{header}\n\n{text.rstrip()}\n"""\n']
     return "".join(lines)
 
 
 def reword_first_line(source: str, old: str, new: str) -> str:
-    """Put other words into the first line of a module's docstring."""
+    """Return the source with `old` replaced in the first line of the module's docstring."""
     first = docstring(source).partition("\n")[0]
     return source.replace(first, first.replace(old, new), 1) if old in first else source
 
 
 def name_architecture(source: str, architecture: str) -> str:
-    """Let `make_tiny_checkpoint` end with writing the architecture's name into the checkpoint.
+    """Return the source in which `make_tiny_checkpoint` ends by writing the architecture into the checkpoint.
 
-    Where it has a parameter `architecture`, that is what is written.
+    Where the function has a parameter `architecture`, that is written instead.
     """
     tree = ast.parse(source)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -129,7 +129,7 @@ def name_architecture(source: str, architecture: str) -> str:
 
 
 def _with_import(source: str) -> str:
-    """With the setter imported, in the line that has others of its module if there is one."""
+    """Return the source with the setter imported, in the import line of its module if there is one."""
     tree = ast.parse(source)
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     home = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module == _HOME]

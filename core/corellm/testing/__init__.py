@@ -1,4 +1,4 @@
-"""What plugin authors test with: the contract's rules as a test class, its oracle, and parts of tiny checkpoints.
+"""Test tools of plugin authors: the contract's rules as a test class, its oracle, and parts of tiny checkpoints.
 
     from corellm.testing import AdapterContract
     from corellm_llava import Llava
@@ -30,7 +30,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: whoever makes a tiny checkpoint needs neither pytest nor hypothesis."""
+    """Import a public name on first use: a tiny checkpoint needs neither pytest nor hypothesis."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

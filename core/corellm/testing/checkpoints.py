@@ -1,4 +1,4 @@
-"""Parts of tiny random checkpoints: a tokenizer trained in place, weights random enough that wrong output shows."""
+"""Parts of tiny random checkpoints: a tokenizer trained in place, weights random enough for varied output."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def train_tokenizer(
     unk: str | None = None,
     add_bos: bool = False,
 ) -> Any:
-    """Train a byte-level BPE tokenizer on a few sentences.
+    """Return a byte-level BPE tokenizer trained on a few sentences.
 
     Args:
         special_tokens: the family's own, e.g. `<image>`.
         vocab_size: tokens in all.
-        bos, eos, pad, unk: the usual special tokens, where wanted.
+        bos, eos, pad, unk: the usual special tokens; None for no such token.
         add_bos: begin every text with `bos`.
 
     Returns:
@@ -64,7 +64,7 @@ def train_tokenizer(
 
 
 def randomize_weights(model: Any, seed: int) -> None:
-    """Spread a model's weights and biases: a default initialisation makes greedy output constant, proving nothing."""
+    """Overwrite weights and biases with wide random values: a default initialisation makes greedy output constant."""
     import torch
 
     device = next(model.parameters()).device
@@ -84,13 +84,13 @@ def randomize_weights(model: Any, seed: int) -> None:
 
 
 def set_architecture(path: str | Path, name: str) -> None:
-    """Write another architecture's name into a checkpoint's `config.json`: by it corellm chooses the adapter.
+    """Write an architecture's name into a checkpoint's `config.json`: corellm chooses the adapter by it.
 
     For a model that transformers saves under the name of its own class while your plugin serves it under another.
 
     Args:
         path: the checkpoint's directory.
-        name: as the plugin's entry point has it.
+        name: of the plugin's entry point.
     """
     file = Path(path) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))

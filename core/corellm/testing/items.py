@@ -1,4 +1,4 @@
-"""Media for tests: noise of any size, nothing like another seed's, and the odd forms in which people have images."""
+"""Media for tests: random items of any size, one of each seed, and odd forms of images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_image(width: int, height: int, seed: int = 0) -> Image:
-    """Coloured noise with a red corner, RGB."""
+    """Return an RGB image: coloured noise with a red corner."""
     import numpy as np
     from PIL import Image as images
 
@@ -22,7 +22,7 @@ def make_image(width: int, height: int, seed: int = 0) -> Image:
 
 
 def make_clip(num_frames: int, width: int, height: int, seed: int = 0, fps: float = 4.0) -> Any:
-    """`(frames [num_frames, height, width, 3] uint8, {"fps": fps})`: noise, each frame another."""
+    """Return a video of noise: `(frames [num_frames, height, width, 3] uint8, {"fps": fps})`."""
     import numpy as np
 
     frames = np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
@@ -30,7 +30,7 @@ def make_clip(num_frames: int, width: int, height: int, seed: int = 0, fps: floa
 
 
 def make_sound(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Noise that swells over a tone of its own: `[num_samples]`, float32."""
+    """Return audio, `[num_samples]` float32: swelling noise over a tone that depends on the seed."""
     import numpy as np
 
     at = np.arange(num_samples) / rate
@@ -40,7 +40,7 @@ def make_sound(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, An
 
 
 def odd_images() -> dict[str, Any]:
-    """`{what is odd: image or its file's bytes}`: every mode, tiny and long ones, turned ones, sixteen bits."""
+    """Return `{description: image or its file's bytes}`: every mode, tiny, long and rotated ones, sixteen bits."""
     import numpy as np
     from PIL import Image as images
 
@@ -55,21 +55,21 @@ def odd_images() -> dict[str, Any]:
 
 
 def turned_image() -> tuple[bytes, Image]:
-    """A file whose EXIF data say that it lies on its side, and the image as it stands upright."""
+    """Return the bytes of a file with an EXIF orientation, and the upright image."""
     from PIL import Image as images
 
     upright = make_image(24, 40, 4)
     exif = images.Exif()
-    exif[0x0112] = 6  # turn it by 270 degrees to see it upright
+    exif[0x0112] = 6  # viewers rotate it by 270 degrees
     return _encoded(upright.transpose(images.Transpose.ROTATE_90), "PNG", exif=exif), upright
 
 
 def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
-    """An item, and other forms in which the very same one may come: `{what it is: item}`.
+    """Return an item and other forms of the same item, `{description: item}`.
 
     Args:
-        modality: its.
-        rate: of sounds, samples per second.
+        modality: of the item.
+        rate: of audio, samples per second.
     """
     import numpy as np
 
@@ -82,15 +82,15 @@ def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
 
         return (frames, metadata), {"a list of images": ([images.fromarray(frame) for frame in frames], metadata)}
     whole = (32767 * make_sound(rate // 2, rate, 5).clip(-1, 1)).astype(np.int16)
-    sound = whole.astype(np.float32) / 32768
-    return sound, {"floats with their rate": (sound, rate), "integers": (whole, rate), "a WAV file": _wav(whole, rate)}
+    audio = whole.astype(np.float32) / 32768
+    return audio, {"floats with their rate": (audio, rate), "integers": (whole, rate), "a WAV file": _wav(whole, rate)}
 
 
 def _wav(samples: np.ndarray[Any, Any], rate: int) -> bytes:
     file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setparams((1, samples.itemsize, rate, 0, "NONE", ""))
-        sound.writeframes(samples.tobytes())
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, samples.itemsize, rate, 0, "NONE", ""))
+        writer.writeframes(samples.tobytes())
     return file.getvalue()
 
 

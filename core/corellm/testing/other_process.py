@@ -1,6 +1,6 @@
-"""The other process of the contract test `test_another_process_agrees`: reads requests from standard input, pickled.
+"""The other process of the rule `test_another_process_agrees`: reads pickled requests from standard input.
 
-Answers with the same requests as processed here, and with what was processed there, given back.
+Writes the requests processed here, and the parent's own processed requests unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from corellm.llm import LLM
 
 
 def main() -> None:
-    """Process what is asked."""
+    """Process the requests on standard input."""
     checkpoint, num_threads, requests, echo = pickle.load(sys.stdin.buffer)
     import torch
 

@@ -1,7 +1,7 @@
-"""The contract's oracle: what transformers itself makes of a checkpoint, its processor and its `generate`.
+"""The contract's oracle: transformers' own processor and `generate` on a checkpoint.
 
-Nothing of corellm is used to process or to generate. An adapter whose model or processor transformers lacks brings an
-independent one, in a subclass.
+Nothing of corellm processes or generates here. An adapter whose model or processor transformers lacks brings an
+independent one in a subclass.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     import torch
 
 Media = Mapping[str, Sequence[Any]]
-"""`{modality: items}`: images `PIL.Image`, clips `(frames, {"fps": ...})`, sounds `[num_samples]` float32."""
+"""`{modality: items}`: images `PIL.Image`, videos `(frames, {"fps": ...})`, audio `[num_samples]` float32."""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A prompt and what the model says next."""
+    """A prompt's tokens and the model's greedy continuation."""
 
     prompt_token_ids: list[int]
-    """Placeholders expanded."""
+    """With placeholders expanded."""
     token_ids: list[int]
     logprobs: list[float]
-    """Of each of `token_ids`."""
+    """Log-probability of each of `token_ids`."""
 
 
 class Reference:
@@ -62,7 +62,7 @@ class Reference:
         return transformers_class(config).from_pretrained(self.checkpoint, dtype=torch.float32).eval()
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What the processor makes of text and media together.
+        """Return the processor's output for text and media together.
 
         Args:
             text: with placeholders, as a user writes them.
@@ -88,20 +88,20 @@ class Reference:
         return ours.dtype == theirs.dtype and ours.shape == theirs.shape and bool((ours == theirs).all())
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
-        """Transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
+        """Return transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
         return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
 
     def close(self) -> None:
-        """Free what is held; called once, at the end."""
+        """Free the reference's resources; called once, at the end."""
 
 
 def generate_one(model: Any, inputs: Mapping[str, Any], max_tokens: int) -> Continuation:
-    """Greedy tokens of a transformers model, one request alone.
+    """Return a transformers model's greedy continuation of one request.
 
     Args:
         model: with a `generate`.
-        inputs: what it is called with, `input_ids` among it.
-        max_tokens: so many exactly: the end of text is kept out.
+        inputs: arguments of `generate`, including `input_ids`.
+        max_tokens: exact number of tokens; the end of text is suppressed until then.
     """
     import torch
 

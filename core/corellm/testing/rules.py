@@ -1,4 +1,4 @@
-"""What a rule of the contract is: a test with a docstring, a failure that says what to change, a guard against removal.
+"""Rules of the contract: tests with a docstring, a failure that says what to change, a guard against removal.
 
 Knows pytest and hooks' names; knows no model.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 else:
 
     class _Failed(pytest.fail.Exception, AssertionError):
-        """Of pytest's failures the one whose traceback is shown only if its `pytrace` says so."""
+        """A failure whose traceback pytest shows only if `pytrace` is true."""
 
 
 class ContractBroken(_Failed):
-    """A rule of the contract is broken: by which hook, what was expected, what came instead, what to change.
+    """A broken rule of the contract: the hook to look at, what was expected, what came instead, what to change.
 
-    pytest shows these lines alone, unless an error of the adapter's led to them or an example was found for them.
+    pytest shows these lines alone, unless they have a cause or a hypothesis example.
     """
 
     def __init__(self, hook: str, rule: str, *, expected: object, got: object, fix: str) -> None:
@@ -43,12 +43,12 @@ class ContractBroken(_Failed):
 
     @property
     def pytrace(self) -> bool:
-        """Whether pytest shows the traceback, and with it causes and notes."""
+        """Whether pytest shows the traceback with causes and notes: only where there are any."""
         return self.__cause__ is not None or bool(getattr(self, "__notes__", ()))
 
     @pytrace.setter
     def pytrace(self, value: bool) -> None:
-        """What pytest's own failures are made with; here it follows from the failure."""
+        """Ignore the value that pytest's constructor sets."""
 
 
 def _indented(value: object) -> str:
@@ -56,14 +56,14 @@ def _indented(value: object) -> str:
 
 
 AUTHORS = frozenset({"adapter", "architecture", "exceptions", "make_checkpoint", "processor_kwargs", "reference"})
-"""What a contract class says of its adapter."""
+"""Attributes that a contract class may set."""
 
 
 class Rules:
     """A part of the contract: methods `test_*`, each one rule, whose docstring states it.
 
-    A subclass that replaces or removes a rule is refused when it is defined; one that an adapter has a reason not to
-    keep is named in `exceptions`, and reported as skipped with that reason.
+    A subclass that replaces or removes a rule is refused when it is defined. A rule named in `exceptions` is skipped
+    with the reason given there.
     """
 
     exceptions: ClassVar[Mapping[str, str]] = {}
@@ -75,10 +75,10 @@ class Rules:
 
     @classmethod
     def _check(cls) -> None:
-        """Refuse a class that keeps less of the contract than it seems to.
+        """Refuse a class that leaves out rules other than by `exceptions`.
 
         Raises:
-            TypeError: a rule, or what rules are made of, is replaced or removed; an exception is no rule's, or gives no
+            TypeError: a rule or a helper of rules is replaced or removed; an exception names no rule, or gives no
                 reason.
         """
         rules = rules_of(cls)
@@ -95,7 +95,7 @@ class Rules:
                 )
             if name not in AUTHORS and getattr_static(cls, name, None) is not member:
                 raise TypeError(
-                    f"{cls.__name__}.{name} replaces what rules are made of; choose another name (an author may say "
+                    f"{cls.__name__}.{name} replaces a helper of the rules; choose another name (an author may set "
                     f"{', '.join(sorted(AUTHORS))})"
                 )
         if getattr_static(cls, "__test__", True) is not True:
@@ -103,7 +103,7 @@ class Rules:
 
     @pytest.fixture(autouse=True)
     def _rule(self, request: pytest.FixtureRequest) -> None:
-        """The rule being tested, for its failure's message; one with an exception is skipped, for all to see."""
+        """Set `rule` for the failure's message; skip a rule that has an exception."""
         self._check()  # once more: classes can be changed after they are made
         name: str = request.function.__name__
         if name in self.exceptions:
@@ -112,27 +112,27 @@ class Rules:
         self.rule = f"{name}: {' '.join(statement.split())}"
 
     def fail(self, hook: str, *, expected: object, got: object, fix: str) -> NoReturn:
-        """Say that the rule is broken.
+        """Raise that the rule is broken.
 
         Args:
             hook: the one to look at.
-            expected, got: what the rule asks for, and what came.
+            expected, got: what the rule requires, and what came.
             fix: what to change in the adapter.
         """
         __tracebackhide__ = True
         raise ContractBroken(hook, self.rule, expected=expected, got=got, fix=fix) from None
 
     def require(self, kept: bool, hook: str, *, expected: object, got: object, fix: str) -> None:
-        """`fail` unless `kept`."""
+        """Call `fail` unless `kept`."""
         __tracebackhide__ = True
         if not kept:
             self.fail(hook, expected=expected, got=got, fix=fix)
 
     @contextmanager
     def expecting(self, what: str, *, hook: str | None = None, fix: str = "see the error") -> Iterator[None]:
-        """Whatever is raised meanwhile breaks the rule: `what` was expected instead.
+        """Turn any error raised inside into a broken rule: `what` was expected instead.
 
-        `hook` is the one to look at where the error comes out of none and names none.
+        `hook` is the one to look at where the error was raised in no hook and names none.
         """
         __tracebackhide__ = True
         try:
@@ -146,25 +146,25 @@ class Rules:
 
     @contextmanager
     def refusing(self, hook: str, what: str, *kinds: type[Exception], words: str = "", fix: str) -> Iterator[None]:
-        """The rule is broken unless one of `kinds` is raised, in one line, with `words` in its message."""
+        """Break the rule unless one of `kinds` is raised inside, with `words` in a message of one line."""
         __tracebackhide__ = True
         names = " or ".join(kind.__name__ for kind in kinds)
         expected = f"{what} is refused with {names}" + (f" that says {words!r}" if words else "")
-        told: str | None = None
+        message: str | None = None
         try:
             yield
         except kinds as error:
-            told = str(error)
+            message = str(error)
         except Exception as error:
             raise ContractBroken(
                 hook, self.rule, expected=expected, got=f"{type(error).__name__}: {error}", fix=fix
             ) from error
-        kept = told is not None and words in told and "\n" not in told
-        self.require(kept, hook, expected=expected, got=told or "it was accepted", fix=fix)
+        kept = message is not None and words in message and "\n" not in message
+        self.require(kept, hook, expected=expected, got=message or "it was accepted", fix=fix)
 
 
 def _own_members(contract: type[Rules]) -> dict[str, Any]:
-    """What a contract class has from classes of this package, but for Python's own names."""
+    """Return the members that a contract class inherits from this package, without dunder names."""
     found: dict[str, Any] = {}
     for base in reversed(contract.__mro__):
         if issubclass(base, Rules) and base.__module__.startswith("corellm.testing."):
@@ -173,7 +173,7 @@ def _own_members(contract: type[Rules]) -> dict[str, Any]:
 
 
 def rules_of(contract: type[Rules]) -> dict[str, Any]:
-    """`{name: function}` of the rules that a contract class has from the classes it is made of, in their order."""
+    """Return `{name: function}` of the rules that a contract class inherits, in their order."""
     found: dict[str, Any] = {}
     for base in reversed(contract.__mro__[1:]):
         if issubclass(base, Rules) and base.__module__.startswith("corellm.testing."):
@@ -188,13 +188,13 @@ BLAMED: Mapping[type[Exception], str] = {
     MediaError: "get_data_parser",
     ProcessorKwargsError: "call_hf_processor",
 }
-"""What is to blame for the core's own errors, where nothing else is known."""
+"""The likely hook behind the core's own errors."""
 
 
 def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> str:
-    """The hook an error came out of: one that it names, else the innermost one in its traceback or its causes'.
+    """Return the hook that an error names, else the innermost one in its traceback or its causes'.
 
-    Where there is none: `otherwise`, if given, else what is to blame for errors of this kind.
+    Without either: `otherwise`, if given, else the likely one for errors of this kind.
     """
     seen: str | None = None
     message = str(error)
@@ -211,5 +211,5 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
 
 
 def child_environment() -> dict[str, str]:
-    """Of a process that shall import what this one can, with hashes of strings seeded otherwise."""
+    """Return the environment of a process with this one's import path and another seed for hashes of strings."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "4321"}

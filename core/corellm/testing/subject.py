@@ -1,6 +1,6 @@
-"""The adapter under test with its tiny model loaded: how the rules make requests of it and look at what became of them.
+"""The adapter under test with its tiny model loaded: makes requests and shows how they were processed.
 
-Knows the engine's inside, so that rules need not.
+Knows the engine's internals, so that rules need not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from corellm.testing.reference import Reference
 from corellm.worker.defaults import floating_to
 
 Part = str | tuple[str, Any]
-"""Of a prompt: text, or `(modality, item)`."""
+"""A part of a prompt: text, or `(modality, item)`."""
 
 
 class Subject:
@@ -44,18 +44,18 @@ class Subject:
 
     @cached_property
     def modalities(self) -> list[str]:
-        """What the model takes."""
+        """Modalities that the model takes."""
         return list(self.processor.limits)
 
     def several(self, modality: str, wanted: int = 3) -> int:
-        """So many items of a modality, or as many as a prompt may have."""
+        """Return `wanted`, or the most items of the modality that a prompt may have."""
         limit = self.processor.limits[modality]
         return wanted if limit is None else min(wanted, limit)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def item(self, modality: str, seed: int) -> Any:
-        """A small item, nothing like another seed's: of another size, too."""
+        """Return a small item, of other content and another size for each seed."""
         if modality == "image":
             return make_image(30 + 17 * seed % 120, 25 + 29 * seed % 90, seed)
         if modality == "video":
@@ -65,16 +65,16 @@ class Subject:
 
     @property
     def sampling_rate(self) -> int:
-        """Of sounds, as the model hears them."""
+        """Samples per second of the model's audio."""
         return int(self.context.hf_processor.feature_extractor.sampling_rate)
 
     def placeholder(self, modality: str) -> str:
-        """What stands for one item in prompt text; nothing where the family puts items in by position."""
+        """Return the prompt text that stands for one item; empty where the family inserts items by position."""
         text: str = self.hooks.get_dummy_text(mm_counts={modality: 1})
         return text
 
     def prompt(self, parts: Sequence[Part]) -> tuple[str, dict[str, list[Any]]]:
-        """Prompt text and media."""
+        """Return prompt text and media of parts."""
         text, media = "", dict[str, list[Any]]()
         for part in parts:
             if isinstance(part, str):
@@ -92,13 +92,13 @@ class Subject:
         *,
         inputs: InputProcessor | None = None,
     ) -> ProcessedPrompt:
-        """One request's processing, by text or token ids; `inputs` of `fresh`, or the engine's own."""
+        """Return one request processed, by text or token ids, by `inputs` of `fresh` or by the engine's own."""
         key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
         request = {key: prompt, "multi_modal_data": media or {}, "mm_processor_kwargs": kwargs or {}}
         return (inputs or self.inputs).process(request)
 
     def embedding_token(self, modality: str) -> str:
-        """A token that takes embeddings, as text."""
+        """Return a token that takes embeddings, as text."""
         (feature,) = self.features(modality, self.item(modality, 0))
         tokens = self.process(*self.prompt([(modality, self.item(modality, 0)), "What?"])).token_ids
         place = feature.placeholder
@@ -108,12 +108,12 @@ class Subject:
         return text
 
     def features(self, modality: str, *items: Any, **kwargs: Any) -> list[MultiModalFeature]:
-        """Items of one request, processed."""
+        """Return the items of one request, processed."""
         text, media = self.prompt(["What?", *((modality, item) for item in items)])
         return self.process(text, media, kwargs).features
 
     def fresh(self, **changes: Any) -> InputProcessor:
-        """The engine's processing with an empty cache of its own, and other `MultiModalConfig` fields if given."""
+        """Return the engine's input processor with an empty cache of its own and changed `MultiModalConfig` fields."""
         config: MultiModalConfig = replace(self.processor.config, **changes)
         inputs = copy.copy(self.inputs)
         inputs.mm_processor = self.processor.with_config(config)
@@ -121,7 +121,7 @@ class Subject:
 
     @property
     def hidden_size(self) -> int:
-        """Of the decoder."""
+        """Width of the decoder's embeddings."""
         import torch
 
         ids = torch.zeros(1, dtype=torch.long)
@@ -129,30 +129,30 @@ class Subject:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens at which an answer ends."""
+        """Tokens that end generation."""
         return self.llm.engine._eos_token_ids
 
     @property
     def embedding_width(self) -> int:
-        """Columns of a row that the encoder gives."""
+        """Width of the encoder's embeddings."""
         return int(self.hooks.get_multimodal_embedding_width(model=self.model) or self.hidden_size)
 
     # --- the encoder ------------------------------------------------------------------------------------------------
 
     def embed(self, features: Sequence[MultiModalFeature]) -> list[Any]:
-        """What the adapter's encoder gives for items that can be joined, unchecked: one entry per item."""
+        """Return the encoder's embeddings of items that can be joined, unchecked: one entry per item."""
         import torch
 
         joined = join_items([feature.data for feature in features])
         with torch.inference_mode():
-            rows = self.hooks.get_multimodal_embeddings(
+            embeddings = self.hooks.get_multimodal_embeddings(
                 model=self.model,
                 modality=features[0].modality,
                 mm_kwargs={
                     name: floating_to(data, self.context.dtype, self.context.device) for name, data in joined.items()
                 },
             )
-        return list(rows)
+        return list(embeddings)
 
     def close(self) -> None:
         """Free the model and the reference."""
@@ -161,15 +161,15 @@ class Subject:
 
 
 def describe(item: Any) -> str:
-    """An item for a message."""
+    """Return a description of an item for a message."""
     if hasattr(item, "mode"):
         return f"an image of {item.width} x {item.height}"
     if isinstance(item, tuple):
         frames = item[0].shape
-        return f"a clip of {frames[0]} frames of {frames[2]} x {frames[1]}"
+        return f"a video of {frames[0]} frames of {frames[2]} x {frames[1]}"
     if isinstance(item, bytes):
         return f"a file of {len(item)} bytes"
-    return f"a sound of {len(item)} samples"
+    return f"audio of {len(item)} samples"
 
 
 def same_data(ours: Any, theirs: Any) -> bool:
@@ -182,16 +182,16 @@ EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 48
 
 
 def extreme_items(subject: Subject, modality: str) -> list[Any]:
-    """Items of all sizes that people might give."""
+    """Return items of all sizes that users might give."""
     if modality == "image":
         return [make_image(*size, seed) for seed, size in enumerate(EXTREMES)]
     if modality == "video":
-        clips = [make_clip(3, *size, seed) for seed, size in enumerate(EXTREMES)]
-        return [*clips, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
+        videos = [make_clip(3, *size, seed) for seed, size in enumerate(EXTREMES)]
+        return [*videos, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
     rate = subject.sampling_rate
     return [make_sound(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]
 
 
-def told(parts: Sequence[Part]) -> str:
-    """A prompt for a message."""
+def describe_prompt(parts: Sequence[Part]) -> str:
+    """Return a description of a prompt for a message."""
     return " ".join(repr(part) if isinstance(part, str) else f"[{describe(part[1])}]" for part in parts)

@@ -1,4 +1,4 @@
-"""The contract that any adapter must keep: one test class, subclassed by a plugin in a few lines.
+"""The contract that every adapter keeps, as one test class; a plugin subclasses it in a few lines.
 
     from corellm.testing import AdapterContract
     from corellm_llava import Llava
@@ -7,8 +7,8 @@
         adapter = Llava
 
 Shipped in the plugin as `contract.py`, it runs wherever the plugin is installed, offline, on its tiny checkpoint:
-`pytest --pyargs corellm_llava.contract`. The rules are in this package's other files, by what they are about; the cheap
-ones come first.
+`pytest --pyargs corellm_llava.contract`. The rules are in this package's other files, by subject; the cheap ones run
+first.
 """
 
 from corellm.testing.contract.conversations import ConversationRules
@@ -41,4 +41,4 @@ class AdapterContract(
     WeightRules,
     PackagingRules,
 ):
-    """Every rule. A subclass names `adapter`; see `ContractRules` for what else it may say."""
+    """Every rule. A subclass sets `adapter`; `ContractRules` has the other attributes it may set."""

@@ -1,4 +1,4 @@
-"""What a contract class is told about an adapter, and the adapter loaded for its rules."""
+"""The base of contract classes: what an author says of an adapter, and the fixtures that load it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ USUAL_KWARGS: Sequence[Mapping[str, Any]] = (
     {"do_rescale": False},
     {"image_mean": [0.1, 0.2, 0.3]},
 )
-"""What most image processors take."""
-
+"""Arguments that most image processors take."""
 
 FEW = settings(
     max_examples=12,
@@ -38,25 +37,25 @@ FEW = settings(
     database=None,
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-"""The same examples every time: a contract is kept or broken, whoever runs it."""
+"""The same examples in every run: a rule passes or fails the same everywhere."""
 
 
 class ContractRules(Rules):
-    """What an author says of an adapter. Only `adapter` must be said."""
+    """The class attributes by which an author describes an adapter. Only `adapter` is required."""
 
     adapter: ClassVar[type[Any]]
     """The class that the entry point names."""
     architecture: ClassVar[str | None] = None
-    """Which architecture to test, where entry points give the adapter several."""
+    """The architecture to test, where entry points give the adapter several."""
     reference: ClassVar[type[Reference]] = Reference
-    """The oracle; a subclass where transformers' own processor or model does not do."""
+    """The oracle; a subclass where transformers' own processor or model cannot be used."""
     processor_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """Examples of a request's `mm_processor_kwargs` that change an item's tensors. By default those of the usual ones
-    that the processor takes."""
+    """Examples of a request's `mm_processor_kwargs` that change an item's tensors. By default the ones in
+    `USUAL_KWARGS` that the processor takes."""
 
     @classmethod
     def architectures(cls) -> list[str]:
-        """Those that the entry points give the adapter, or the one that is asked for."""
+        """Return the architectures that the entry points give the adapter; only `architecture` where it is set."""
         claimed = {entry.name for entry in entry_points(group=MODELS_GROUP) if _names(entry.value, cls.adapter)}
         return sorted(name for name in claimed if cls.architecture in (None, name))
 
@@ -64,7 +63,7 @@ class ContractRules(Rules):
     def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
         """Write a tiny checkpoint: by default `make_tiny_checkpoint` of the module `tiny` beside the adapter's.
 
-        It is told the `architecture`, if it has such a parameter.
+        Its parameter `architecture`, where it has one, gets the class attribute's value.
         """
         make = tiny_module(cls.adapter).make_tiny_checkpoint
         chosen = {"architecture": cls.architecture} if cls.architecture is not None else {}
@@ -73,18 +72,18 @@ class ContractRules(Rules):
         return Path(made)
 
     def arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
-        """Processor arguments to try: the author's, else the usual ones that are accepted."""
+        """Return the processor arguments to try: the author's, else the usual ones that are accepted."""
         accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
         return list(self.processor_kwargs) or [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
 
     def taken(self, subject: Subject, modality: str, item: Any, what: str) -> list[MultiModalFeature]:
-        """An item processed, as a list of one, or nothing where it is refused as a request's fault.
+        """Return an item processed, as a list of one, or an empty list where it is refused with a `RequestError`.
 
         Args:
             subject: the model.
             modality: the item's.
             item: of any size and form.
-            what: it is, for the message where it is neither taken nor refused.
+            what: describes the item in the message of another error.
         """
         __tracebackhide__ = True
         fix = "refuse what cannot be processed with a MediaError that says why"
@@ -97,17 +96,17 @@ class ContractRules(Rules):
     @pytest.fixture(scope="class")
     @classmethod
     def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A tiny checkpoint. Not to be written to."""
+        """A tiny checkpoint; rules do not write to it."""
         with no_progress_bars():
             return cls.make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
     @pytest.fixture(scope="class")
     @classmethod
     def loaded(cls, checkpoint: Path) -> Iterator[Subject | Exception]:
-        """The model loaded, or why it cannot be."""
+        """The loaded model, or the error of loading it."""
         try:
             subject = Subject(checkpoint, cls.reference(checkpoint))
-        except Exception as error:  # test_it_loads tells it in full, every other rule in a line
+        except Exception as error:  # test_it_loads reports it in full, every other rule in a line
             yield error
             return
         yield subject
@@ -116,14 +115,14 @@ class ContractRules(Rules):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, loaded: Subject | Exception) -> Subject:
-        """The model loaded."""
+        """The loaded model."""
         if isinstance(loaded, Exception):
-            pytest.fail(f"not tested, for the model does not load (test_it_loads): {loaded}", pytrace=False)
+            pytest.fail(f"not tested: the model does not load (test_it_loads): {loaded}", pytrace=False)
         return loaded
 
 
 def _names(value: str, adapter: type[Any]) -> bool:
-    """Whether an entry point's value leads to `adapter`; other packages are not imported."""
+    """Whether an entry point's value names `adapter`; imports no other package."""
     module, _, name = value.partition(":")
     if module.partition(".")[0] != adapter.__module__.partition(".")[0]:
         return False
@@ -131,10 +130,10 @@ def _names(value: str, adapter: type[Any]) -> bool:
 
 
 def tiny_module(adapter: type[Any]) -> Any:
-    """The module `tiny` nearest to an adapter's: in its package, or in one around it.
+    """Return the module `tiny` nearest to an adapter's: in its package or in an enclosing one.
 
     Raises:
-        ModuleNotFoundError: there is none.
+        ModuleNotFoundError: there is no such module.
     """
     packages = list(itertools.accumulate(adapter.__module__.split("."), "{}.{}".format))
     for package in reversed(packages):

@@ -1,4 +1,4 @@
-"""Rules about conversations: items are bound to where they were said, and what people type stays text."""
+"""Rules about conversations: items keep the order of their messages, and what users type stays text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ConversationRules(ContractRules):
                 fix="return what a chat message's part becomes in the prompt",
             )
             items = [subject.item(modality, seed) for seed in range(len(written))]
-            told, fix = f"{''.join(written)!r} has a place for each item", "write the update's target"
-            with self.expecting(told, hook="get_placeholder_str", fix=fix):
+            what, fix = f"{''.join(written)!r} has a place for each item", "write the update's target"
+            with self.expecting(what, hook="get_placeholder_str", fix=fix):
                 features = subject.process("".join(written) + "What?", {modality: items}).features
             self.require(
                 [f.item for f in features] == list(range(len(items))),
@@ -47,12 +47,12 @@ class ConversationRules(ContractRules):
             "get_placeholder_str",
             expected="None for a modality that the model does not take",
             got=unknown,
-            fix="answer for the model's modalities only",
+            fix="return text for the model's modalities only",
         )
 
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_conversations_keep_their_items_in_order(self, subject: Subject, template: str) -> None:
-        """Each item of a conversation is bound to where it was said, with the checkpoint's template and without."""
+        """Each item of a conversation takes the place of its own part, with the checkpoint's template and without."""
         said = [(m, subject.item(m, 10 * i + k)) for i in range(2) for k, m in enumerate(subject.modalities)]
         if any(subject.several(m, 2) < 2 for m in subject.modalities):
             said = said[:1]
@@ -66,18 +66,18 @@ class ConversationRules(ContractRules):
             processed = self._chat(subject, messages, template)
             alone = [subject.features(modality, item)[0].identifier for modality, item in said]
         names = {identifier: f"{said[i][0]} {i}" for i, identifier in enumerate(alone)}
-        self._says(processed.text, ("What is this?", "A circle", "And"))
+        self._require_texts(processed.text, ("What is this?", "A circle", "And"))
         got = [names.get(feature.identifier, "something else") for feature in processed.features]
         self.require(
             got == list(names.values()),
             "make_context",
-            expected=f"as they were said: {', '.join(names.values())}",
+            expected=f"items in the order of the messages: {', '.join(names.values())}",
             got=", ".join(got) or "no item",
             fix="give the media in the order of their placeholders",
         )
 
     def test_an_answer_goes_on_from_its_prompt(self, subject: Subject) -> None:
-        """Without a template, too, a conversation's prompt ends where the assistant's next words would stand."""
+        """Without a template, too, a conversation's prompt ends where the assistant's next text would begin."""
         asked = [{"role": "user", "content": "What is this?"}]
         with self.expecting("a conversation is processed", hook="make_context"):
             prompt = self._chat(subject, asked, "none").text
@@ -88,13 +88,13 @@ class ConversationRules(ContractRules):
             self.require(
                 whole.startswith(prompt) and whole.removeprefix(prompt).lstrip().startswith("A circle"),
                 "make_context",
-                expected=f"a prompt that {whole!r} goes on from with the answer",
+                expected=f"a beginning of {whole!r} that ends before the assistant's text",
                 got=repr(prompt),
                 fix="end with the start of the assistant's turn where add_generation_prompt asks for it",
             )
 
     def test_the_end_of_a_turn_ends_an_answer(self, subject: Subject) -> None:
-        """A special token that stands after the assistant's words in a conversation is one at which answers stop."""
+        """A special token that follows the assistant's text in a conversation ends generation."""
         messages = [{"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A circle"}]
         with self.expecting("a conversation is processed", hook="make_context"):
             text = subject.inputs.process_chat(messages, add_generation_prompt=False).text or ""
@@ -105,7 +105,7 @@ class ConversationRules(ContractRules):
             self.require(
                 token in known or token not in special,
                 "load_model",
-                expected=f"{tokenizer.convert_ids_to_tokens(token)!r} ends an answer",
+                expected=f"{tokenizer.convert_ids_to_tokens(token)!r} ends generation",
                 got=f"only {tokenizer.convert_ids_to_tokens(sorted(known))} do",
                 fix="name it in the checkpoint's generation_config.json, or set model.generation_config.eos_token_id",
             )
@@ -114,25 +114,25 @@ class ConversationRules(ContractRules):
     def test_every_role_is_taken_or_refused(self, subject: Subject, template: str) -> None:
         """Messages of any role, from a single one to a system's with a whole conversation, are taken or refused."""
         hello = {"role": "user", "content": "Hello"}
-        answered = [hello, {"role": "assistant", "content": "Hello!"}]
+        replied = [hello, {"role": "assistant", "content": "Hello!"}]
         for messages in (
             [hello],
-            [{"role": "system", "content": "Be brief."}, *answered, hello],
+            [{"role": "system", "content": "Be brief."}, *replied, hello],
             [{"role": "developer", "content": "Be brief."}, hello],
-            [*answered, {"role": "tool", "content": "4"}],
-            answered,
+            [*replied, {"role": "tool", "content": "4"}],
+            replied,
         ):
-            told = f"a conversation of {', '.join(message['role'] for message in messages)}"
+            what = f"a conversation of {', '.join(message['role'] for message in messages)}"
             fix = "refuse roles that the family does not have with a PromptError"
             with (
-                self.expecting(f"{told} is taken, or refused with a RequestError", hook="make_context", fix=fix),
+                self.expecting(f"{what} is taken, or refused with a RequestError", hook="make_context", fix=fix),
                 suppress(RequestError),
             ):
                 self._chat(subject, messages, template)
 
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_text_in_a_conversation_places_nothing(self, subject: Subject, template: str) -> None:
-        """A placeholder that somebody types into a message stays text: it takes no item's place."""
+        """A placeholder that a user types into a message stays text: it takes no item's place."""
         for modality in subject.modalities:
             item = subject.item(modality, 0)
             with self.expecting("an item is processed"):
@@ -149,8 +149,8 @@ class ConversationRules(ContractRules):
                 fix=fix,
             )
 
-    def _says(self, prompt: str | None, texts: Sequence[str]) -> None:
-        """Whether a prompt has all texts, in order; one of token ids only says what it says."""
+    def _require_texts(self, prompt: str | None, texts: Sequence[str]) -> None:
+        """Require all texts in the prompt, in order; a prompt of token ids has no text to check."""
         __tracebackhide__ = True
         rest = prompt or ""
         for text in texts if prompt is not None else ():
@@ -158,12 +158,13 @@ class ConversationRules(ContractRules):
             self.require(
                 bool(found),
                 "make_context",
-                expected=f"{text!r} in the prompt, after what was said before",
+                expected=f"{text!r} in the prompt, after the texts before it",
                 got=repr(prompt),
                 fix="put the text of all messages into the prompt, in order",
             )
 
     def _chat(self, subject: Subject, messages: Any, template: str, **options: Any) -> Any:
+        """Return the processed conversation, by the checkpoint's template or by none."""
         inputs = subject.fresh()
         if template == "none":
             inputs._chat_template = None

@@ -1,4 +1,4 @@
-"""Rules about answers: they are the same whatever the engine does to save time or memory."""
+"""Rules about outputs: they are the same whatever the engine does to save time or memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class EngineRules(GreedyRules):
 
     @pytest.mark.parametrize(("block_size", "mode"), [(8, "recompute"), (16, "swap"), (32, "recompute")])
     def test_preemption(self, subject: Subject, examination: Examination, block_size: int, mode: str) -> None:
-        """With so little memory that requests are preempted, by recompute and by swap: the same tokens."""
+        """Where memory is short and requests are preempted, by recompute or by swap, tokens are the same."""
         blocks = -(-examination.longest // block_size) + 1
-        outputs = self.answered(
+        outputs = self.check_outputs(
             subject,
             examination,
             num_kv_blocks=blocks + 1,
@@ -35,10 +35,10 @@ class EngineRules(GreedyRules):
 
     @pytest.mark.parametrize("chunk", [16, 8192])
     def test_eviction_in_mid_request(self, subject: Subject, examination: Examination, chunk: int) -> None:
-        """With processor and encoder caches that hold a single item, evicted while requests still run: the same."""
+        """Where the caches hold a single item, evicted while requests are in flight, tokens are the same."""
         process = subject.inputs.process
         nbytes = max(feature.data.nbytes for case in examination.cases for feature in process(case.prompt).features)
-        self.answered(
+        self.check_outputs(
             subject,
             examination,
             encoder_cache_size=0,
@@ -48,9 +48,9 @@ class EngineRules(GreedyRules):
 
     @pytest.mark.parametrize("delay", [0.0, 0.5])
     def test_whole_prompts(self, subject: Subject, examination: Examination, delay: float) -> None:
-        """Without chunked prefill, whole prompts at a time, with blocks short and with a delay factor: the same."""
+        """Without chunked prefill, with few blocks and with a delay factor, tokens are the same."""
         longest = examination.longest
-        self.answered(
+        self.check_outputs(
             subject,
             examination,
             enable_chunked_prefill=False,
@@ -60,8 +60,8 @@ class EngineRules(GreedyRules):
         )
 
     def test_the_reference_attention(self, subject: Subject, examination: Examination) -> None:
-        """With attention as plain as torch has it, instead of the backend that is chosen here: the same tokens."""
-        self.answered(subject, examination, attention_backend="reference")
+        """With the reference attention instead of the backend chosen here, tokens are the same."""
+        self.check_outputs(subject, examination, attention_backend="reference")
 
     def test_arguments_reach_the_answers(self, subject: Subject) -> None:
         """With `mm_processor_kwargs`, too, greedy tokens are the reference's."""
@@ -70,7 +70,7 @@ class EngineRules(GreedyRules):
             text, media = subject.prompt([(modality, subject.item(modality, 3)), QUESTIONS[0]])
             for kwargs in self.arguments(subject):
                 request = {"prompt": text, "multi_modal_data": media, "mm_processor_kwargs": dict(kwargs)}
-                with self.expecting(f"a request with {dict(kwargs)} is answered"):
+                with self.expecting(f"a request with {dict(kwargs)} is served"):
                     (output,) = subject.llm.generate(request, params, use_tqdm=False)
                 want = subject.reference.generate(text, media, kwargs, 6)
                 self.equal(output, want, f"{QUESTIONS[0]!r} with one {modality} and {dict(kwargs)}", with_items=True)
@@ -99,7 +99,10 @@ class EngineRules(GreedyRules):
                 fix="remember nothing by a size, a name or an address",
             )
             (before,) = {feature.placeholder.offset for feature in features}
-            with LLM(str(subject.checkpoint), dtype="float32", block_size=8) as llm, self.expecting("answers"):
+            with (
+                LLM(str(subject.checkpoint), dtype="float32", block_size=8) as llm,
+                self.expecting("requests are served"),
+            ):
                 outputs = [llm.generate(request, params, use_tqdm=False)[0] for request in requests]
             first, second, again = outputs
             assert first.prompt_token_ids == second.prompt_token_ids, "the items of this rule differ in tokens"
@@ -111,9 +114,9 @@ class EngineRules(GreedyRules):
                 fix="let the parser keep all content, so that other items have other identifiers",
             )
             self.require(
-                again.num_cached_tokens > before and _answer(again) == _answer(first),
+                again.num_cached_tokens > before and _token_ids(again) == _token_ids(first),
                 "call_hf_processor",
-                expected=f"the same {modality} found in the cache, and the same answer",
+                expected=f"the same {modality} found in the cache, and the same output",
                 got=f"{again.num_cached_tokens} tokens reused",
                 fix="let equal items become equal tensors",
             )
@@ -122,7 +125,7 @@ class EngineRules(GreedyRules):
 
 
 def _alike(subject: Subject, modality: str, seed: int) -> Any:
-    """Items that take the same tokens and look or sound different."""
+    """Return an item whose tokens are those of any seed, and whose content is not."""
     if modality == "image":
         return make_image(60, 50, seed)
     if modality == "video":
@@ -130,5 +133,5 @@ def _alike(subject: Subject, modality: str, seed: int) -> Any:
     return make_sound(subject.sampling_rate // 2, subject.sampling_rate, seed)
 
 
-def _answer(output: RequestOutput) -> list[int]:
+def _token_ids(output: RequestOutput) -> list[int]:
     return list(output.outputs[0].token_ids)

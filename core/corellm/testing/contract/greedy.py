@@ -1,4 +1,4 @@
-"""The rule about answers: greedy tokens are the reference's, batched among others, in chunks of any size."""
+"""The rule about outputs: greedy tokens are the reference's, batched among others, in chunks of any size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUESTIONS = (
     "0123456789 " * 5,
 )
 TOLERANCE = 1e-4
-"""Of log-probabilities, in float32."""
+"""Largest difference of log-probabilities, in float32."""
 
 
 @dataclass(frozen=True)
@@ -48,38 +48,38 @@ class Case:
 
 @dataclass(frozen=True)
 class Examination:
-    """Requests, and what the reference answers."""
+    """Requests and the reference's outputs."""
 
     cases: Sequence[Case]
     expected: Sequence[Continuation]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request with its answer."""
+        """Tokens of the longest request with its output."""
         return max(len(e.prompt_token_ids) + c.max_tokens for c, e in zip(self.cases, self.expected, strict=True))
 
 
 class GreedyRules(ContractRules):
-    """The whole way, from request to answer. A variant of a checkpoint may be tested by a subclass of this alone."""
+    """The whole engine, from request to output. A variant of a checkpoint may be tested by a subclass of this alone."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def examination(cls, subject: Subject) -> Examination:
-        """Requests and the reference's answers, once for all rules."""
+        """Requests and the reference's outputs, once for all rules."""
         cases = list(_cases(subject))
-        answer = subject.reference.generate
-        return Examination(cases, [answer(case.text, case.media, {}, case.max_tokens) for case in cases])
+        generate = subject.reference.generate
+        return Examination(cases, [generate(case.text, case.media, {}, case.max_tokens) for case in cases])
 
     def test_the_reference_tells_requests_apart(self, examination: Examination) -> None:
-        """Random weights are random enough: a reference that answered all requests alike would prove nothing."""
-        answers = {tuple(e.token_ids[:5]) for e in examination.expected}
-        lively = sum(len(set(e.token_ids)) > len(e.token_ids) // 3 for e in examination.expected)
+        """Weights are random enough: equal outputs for all requests would prove nothing."""
+        beginnings = {tuple(e.token_ids[:5]) for e in examination.expected}
+        varied = sum(len(set(e.token_ids)) > len(e.token_ids) // 3 for e in examination.expected)
         count = len(examination.cases)
         self.require(
-            len(answers) > 0.8 * count and lively >= 0.75 * count,
+            len(beginnings) > 0.8 * count and varied >= 0.75 * count,
             "make_tiny_checkpoint",
-            expected=f"{count} requests with different, varied answers",
-            got=f"{len(answers)} beginnings, {lively} varied",
+            expected=f"{count} requests with different, varied outputs",
+            got=f"{len(beginnings)} beginnings, {varied} varied",
             fix="spread the weights wider: corellm.testing.checkpoints.randomize_weights",
         )
 
@@ -89,7 +89,7 @@ class GreedyRules(ContractRules):
         self, subject: Subject, examination: Examination, chunk: int, prefix_caching: bool
     ) -> None:
         """Batched among others, in chunks of any size, with and without prefix caching: the reference's tokens."""
-        outputs = self.answered(
+        outputs = self.check_outputs(
             subject, examination, max_num_batched_tokens=chunk, enable_prefix_caching=prefix_caching
         )
         reused = sum(output.num_cached_tokens for output in outputs)
@@ -103,12 +103,12 @@ class GreedyRules(ContractRules):
 
     # --- comparing --------------------------------------------------------------------------------------------------
 
-    def answered(self, subject: Subject, examination: Examination, **engine_args: Any) -> list[RequestOutput]:
-        """All requests together, each compared with the reference; nothing is left behind."""
+    def check_outputs(self, subject: Subject, examination: Examination, **engine_args: Any) -> list[RequestOutput]:
+        """Return the outputs of all requests, served together and equal to the reference's; no block stays in use."""
         __tracebackhide__ = True
         cases = examination.cases
         with (
-            self.expecting("all requests are answered"),
+            self.expecting("all requests are served"),
             LLM(str(subject.checkpoint), dtype="float32", **engine_args) as llm,
         ):
             outputs = llm.generate([c.prompt for c in cases], [c.params for c in cases], use_tqdm=False)
@@ -120,7 +120,7 @@ class GreedyRules(ContractRules):
         return outputs
 
     def equal(self, output: RequestOutput, want: Continuation, what: str, *, with_items: bool) -> None:
-        """One answer is the reference's; text alone is compared first, so that what is wrong with items is theirs."""
+        """Require one output to be the reference's; requests of text alone come first and blame no hook of items."""
         __tracebackhide__ = True
         self.require(
             output.prompt_token_ids == want.prompt_token_ids,
@@ -136,13 +136,10 @@ class GreedyRules(ContractRules):
         same = completion.token_ids == want.token_ids
         if with_items:
             hook = "get_multimodal_embeddings, merge_multimodal_embeddings or get_rope_positions"
-            fix = (
-                "look at what the encoder is given and at the order of its rows, then at how they are merged, then at "
-            )
-            fix += "the positions; text alone may be right nevertheless"
+            fix = "look at the encoder's input, the order of its embeddings, how they are merged, then at the positions"
         else:
             hook = "load_model, get_language_model, get_input_embeddings or compute_logits"
-            fix = "look at what is done to embeddings and logits, then at how weights get their places"
+            fix = "look at what is done to embeddings and logits, then at how weights are loaded"
         self.require(
             same and worst <= TOLERANCE,
             hook,
@@ -153,9 +150,9 @@ class GreedyRules(ContractRules):
 
 
 def _cases(subject: Subject) -> Iterator[Case]:
-    """25 requests: text alone, an item of any size, several of several kinds, many, a shared beginning.
+    """Yield 25 requests: text alone, one item, several of several modalities, many items, a shared prefix.
 
-    Long answers to short prompts go first: they run side by side until memory is used up.
+    Long outputs of short prompts come first: they run in parallel until memory is used up.
     """
     several = {modality: subject.several(modality) for modality in subject.modalities}
     alone: list[Case] = []
@@ -181,4 +178,4 @@ def _cases(subject: Subject) -> Iterator[Case]:
 
 
 def _counts(media: dict[str, list[Any]]) -> str:
-    return " and ".join(f"{len(items)} {modality}s" for modality, items in media.items()) or "no items"
+    return " and ".join(f"{len(items)} {modality} items" for modality, items in media.items()) or "no items"

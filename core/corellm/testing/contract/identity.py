@@ -1,4 +1,4 @@
-"""Rules about identity: when two items are one, across requests, processes and the memory that caches may take."""
+"""Rules about identity: which items are the same, in any request and process, and what caches may keep of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class IdentityRules(ContractRules):
     def test_identity_follows_content(self, subject: Subject) -> None:
         """Equal items have one identifier, different ones have different identifiers.
 
-        Content, size, mode, dtype, order of axes and every processor argument for its modality count; who holds the
-        item does not.
+        Content, size, mode, dtype, order of axes and every processor argument for its modality count; which object
+        holds the item does not.
         """
         for modality in subject.modalities:
             item = subject.item(modality, 1)
@@ -52,7 +52,7 @@ class IdentityRules(ContractRules):
                 )
 
     def _unlike(self, subject: Subject, modality: str, item: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
-        """Items and arguments of which no two are the same."""
+        """Return `{description: (item, arguments)}`, no two of which are the same."""
         import numpy as np
 
         unlike: dict[str, tuple[Any, dict[str, Any]]] = {describe(item): (item, {})}
@@ -78,7 +78,7 @@ class IdentityRules(ContractRules):
         return unlike
 
     def test_a_uuid_stands_in_for_its_item(self, subject: Subject) -> None:
-        """An item that was processed under a uuid need not come again: its tensors are enough to place it."""
+        """An item that was processed under a uuid need not be sent again: its tensors are enough to place it."""
         for modality in subject.modalities:
             text, media = subject.prompt([(modality, subject.item(modality, 8)), "What?"])
             request = {"prompt": text, "multi_modal_uuids": {modality: [f"the contract's {modality}"]}}
@@ -99,7 +99,7 @@ class IdentityRules(ContractRules):
             )
 
     def test_another_process_agrees(self, subject: Subject) -> None:
-        """Another process gives the same identifiers, tokens and tensors; items survive the way there and back."""
+        """Another process gives the same identifiers, tokens and tensors; items survive pickling there and back."""
         import torch
 
         requests = [
@@ -147,41 +147,41 @@ class IdentityRules(ContractRules):
         )
 
     def test_models_are_kept_apart(self, subject: Subject, tmp_path: Path) -> None:
-        """A second model of other weights, loaded beside the first, embeds with its own, and the first with its."""
+        """Two models of different weights in one process each embed with their own."""
         import torch
 
         with self.expecting("a second model beside the first"):
             other = Subject(self.make_checkpoint(tmp_path / "other", seed=1), subject.reference)
-        for modality in subject.modalities:
-            item = subject.item(modality, 1)
-            with self.expecting("both models embed an item", hook="get_multimodal_embeddings"):
-                (before,) = subject.embed(subject.features(modality, item))
-                (others,) = other.embed(other.features(modality, item))
-                (after,) = subject.embed(subject.features(modality, item))
-            for told, kept in (
-                ("the second model's rows are of its own weights", not torch.equal(before, others)),
-                ("the first model's rows are the same after the second was loaded", torch.equal(before, after)),
-            ):
-                self.require(
-                    kept,
-                    "get_multimodal_embeddings",
-                    expected=told,
-                    got="one model's rows from the other",
-                    fix="keep what belongs to a model in the adapter's instance, not in its class, module or caches",
-                )
-        other.llm.close()
+        with other.llm:
+            for modality in subject.modalities:
+                item = subject.item(modality, 1)
+                with self.expecting("both models embed an item", hook="get_multimodal_embeddings"):
+                    (before,) = subject.embed(subject.features(modality, item))
+                    (others,) = other.embed(other.features(modality, item))
+                    (after,) = subject.embed(subject.features(modality, item))
+                for what, kept in (
+                    ("the second model's embeddings are of its own weights", not torch.equal(before, others)),
+                    ("the first model's embeddings are the same after the second's", torch.equal(before, after)),
+                ):
+                    self.require(
+                        kept,
+                        "get_multimodal_embeddings",
+                        expected=what,
+                        got="one model's embeddings from the other",
+                        fix="keep a model's state in the adapter's instance, not in its class, module or caches",
+                    )
 
     def test_nothing_is_kept(self, subject: Subject) -> None:
-        """What becomes of an item is freed when its request is over, where no cache has it."""
+        """An item's tensors and embeddings are freed when its request is finished and no cache holds them."""
         inputs = subject.fresh(mm_processor_cache_gb=0)
         for modality in subject.modalities:
             text, media = subject.prompt([(modality, subject.item(modality, 8)), "What?"])
             with self.expecting("an item is processed and embedded"):
                 features = subject.process(text, media, inputs=inputs).features
-                rows = subject.embed(features)
-            held = {name: elem.data for name, elem in features[0].data.items()} | {"the encoder's rows": rows[0]}
+                embeddings = subject.embed(features)
+            held = {name: elem.data for name, elem in features[0].data.items()} | {"its embeddings": embeddings[0]}
             alive = {name: weakref.ref(data) for name, data in held.items() if hasattr(data, "__weakref__")}
-            del features, rows, held
+            del features, embeddings, held
             gc.collect()
             left = sorted(name for name, reference in alive.items() if reference() is not None)
             self.require(
@@ -189,11 +189,11 @@ class IdentityRules(ContractRules):
                 "call_hf_processor or get_multimodal_embeddings",
                 expected="nothing of an item is alive after its request",
                 got=f"still there: {', '.join(left)}",
-                fix="keep nothing of a request: remembering is the core's caches' business, which are bounded",
+                fix="keep nothing of a request: the core's bounded caches do",
             )
 
     def test_a_thousand_items_stay_within_the_cache(self, subject: Subject) -> None:
-        """The processor cache keeps to its bytes over 1,000 items, and an item's bytes are those it keeps alive."""
+        """The processor cache stays within its bytes over 1,000 items, and an item counts all bytes it keeps alive."""
         modality = subject.modalities[0]
         with self.expecting("an item is processed"):
             (first,) = subject.features(modality, subject.item(modality, 0))
@@ -229,7 +229,7 @@ class IdentityRules(ContractRules):
 
 
 def _tiny_item(subject: Subject, modality: str, seed: int) -> Any:
-    """One of a thousand different items, quick to process."""
+    """Return one of a thousand different items, quick to process."""
     import numpy as np
 
     value = np.array([seed % 256, seed // 256, 7], dtype=np.uint8)

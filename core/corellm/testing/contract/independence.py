@@ -1,6 +1,6 @@
-"""Rules about independence: what becomes of an item depends on nothing but the item and the arguments.
+"""Rules about independence: an item's tensors and placeholder depend on the item and the arguments alone.
 
-Not on other items, on their order, on caches, on threads or on earlier requests.
+Not on other items, their order, caches, threads or earlier requests.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.multimodal.fields import group_joinable, join_items, split_items
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.subject import Subject, describe, told
+from corellm.testing.subject import Subject, describe, describe_prompt
 
 
 class IndependenceRules(ContractRules):
     """One item at a time."""
 
     def test_one_item_is_a_list_of_one(self, subject: Subject) -> None:
-        """An item given alone and as a list of one are the same request."""
+        """An item given alone and as a list of one make the same request."""
         for modality in subject.modalities:
             item = subject.item(modality, 1)
             text, media = subject.prompt([(modality, item), "What?"])
@@ -41,7 +41,7 @@ class IndependenceRules(ContractRules):
         twice = [item for item in items for _ in range(subject.several(item[0], 2))]
         for order in (items, items[::-1], items[1:] + items[:1], twice[:2]):
             text, media = subject.prompt([part for item in order for part in (item, " and ")])
-            with self.expecting(f"{told(order)} is processed"):
+            with self.expecting(f"{describe_prompt(order)} is processed"):
                 together = subject.process(text, media, inputs=inputs)
             for modality, given_items in media.items():
                 features = [feature for feature in together.features if feature.modality == modality]
@@ -62,12 +62,12 @@ class IndependenceRules(ContractRules):
                         "call_hf_processor" if not same else "get_prompt_updates",
                         expected=f"{describe(item)} becomes {_shapes(alone.data)} in {mask.length} tokens, as alone",
                         got=f"{_shapes(feature.data)} in {place.length} tokens as {modality} {feature.item} of "
-                        f"{told(order)}",
+                        f"{describe_prompt(order)}",
                         fix="keep nothing between calls, and take item i's own tensors for placeholder i",
                     )
 
     def test_cached_equals_uncached(self, subject: Subject) -> None:
-        """The second time an item comes, from the cache or not, the request becomes the same."""
+        """A repeated request is processed to the same tokens and tensors, from the cache or not."""
         warm, cold = subject.fresh(), subject.fresh(mm_processor_cache_gb=0)
         for modality in subject.modalities:
             text, media = subject.prompt([(modality, subject.item(modality, 2)), "What?"])
@@ -105,12 +105,12 @@ class IndependenceRules(ContractRules):
                     "get_mm_fields_config",
                     expected=f"{len(items)} items as they were: {[_shapes(item) for item in items]}",
                     got=[_shapes(item) for item in again],
-                    fix="say batched for tensors with a row per item, flat_from_sizes with the items' own sizes for "
+                    fix="use batched for tensors with an entry per item, flat_from_sizes with the items' own sizes for "
                     "those in which items lie one after another, shared for what all items have in common",
                 )
 
     def test_inputs_are_not_changed(self, subject: Subject) -> None:
-        """Media, arguments, prompts and processed tensors stay as they were: others use them, too."""
+        """Media, arguments, prompts and processed tensors are not modified: others use them, too."""
         for modality in subject.modalities:
             item = subject.item(modality, 5)
             text, media = subject.prompt([(modality, item), "What?"])
@@ -139,7 +139,7 @@ class IndependenceRules(ContractRules):
             )
 
     def test_two_threads_equal_one(self, subject: Subject) -> None:
-        """Requests processed by two threads at a time become what they become one after another."""
+        """Requests processed by two threads become the same tokens and tensors as one after another."""
         inputs = subject.fresh(mm_processor_cache_gb=0)
         requests = [
             (*subject.prompt([(modality, subject.item(modality, seed)), "What?"]), kwargs)
@@ -176,7 +176,7 @@ def _difference(one: ProcessedPrompt, other: ProcessedPrompt) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Content to compare: images and arrays as bytes."""
+    """Return content to compare: images and arrays as bytes."""
     if isinstance(value, dict):
         return {key: _plain(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Rules about limits: which modalities a model takes, how many items of each, and how large one may become."""
+"""Rules about limits: which modalities a model takes, how many items of each, and how many tokens one takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATORS_BOUNDS = {
     "video": {"max_video_frames": 1},
     "audio": {"max_audio_seconds": 0.05},
 }
-"""Below the smallest of `Subject.item`."""
+"""Bounds below the smallest item of `Subject.item`."""
 
 
 class LimitRules(ContractRules):
@@ -98,7 +98,7 @@ class LimitRules(ContractRules):
                     subject.process(text, {modality: items})
 
     def test_the_operators_bounds_hold(self, subject: Subject) -> None:
-        """An item larger than the operator allows is refused before it is decoded, whoever reads it."""
+        """An item larger than the operator allows is refused before it is decoded."""
         for modality in subject.modalities:
             bounds: Any = OPERATORS_BOUNDS[modality]
             item = subject.item(modality, 0)
@@ -111,7 +111,7 @@ class LimitRules(ContractRules):
                 subject.process(*subject.prompt([(modality, item), "?"]), inputs=subject.fresh(**bounds))
 
     def test_a_short_context(self, subject: Subject) -> None:
-        """With room for eight tokens the model loads and answers, and refuses items that do not fit."""
+        """With `max_model_len=8` the model loads and generates, and items that do not fit are refused."""
         fix = "keep to seq_len in get_dummy_mm_data and get_mm_max_tokens_per_item, also where it is small"
         with (
             self.expecting("a model with max_model_len=8", hook="get_dummy_mm_data", fix=fix),
@@ -127,7 +127,7 @@ class LimitRules(ContractRules):
     # --- the worst case ---------------------------------------------------------------------------------------------
 
     def test_dummies_come_in_any_number(self, subject: Subject) -> None:
-        """`get_dummy_text` and `get_dummy_mm_data` give as many placeholders and items as they are asked for."""
+        """`get_dummy_text` and `get_dummy_mm_data` return as many placeholders and items as `mm_counts` says."""
         for modality in subject.modalities:
             one = subject.placeholder(modality)
             for count in range(subject.several(modality) + 1):
@@ -154,9 +154,9 @@ class LimitRules(ContractRules):
                 )
 
     def test_the_dummy_is_the_stated_maximum(self, subject: Subject) -> None:
-        """`get_mm_max_tokens_per_item` says as many tokens as the dummy item takes.
+        """`get_mm_max_tokens_per_item` states as many tokens as the dummy item takes.
 
-        Memory is planned by the one, requests are admitted by the other.
+        Memory is planned by the dummy, requests are admitted by the stated number.
         """
         profile = subject.processor.profile
         stated = self._stated(subject)
@@ -172,7 +172,7 @@ class LimitRules(ContractRules):
             )
 
     def test_no_item_exceeds_the_stated_maximum(self, subject: Subject) -> None:
-        """No image, clip or sound of any size becomes more tokens than planned for, or it is refused."""
+        """An item of any size takes at most as many tokens as planned for, or is refused."""
         profile, stated = subject.processor.profile, self._stated(subject)
         for modality in subject.modalities:
             most = stated.get(modality, profile.max_tokens[modality])

@@ -1,4 +1,4 @@
-"""Rules about media: any form people have is taken or refused by name, and memory is planned for the worst case."""
+"""Rules about media: any form of an item is taken or refused by name, and the encoder's output fits the prompt."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from corellm.testing.subject import Subject, describe, extreme_items, same_data
 class MediaRules(ContractRules):
     """Odd and extreme items."""
 
-    def test_odd_images(self, subject: Subject) -> None:
-        """Images of every mode, tiny, long, turned and of 16 bits are answered, or refused with a typed error."""
+    def test_odd_pictures(self, subject: Subject) -> None:
+        """Images of every mode, tiny, long, turned and of 16 bits are embedded, or refused with a typed error."""
         if "image" not in subject.modalities:
             return
         accepted = 0
         for what, image in odd_images().items():
             features = self.taken(subject, "image", image, f"an image ({what})")
             accepted += len(features)
-            self._rows_match(subject, features, f"an image ({what})")
+            self._fits_placeholder(subject, features, f"an image ({what})")
         self.require(
             accepted >= 8,
             "call_hf_processor",
@@ -30,15 +30,15 @@ class MediaRules(ContractRules):
             fix="refuse only what the processor cannot take",
         )
 
-    def test_turned_images_stand_upright(self, subject: Subject) -> None:
-        """An image that EXIF says is turned becomes the same tensors as the one that stands upright."""
+    def test_turned_pictures_stand_upright(self, subject: Subject) -> None:
+        """An image rotated by its EXIF orientation becomes the same tensors as the upright image."""
         if "image" not in subject.modalities:
             return
         turned, upright = turned_image()
-        self._same_item(subject, "image", upright, turned, "a file that says it lies on its side")
+        self._same_item(subject, "image", upright, turned, "a file with an EXIF orientation")
 
     def test_every_form_of_an_item_is_the_same(self, subject: Subject) -> None:
-        """An item becomes the same tensors however it is handed over: as array, as object or as a file's bytes."""
+        """An item becomes the same tensors as array, as object and as a file's bytes."""
         for modality in subject.modalities:
             usual, forms = forms_of(modality, subject.sampling_rate if modality == "audio" else 0)
             for what, form in forms.items():
@@ -58,42 +58,42 @@ class MediaRules(ContractRules):
         )
 
     def test_sounds_of_any_rate_last_as_long(self, subject: Subject) -> None:
-        """A sound at twice or half the model's rate becomes as many tokens as one at its own that lasts as long."""
+        """Audio at twice or half the model's rate takes as many tokens as audio of the same length at its own."""
         if "audio" not in subject.modalities:
             return
         rate = subject.sampling_rate
-        with self.expecting("a sound is processed"):
+        with self.expecting("audio is processed"):
             (usual,) = subject.features("audio", make_sound(rate, rate, 3))
         for other in (rate // 2, 2 * rate):
-            with self.expecting(f"a sound of {other} samples per second is processed", hook="get_data_parser"):
+            with self.expecting(f"audio of {other} samples per second is processed", hook="get_data_parser"):
                 (feature,) = subject.features("audio", (make_sound(other, other, 3), other))
             self.require(
                 abs(feature.placeholder.length - usual.placeholder.length) <= 1,
                 "get_data_parser",
                 expected=f"a second at {other} samples per second becomes {usual.placeholder.length} tokens",
                 got=feature.placeholder.length,
-                fix="give the DataParser the model's sampling_rate, and let it read sounds",
+                fix="give the DataParser the model's sampling_rate, and let it read audio",
             )
 
     def test_short_clips_and_sounds(self, subject: Subject) -> None:
-        """A clip of a single frame, as array and as list of images, and a short sound are answered."""
+        """A video of a single frame, as array and as list of images, and short audio are embedded."""
         if "video" in subject.modalities:
             frames, metadata = make_clip(1, 48, 40)
-            for clip in (frames, (frames, metadata), [make_image(48, 40)]):
-                with self.expecting("a clip of one frame is processed"):
-                    self._rows_match(subject, subject.features("video", clip), "a clip of one frame")
+            for video in (frames, (frames, metadata), [make_image(48, 40)]):
+                with self.expecting("a video of one frame is processed"):
+                    self._fits_placeholder(subject, subject.features("video", video), "a video of one frame")
         if "audio" in subject.modalities:
-            with self.expecting("a sound of a tenth of a second is processed"):
-                sound = make_sound(subject.sampling_rate // 10, subject.sampling_rate)
-                self._rows_match(subject, subject.features("audio", sound), "a short sound")
+            with self.expecting("audio of a tenth of a second is processed"):
+                audio = make_sound(subject.sampling_rate // 10, subject.sampling_rate)
+                self._fits_placeholder(subject, subject.features("audio", audio), "short audio")
 
     def test_broken_media_are_refused(self, subject: Subject) -> None:
-        """Bytes that are no image, clip or sound, and empty ones, are refused with a `MediaError` that counts."""
+        """Bytes that are no item, and empty ones, are refused with a `MediaError` that names modality and index."""
         for modality in subject.modalities:
             for broken in (b"", b"\x89PNG\r\n\x1a\n and no more", bytes(64)):
                 with self.refusing(
                     "get_data_parser",
-                    f"{modality} 0, {len(broken)} bytes that are none",
+                    f"{modality} 0, {len(broken)} bytes of another format",
                     MediaError,
                     words=f"{modality} 0",
                     fix="let corellm.multimodal.DataParser read media",
@@ -103,30 +103,30 @@ class MediaRules(ContractRules):
     # --- the encoder ------------------------------------------------------------------------------------------------
 
     def test_rows_match_the_mask(self, subject: Subject) -> None:
-        """The encoder gives each item exactly as many rows as its placeholder's mask has room for, of one width."""
+        """The encoder returns exactly as many embeddings for an item as its placeholder's mask takes, of one width."""
         for modality in subject.modalities:
             for seed in range(6):
                 item = subject.item(modality, 7 * seed)
                 with self.expecting(f"{describe(item)} is processed"):
                     features = subject.features(modality, item)
-                self._rows_match(subject, features, describe(item))
+                self._fits_placeholder(subject, features, describe(item))
             for kwargs in self.arguments(subject):
                 with self.expecting(f"{dict(kwargs)} is accepted"):
                     features = subject.features(modality, subject.item(modality, 3), **kwargs)
-                self._rows_match(subject, features, f"an item processed with {dict(kwargs)}")
+                self._fits_placeholder(subject, features, f"an item processed with {dict(kwargs)}")
             for item in extreme_items(subject, modality):
-                self._rows_match(subject, self.taken(subject, modality, item, describe(item)), describe(item))
+                self._fits_placeholder(subject, self.taken(subject, modality, item, describe(item)), describe(item))
 
-    def _rows_match(self, subject: Subject, features: list[Any], what: str) -> None:
+    def _fits_placeholder(self, subject: Subject, features: list[Any], what: str) -> None:
         __tracebackhide__ = True
         width = subject.embedding_width if features else 0
         want = [(feature.placeholder.num_embeds, width) for feature in features]
         with self.expecting(f"{what} is embedded", hook="get_multimodal_embeddings"):
-            got = [tuple(rows.shape) for feature in features for rows in subject.embed([feature])]
+            got = [tuple(embeddings.shape) for feature in features for embeddings in subject.embed([feature])]
         self.require(
             got == want,
             "get_prompt_updates and get_multimodal_embeddings",
-            expected=f"for {what}: {want} rows and columns",
+            expected=f"for {what}: embeddings of shapes {want}",
             got=got,
-            fix="count an item's tokens in get_prompt_updates as its rows are made in get_multimodal_embeddings",
+            fix="count an item's tokens in get_prompt_updates as get_multimodal_embeddings makes embeddings",
         )

@@ -111,7 +111,7 @@ class PackagingRules(ContractRules):
                 raise loaded
 
     def test_the_model_is_loaded_for_inference(self, subject: Subject) -> None:
-        """Every part of the model is in evaluation mode: dropout would make answers a matter of chance."""
+        """Every part of the model is in evaluation mode: dropout would make outputs random."""
         training = [name or "the model" for name, module in subject.model.named_modules() if module.training]
         self.require(
             not training,
@@ -123,9 +123,9 @@ class PackagingRules(ContractRules):
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_half_precision(self, subject: Subject, dtype: str, tmp_path: Path) -> None:
-        """In half precision the weights are of that type, and answers begin as in full precision, but for rounding.
+        """In half precision the weights are of that type, and outputs begin as in full precision, but for rounding.
 
-        Loading in it changes nothing for others in the process, and leaves no file behind.
+        Loading leaves the process's default dtype and the checkpoint's files unchanged.
         """
         import torch
 
@@ -142,9 +142,9 @@ class PackagingRules(ContractRules):
             got = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).dtype
             self.require(got == half, "load_model", expected=f"embeddings of {dtype}", got=got, fix=fix)
             params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
-            answers = [each.generate(prompts, params, use_tqdm=False) for each in (subject.llm, llm)]
-        likeliest = [[set((one.outputs[0].logprobs or [{}])[0]) for one in given] for given in answers]
-        shared = [len(full & rounded) for full, rounded in zip(*likeliest, strict=True)]
+            outputs = [each.generate(prompts, params, use_tqdm=False) for each in (subject.llm, llm)]
+        likely = [[set((one.outputs[0].logprobs or [{}])[0]) for one in given] for given in outputs]
+        shared = [len(full & rounded) for full, rounded in zip(*likely, strict=True)]
         self.require(
             min(shared) >= 10,
             "merge_multimodal_embeddings or get_multimodal_embeddings",

@@ -1,4 +1,4 @@
-"""Rules about placeholders: no item is ever bound to the wrong place, whatever the prompt says."""
+"""Rules about placeholders: an item takes its own placeholder or is refused, whatever the prompt says."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class PlaceholderRules(ContractRules):
     """Prompts and items."""
 
     def test_missing_placeholders_are_refused(self, subject: Subject) -> None:
-        """More items than placeholders: refused, and the next request is served as ever.
+        """More items than placeholders are refused, and the engine serves on.
 
-        A family that puts items in by position has no placeholders to miss: there the item is placed.
+        A family that inserts items by position has no placeholders: there the items are placed.
         """
         for modality in subject.modalities:
             items = [subject.item(modality, seed) for seed in range(subject.several(modality, 2))]
@@ -52,7 +52,7 @@ class PlaceholderRules(ContractRules):
                     subject.llm.generate(prompt, GREEDY, use_tqdm=False)
 
     def test_surplus_placeholders_are_refused(self, subject: Subject) -> None:
-        """More placeholders than items, or a placeholder's token without an item: refused, and the engine serves on."""
+        """More placeholders than items, or a placeholder's token without an item, are refused; the engine serves on."""
         for modality in subject.modalities:
             item = subject.item(modality, 0)
             with self.expecting("an item is processed"):
@@ -71,7 +71,7 @@ class PlaceholderRules(ContractRules):
                     subject.llm.generate({"prompt": text, "multi_modal_data": media}, GREEDY, use_tqdm=False)
 
     def test_expanded_prompts_are_refused(self, subject: Subject) -> None:
-        """What a Hugging Face processor has expanded already is refused, not expanded again; the engine serves on."""
+        """A prompt that a Hugging Face processor has expanded is refused, not expanded again; the engine serves on."""
         for modality in subject.modalities:
             media = {modality: [subject.item(modality, 0)]}
             with self.expecting("an item is processed"):
@@ -92,28 +92,28 @@ class PlaceholderRules(ContractRules):
 
     @contextmanager
     def _serves_on(self, subject: Subject) -> Iterator[None]:
-        """After an error meanwhile, the engine answers a good request as before."""
+        """Require the same output of a good request before and after the error inside."""
         modality = subject.modalities[0]
         text, media = subject.prompt([(modality, subject.item(modality, 4)), "What?"])
 
-        def answer() -> list[int]:
-            with self.expecting("a good request is answered"):
+        def generate() -> list[int]:
+            with self.expecting("a good request is served"):
                 (output,) = subject.llm.generate({"prompt": text, "multi_modal_data": media}, GREEDY, use_tqdm=False)
             return list(output.outputs[0].token_ids)
 
-        before = answer()
+        before = generate()
         yield
-        after = answer()
+        after = generate()
         self.require(
             after == before,
             "the adapter",
-            expected=f"the same answer after the error: {before}",
+            expected=f"the same output after the error: {before}",
             got=after,
             fix="change nothing before everything is checked",
         )
 
     def test_masks_follow_token_ids(self, subject: Subject) -> None:
-        """In a placeholder, tokens of an id take embeddings or none of them does: by their ids the core knows them."""
+        """In a placeholder, all tokens of one id take embeddings, or none does: the core tells them apart by id."""
         for modality in subject.modalities:
             for seed in range(3):
                 with self.expecting("an item is processed"):
@@ -132,7 +132,7 @@ class PlaceholderRules(ContractRules):
                 )
 
     def test_positions(self, subject: Subject) -> None:
-        """Every prompt token has a position, and the first generated one comes right after the largest of them."""
+        """Every prompt token has a position, and the first generated token's is one more than the largest of them."""
         for modality in subject.modalities:
             for seed in range(3):
                 parts = [
@@ -142,12 +142,12 @@ class PlaceholderRules(ContractRules):
                 ]
                 with self.expecting("positions for a prompt with items"):
                     processed = subject.process(*subject.prompt(_separated(parts)))
-                    answer = subject.hooks.get_rope_positions(
+                    result = subject.hooks.get_rope_positions(
                         model=subject.model, token_ids=processed.token_ids, mm_features=processed.features
                     )
-                if answer is None:
+                if result is None:
                     continue
-                positions, offset = answer
+                positions, offset = result
                 length = len(processed.token_ids)
                 self.require(
                     tuple(positions.shape) in ((length,), (3, length)) and not positions.is_floating_point(),

@@ -14,13 +14,13 @@ from corellm.llm import LLM
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.fields import TEXT_TENSORS, MultiModalKwargsItem, split_items
 from corellm.testing.contract.base import FEW, ContractRules
-from corellm.testing.subject import Part, Subject, describe, extreme_items, told
+from corellm.testing.subject import Part, Subject, describe, describe_prompt, extreme_items
 
 WORDS = st.text(
     st.characters(codec="utf-8", exclude_characters="<|", exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t"),
     max_size=12,
 )
-"""Text in which no family's special tokens are."""
+"""Text without any family's special tokens."""
 
 
 class ProcessingRules(ContractRules):
@@ -53,12 +53,12 @@ class ProcessingRules(ContractRules):
         want = self._reference(subject, parts, {})
         tokens = subject.context.tokenizer(text)["input_ids"]
         for prompt in (text, tokens):
-            with self.expecting(f"{told(parts)} is processed"):
+            with self.expecting(f"{describe_prompt(parts)} is processed"):
                 got = subject.process(prompt, media)
             self._same_as_reference(subject, parts, got, want, {})
 
     def test_items_of_any_size_equal_the_hf_processor(self, subject: Subject) -> None:
-        """Very small, large and long items become the processor's tensors, too, as far as both take them."""
+        """Very small, large and long items become the processor's tensors, too, where both take them."""
         for modality in subject.modalities:
             compared = 0
             for item in extreme_items(subject, modality):
@@ -68,9 +68,9 @@ class ProcessingRules(ContractRules):
                 text, media = subject.prompt(parts)
                 try:
                     want = subject.reference.process(text, media, {})
-                except Exception:  # it does not take them: there is nothing to compare with
+                except Exception:  # the reference refuses the item: nothing to compare with
                     continue
-                with self.expecting(f"{told(parts)} is processed"):
+                with self.expecting(f"{describe_prompt(parts)} is processed"):
                     got = subject.process(text, media)
                 self._same_as_reference(subject, parts, got, want, {})
                 compared += 1
@@ -83,7 +83,7 @@ class ProcessingRules(ContractRules):
             )
 
     def test_operators_arguments_hold_for_every_request(self, subject: Subject) -> None:
-        """Arguments given when the model is loaded are every request's, as if it had brought them."""
+        """Arguments given when the model is loaded apply to every request, as if it had brought them."""
         for kwargs in self.arguments(subject):
             with (
                 self.expecting(f"a model loads with {dict(kwargs)}"),
@@ -95,10 +95,7 @@ class ProcessingRules(ContractRules):
                     self._same_as_reference(subject, parts, got, self._reference(subject, parts, kwargs), kwargs)
 
     def test_processor_arguments_mean_what_they_mean(self, subject: Subject) -> None:
-        """A request's `mm_processor_kwargs` change tokens and tensors as they change the Hugging Face processor's.
-
-        Those of all of its items.
-        """
+        """A request's `mm_processor_kwargs` change tokens and tensors as they change the Hugging Face processor's."""
         accepted = accepted_processor_kwargs(subject.context.hf_processor)
         for modality in subject.modalities:
             parts: list[Part] = ["What?"]
@@ -118,7 +115,7 @@ class ProcessingRules(ContractRules):
         )
 
     def test_unknown_processor_arguments_are_refused(self, subject: Subject) -> None:
-        """An argument that the processor does not know is refused, with those that it does."""
+        """An argument that the processor does not know is refused with an error that names it."""
         for modality in subject.modalities:
             item = subject.item(modality, 0)
             with self.refusing(
@@ -132,12 +129,14 @@ class ProcessingRules(ContractRules):
                 subject.features(modality, item, colour_of_the_moon=1)
 
     def _reference(self, subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What the Hugging Face processor makes of a prompt."""
+        """Return the Hugging Face processor's tensors for a prompt."""
         fix = (
             "let get_dummy_text write the processor's own placeholder, and get_supported_mm_limits allow no more items "
+            "than it takes; where it cannot be called like this, bring a Reference"
         )
-        fix += "than it takes; where it cannot be called like this, bring a Reference"
-        with self.expecting(f"the Hugging Face processor takes {told(parts)}", hook="get_dummy_text", fix=fix):
+        with self.expecting(
+            f"the Hugging Face processor takes {describe_prompt(parts)}", hook="get_dummy_text", fix=fix
+        ):
             return subject.reference.process(*subject.prompt(parts), kwargs)
 
     def _same_as_reference(
@@ -148,9 +147,9 @@ class ProcessingRules(ContractRules):
         want: Mapping[str, Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Token ids, and every tensor of every item, divided as the adapter itself divides them."""
+        """Require the reference's token ids, and its tensors divided into items by the adapter's own fields."""
         __tracebackhide__ = True
-        described = told(parts) + (f" with {dict(kwargs)}" if kwargs else "")
+        described = describe_prompt(parts) + (f" with {dict(kwargs)}" if kwargs else "")
         self.require(
             got.token_ids == _ids(want),
             "get_prompt_updates or apply_hf_processor_tokens_only" + (" or get_mm_kwargs_names" if kwargs else ""),
@@ -191,7 +190,7 @@ class ProcessingRules(ContractRules):
 
 @st.composite
 def _prompts(draw: st.DrawFn, subject: Subject) -> list[Part]:
-    """Text and items, in any order, no more than the model takes."""
+    """Draw text and items in any order, no more items than the model takes."""
     left = {modality: subject.several(modality) for modality in subject.modalities}
     parts: list[Part] = draw(st.sampled_from([["x"], []]))
     for _ in range(draw(st.integers(1, 5))):

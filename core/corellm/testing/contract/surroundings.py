@@ -1,4 +1,4 @@
-"""The rule about surroundings: what an adapter does stays its own, and changes nothing for others in the process."""
+"""The rule about surroundings: an adapter leaves the state that all code of a process shares unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SurroundingsRules(ContractRules):
         """Processing and embedding leave the process's random numbers, defaults and environment as they were."""
         from PIL import Image, ImageFile
 
-        # what was changed at load, when the dummies were processed, would not change again
+        # an adapter that set these at load would set the same values again: start from others
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 123_456_789)
         monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
         for modality in subject.modalities:
@@ -45,7 +45,7 @@ class SurroundingsRules(ContractRules):
 
 
 def _draw() -> None:
-    """Random numbers, so that generators are where no seed puts them."""
+    """Advance all generators to a state that no seed gives."""
     import numpy as np
     import torch
 
@@ -55,7 +55,7 @@ def _draw() -> None:
 
 
 def _surroundings() -> dict[str, Any]:
-    """What all code of a process shares."""
+    """Return the state that all code of a process shares, by name."""
     import numpy as np
     import torch
     from PIL import Image, ImageFile

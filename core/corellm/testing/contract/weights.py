@@ -1,4 +1,4 @@
-"""Rules about weights: each finds its place, from however many files."""
+"""Rules about weights: every one is loaded, from any number of files, or its absence is an error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class WeightRules(ContractRules):
 
     @pytest.mark.parametrize("change", ["surplus", "missing"])
     def test_every_weight_finds_its_place(self, subject: Subject, tmp_path: Path, change: str) -> None:
-        """A checkpoint with a weight too many is refused by its name, one that lacks a weight is refused, too."""
+        """A checkpoint with a surplus weight is refused by the weight's name; one that lacks a weight is refused."""
         file, weights = _first_file(subject.checkpoint)
         biggest = max((w for w in weights if "embed" not in w and "head" not in w), key=lambda w: weights[w].numel())
-        name = biggest if change == "missing" else f"{biggest}.of_nobody"
+        name = biggest if change == "missing" else f"{biggest}.surplus"
         if change == "missing":
             del weights[name]
         else:
@@ -34,14 +34,14 @@ class WeightRules(ContractRules):
             "load_model",
             f"a checkpoint with {name} {change}",
             CheckpointError,
-            words="of_nobody" if change == "surplus" else "",
+            words=".surplus" if change == "surplus" else "",
             fix="compare the checkpoint's names with the model's, and raise CheckpointError for what is left on either "
             "side; the core's default does",
         ):
             LLM(str(tmp_path), dtype="float32").close()
 
     def test_weights_lie_in_several_files(self, subject: Subject, tmp_path: Path) -> None:
-        """A checkpoint whose weights are divided into files, with an index of them, gives the same answers."""
+        """A checkpoint whose weights are in several files with an index gives the same outputs."""
         file, weights = _first_file(subject.checkpoint)
         parts = {f"model-0000{i + 1}-of-00002.safetensors": dict(list(weights.items())[i::2]) for i in range(2)}
         index = {"metadata": {}, "weight_map": {name: part for part, some in parts.items() for name in some}}
@@ -62,7 +62,7 @@ class WeightRules(ContractRules):
 
 
 def _first_file(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
-    """A file of weights, and what is in it."""
+    """Return the checkpoint's first file of weights and its tensors by name."""
     from safetensors.torch import load_file
 
     file = min(checkpoint.glob("*.safetensors"))
@@ -70,7 +70,7 @@ def _first_file(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _write(checkpoint: Path, path: Path, without: Path, instead: Mapping[str, Mapping[str, Any]]) -> None:
-    """A checkpoint like another one, but for a file of weights, instead of which there are others."""
+    """Write a copy of a checkpoint with the file `without` replaced by files of the weights in `instead`."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 

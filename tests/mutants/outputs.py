@@ -1,4 +1,4 @@
-"""Mistakes that show in answers only: features, positions, logits."""
+"""Mistakes that show in outputs only: features, positions, logits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MUTANTS = (
         _GREEDY,
         "get_multimodal_embeddings",
         old="        return features\n",
-        new="        return [rows.mean(0).expand_as(rows) for rows in features]\n",
+        new="        return [f.mean(0).expand_as(f) for f in features]\n",
     ),
     LLAVA.edited(
         "features of another layer",
@@ -61,7 +61,7 @@ MUTANTS = (
         new="        return embeddings.mean(1, keepdim=True).expand_as(embeddings)\n",
     ),
     AUDIO.edited(
-        "the encoder hears the padding",
+        "the encoder attends to the padding",
         _GREEDY,
         "get_multimodal_embeddings",
         old="attention_mask=mask)",
@@ -157,8 +157,8 @@ MUTANTS = (
             ).eval()
         """,
     ),
-    _loading("weights are loaded in float32, whatever is asked", "dtype = torch.float32"),
-    _loading("the dtype becomes all others', too", "torch.set_default_dtype(dtype)"),
+    _loading("weights are loaded in float32, whatever the dtype", "dtype = torch.float32"),
+    _loading("the dtype becomes the default of the process", "torch.set_default_dtype(dtype)"),
     _loading("a file is left in the checkpoint", '(load_config.model_path / "offload.json").write_text("{}")'),
     # --- what is remembered -----------------------------------------------------------------------------------------
     LLAVA.edited(
@@ -168,9 +168,9 @@ MUTANTS = (
         old="        return features\n",
         new="        seen = self.__dict__.setdefault('seen', set())\n"
         "        known = [float(pixels.sum()) for pixels in mm_kwargs['pixel_values']]\n"
-        "        rows = [0 * r if k in seen else r for r, k in zip(features, known, strict=True)]\n"
+        "        kept = [0 * f if k in seen else f for f, k in zip(features, known, strict=True)]\n"
         "        seen.update(known)\n"
-        "        return rows\n",
+        "        return kept\n",
     ),
     LLAVA.given(
         "embeddings of text are centred in each step",
