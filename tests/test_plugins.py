@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Generator
@@ -76,6 +77,11 @@ def wrapped_by(wrapper: object) -> pluggy.PluginManager:
     return manager
 
 
+def assert_only_frame_of(file: str, error: Exception) -> None:
+    """Check that the traceback in a message has one frame, in that file."""
+    assert re.findall(r'File ".*/(.+?)", line', str(error)) == [file]
+
+
 def test_every_required_hook_is_a_hook() -> None:
     """The lists of required and of static hooks name hooks."""
     assert {*REQUIRED_HOOKS, *STATIC_HOOKS} <= CONTRACT.hooks
@@ -100,8 +106,11 @@ def test_a_static_hook_that_raises(install: Install) -> None:
     """The error names the distribution and the hook, with the traceback of the plugin."""
     install("toy", GOOD + STATIC.format(answer="1 / 0"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
-    with pytest.raises(BrokenPluginError, match=r"toy: Adapter.register_config failed: ZeroDivisionError(.|\n)*1 / 0"):
+    with pytest.raises(
+        BrokenPluginError, match=r"toy: Adapter.register_config failed: ZeroDivisionError(.|\n)*1 / 0"
+    ) as e:
         call_static_hook(adapter, "register_config", "toy")
+    assert_only_frame_of("toy.py", e.value)
 
 
 def test_a_static_hook_takes_no_arguments(install: Install) -> None:
@@ -182,8 +191,9 @@ def test_a_broken_plugin_breaks_only_its_own_models(install: Install) -> None:
     install("toy", "import no_such_module_anywhere\n")
     with pytest.raises(
         BrokenPluginError, match=r"(?s)toy 1.0 cannot be imported: ModuleNotFoundError.*toy.py.*uninstall"
-    ):
+    ) as raised:
         find_adapter(["ToyForCausalLM"]).load()
+    assert_only_frame_of("toy.py", raised.value)
     assert find_adapter(["LlavaForConditionalGeneration"]).load()
 
 
@@ -247,6 +257,47 @@ def test_misspelt_argument(install: Install) -> None:
         find_adapter(["ToyForCausalLM"]).load()
 
 
+@pytest.mark.parametrize("arguments", ["mm_counts=None", "*, mm_counts"])
+def test_arguments_that_would_never_be_given(install: Install, arguments: str) -> None:
+    """pluggy passes neither arguments with a default nor keyword-only ones: refused at load."""
+    install("toy", GOOD.replace("get_dummy_text(self, mm_counts)", f"get_dummy_text(self, {arguments})"))
+    with pytest.raises(ContractError, match="get_dummy_text would never be given 'mm_counts', which has a default or"):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_a_broken_plugin_hides_no_shipped_checkpoint(install: Install, tmp_path: Path) -> None:
+    """Checkpoints are found without importing the packages that ship them."""
+    install("toy", GOOD)
+    package = tmp_path / "broken"
+    (package / "tiny").mkdir(parents=True)
+    (package / "__init__.py").write_text("1 / 0\n")
+    (tmp_path / "toy-1.0.dist-info" / "entry_points.txt").write_text(
+        "[corellm.checkpoints]\ntoy-tiny = broken.tiny\ntoy-absent = broken.absent\n"
+    )
+    found = adapters.shipped_checkpoints()
+    assert found["toy-tiny"] == package / "tiny"
+    assert "toy-absent" not in found
+    assert (found["demo"] / "config.json").is_file()
+
+
+def test_properties_of_a_wrapper_are_not_evaluated(install: Install) -> None:
+    """One that raises does not end the load."""
+
+    class Wrapper:
+        @property
+        def state(self) -> str:
+            raise RuntimeError("not connected yet")
+
+        @hookimpl(wrapper=True)
+        def get_supported_mm_limits(self) -> Any:
+            return (yield)
+
+    install("toy", GOOD)
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    manager = build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Wrapper()))
+    assert manager.hook.get_supported_mm_limits() == {"image": 2}
+
+
 def test_wrappers_are_checked_too(install: Install) -> None:
     """An extension's wrapper around a hook that does not exist is refused at load."""
 
@@ -288,8 +339,9 @@ def test_constructor_that_raises(install: Install) -> None:
     adapter = find_adapter(["ToyForCausalLM"]).load()
     with pytest.raises(
         BrokenPluginError, match=r"(?s)toy: making the adapter Adapter failed: ZeroDivisionError.*toy.py"
-    ):
+    ) as raised:
         build_manager(adapter, context(), distribution="toy")
+    assert_only_frame_of("toy.py", raised.value)
 
 
 def test_none_falls_through_to_the_default(install: Install) -> None:

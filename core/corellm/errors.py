@@ -40,7 +40,6 @@ This file imports nothing, so any room may use it.
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 
@@ -227,17 +226,6 @@ def raised_at(error: BaseException) -> str:
     return f"{'/'.join(path.split('/')[-2:])}:{line}"
 
 
-def own_traceback(error: BaseException) -> str:
-    """The traceback below the frames that load and ask plugins: what a plugin's author needs."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and not frame.filename.endswith(_LOADERS)
-    ]
-    return "".join(traceback.format_list(frames))
-
-
-_LOADERS = ("/corellm/plugins.py", "/corellm/installed_extensions.py")
 _OF_LIBRARIES = frozenset({"corellm", "lib", "lib64", "site-packages"})
 """Folders of code that is not a plugin's."""
 

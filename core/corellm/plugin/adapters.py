@@ -13,8 +13,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError, own_traceback
+from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
 from corellm.plugin.contract import CONTRACT
+from corellm.plugin.tracebacks import own_traceback
 
 MODELS_GROUP = "corellm.models"
 CHECKPOINTS_GROUP = "corellm.checkpoints"
@@ -135,12 +136,13 @@ def _not_found_message(wanted: str, architectures: Sequence[str], entries: Seque
 
 
 def shipped_checkpoints() -> dict[str, Path]:
-    """Checkpoints that installed distributions ship: `{name: directory}`, e.g. `demo`. The packages are not imported
-    beyond what finding their directory takes.
-    """
+    """Checkpoints that installed distributions ship: `{name: directory}`, e.g. `demo`; nothing is imported."""
     found: dict[str, Path] = {}
     for entry in entry_points(group=CHECKPOINTS_GROUP):
-        spec = importlib.util.find_spec(entry.value)
+        package, *folders = entry.value.split(".")
+        spec = importlib.util.find_spec(package)
         for location in (spec.submodule_search_locations or ()) if spec is not None else ():
-            found.setdefault(entry.name, Path(location))
+            directory = Path(location, *folders)
+            if directory.is_dir():
+                found.setdefault(entry.name, directory)
     return found

@@ -17,7 +17,7 @@ import pluggy
 from corellm import hookspecs
 from corellm.errors import ContractError
 from corellm.hookspecs import PROJECT_NAME
-from corellm.plugin.hookset import HookSet, is_static, marker, method_arguments
+from corellm.plugin.hookset import HookSet, is_static, marker, method_parameters
 
 
 class Contract:
@@ -145,7 +145,7 @@ class Contract:
         if options.get("warn_on_impl"):
             self._warn(options["warn_on_impl"], plugin, name, where)
         for argument, warning in (options.get("warn_on_impl_args") or {}).items():
-            if argument in method_arguments(plugin, name):
+            if argument in method_parameters(plugin, name):
                 self._warn(warning, plugin, name, f"{where}, argument {argument!r}")
 
     def _warn(self, warning: Warning, plugin: object, name: str, where: str) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 
 import pluggy
 
-from corellm.errors import BrokenPluginError, ContractError, PluginError, own_traceback
+from corellm.errors import BrokenPluginError, ContractError, PluginError
 from corellm.hookspecs import PROJECT_NAME
 from corellm.plugin import extension_hooks
 from corellm.plugin.hookset import HookSet, marker
+from corellm.plugin.tracebacks import own_traceback
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pluggy
 
-from corellm.errors import BrokenPluginError, own_traceback
+from corellm.errors import BrokenPluginError
 from corellm.hookspecs import ModelContext
 from corellm.plugin.contract import CONTRACT, Contract
 from corellm.plugin.extensions import ask_extensions
+from corellm.plugin.tracebacks import own_traceback
 
 
 def call_static_hook(
