@@ -259,7 +259,7 @@ def test_misspelt_argument(install: Install) -> None:
 
 @pytest.mark.parametrize("arguments", ["mm_counts=None", "*, mm_counts"])
 def test_arguments_that_would_never_be_given(install: Install, arguments: str) -> None:
-    """pluggy passes neither arguments with a default nor keyword-only ones: refused at load."""
+    """Pluggy passes neither arguments with a default nor keyword-only ones: refused at load."""
     install("toy", GOOD.replace("get_dummy_text(self, mm_counts)", f"get_dummy_text(self, {arguments})"))
     with pytest.raises(ContractError, match="get_dummy_text would never be given 'mm_counts', which has a default or"):
         find_adapter(["ToyForCausalLM"]).load()

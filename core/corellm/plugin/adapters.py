@@ -1,6 +1,6 @@
 """Which installed distribution serves which architecture.
 
-Knows entry points; what an adapter must be like is in `contract`. `corellm plugins` prints what is found here.
+Knows entry points; what an adapter must be like is in `contract`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ KNOWN_FAMILIES = {
     "Qwen3VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2AudioForConditionalGeneration": "corellm-qwen-audio",
 }
-"""Distributions that this project publishes, by architecture: only for the advice in an error message."""
+"""`{architecture: distribution}` that this project publishes, for the advice in an error message."""
 
 
 @dataclass(frozen=True)
 class AdapterEntry:
-    """One claim of an installed distribution to serve an architecture."""
+    """The claim of an installed distribution to serve an architecture."""
 
     architecture: str
     distribution: str
@@ -88,13 +88,13 @@ def find_adapter(
     """Choose the adapter for a checkpoint.
 
     Args:
-        architectures: of the checkpoint's `config.json`.
-        adapter: distribution to take, where several claim the architecture.
+        architectures: those that the checkpoint's `config.json` names.
+        adapter: distribution to take, if several claim the architecture.
         installed: claims to choose from; None for those installed.
 
     Raises:
-        PluginNotFoundError: none serves it; names the distribution to install where it is known.
-        PluginConflictError: several do and `adapter` does not choose.
+        PluginNotFoundError: no plugin serves it; names the distribution to install, if it is known.
+        PluginConflictError: several do, and `adapter` is None.
     """
     entries = installed_adapters() if installed is None else list(installed)
     claims = [entry for entry in entries if entry.architecture in architectures]

@@ -1,6 +1,6 @@
-"""The hooks that one module specifies, and the checks that every plugin's methods go through.
+"""The hooks that one module specifies, and the checks of every plugin's methods.
 
-Knows names, arguments and `@hookimpl`; does not know what kind of plugin it is or what its hooks do.
+Knows names, arguments and `@hookimpl`; does not know the kind of plugin or what its hooks do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HookSet:
 
     Args:
         specs: the module, whose hooks are marked by pluggy's `HookspecMarker`.
-        old_names: `{old name: name}` of hooks that may still be answered under their old name.
+        old_names: `{old name: name}` of hooks that may still have their old name.
     """
 
     def __init__(self, specs: ModuleType, old_names: Mapping[str, str] | None = None) -> None:
@@ -42,7 +42,7 @@ class HookSet:
         """Return what is wrong with a plugin's method, or None.
 
         Args:
-            plugin: a class, if its instances are going to answer; else the module or object itself.
+            plugin: a class, if its instances get registered; else the module or object itself.
             name: of the method.
         """
         if marker(plugin, name) is None:
