@@ -104,7 +104,7 @@ def test_dummy_is_the_worst_case(llm: LLM) -> None:
     assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"audio": 25 * SECONDS}
 
 
-# --- what users send ---------------------------------------------------------------------------------------------------
+# --- what users send --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*(aifc|audioop|sunau):DeprecationWarning")  # librosa imports them
@@ -170,7 +170,7 @@ def test_precomputed_embeddings(llm: LLM) -> None:
         ),
         (make_audio(320), MediaError, r"320 samples \(20\.0 ms\) are too few for the model; it needs more than 320"),
         (make_audio(0), MediaError, "audio 0: .* is empty"),
-        (b"RIFF", MediaError, "audio 0: the data is not a WAV, FLAC, Ogg or MP3 "),
+        (b"RIFF", MediaError, "audio 0: the data is not a WAV, FLAC, Ogg, MP3, AAC"),
         ([], SurplusPlaceholderError, r"<\|AUDIO\|>"),
         ([make_audio(999)] * 2, MissingPlaceholderError, "1"),
     ],

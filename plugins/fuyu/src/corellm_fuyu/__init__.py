@@ -101,7 +101,7 @@ class Fuyu:
         prefix, answer = self._added_tokens()
         if prefix and token_ids[: len(prefix)] == prefix:
             token_ids = token_ids[len(prefix) :]
-        return [*token_ids, answer[-1]] if token_ids else [*answer]  # the tokenizer marks a word's beginning
+        return [*token_ids, answer[-1]] if token_ids else [*answer]  # without text, a word mark precedes it
 
     def _added_tokens(self) -> tuple[list[int], list[int]]:
         """The tokenizer's prefix of every text, and the tokens of the beginning of an answer as a text of its own."""
@@ -113,7 +113,7 @@ class Fuyu:
 
     @hookimpl(wrapper=True)
     def call_hf_processor(self) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
-        """The patches as `[1, rows, columns, values]`; the processor flattens the grid, and removes it for one patch."""
+        """The patches as `[1, rows, columns, values]`; the processor flattens them, a single one to a vector."""
         outputs = yield
         patches = outputs["image_patches"]
         rows = int((outputs["input_ids"] == self.context.hf_processor.image_newline_id).sum())
