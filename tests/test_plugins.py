@@ -1,4 +1,4 @@
-"""Discovery and the contract's rules about adapters: every way to get it wrong has its own readable error."""
+"""Discovery and the contract's rules about adapters: every mistake has its own error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """`install(name, source)`: a distribution whose module has that source, as pip would leave it on the path."""
+    """`install(name, source)`: a distribution whose module has that source, as pip installs it."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(name: str, source: str, *, architecture: str = "ToyForCausalLM", attribute: str = "Adapter") -> None:
@@ -90,13 +90,13 @@ def test_every_required_hook_is_a_hook() -> None:
 STATIC = """
         @staticmethod
         @hookimpl
-        def register_config(): return {answer}
+        def register_config(): return {result}
 """
 
 
-def test_a_static_hook_is_asked_of_the_class(install: Install) -> None:
-    """Before there is a context; a class without the hook answers None."""
-    install("toy", GOOD + STATIC.format(answer="str.upper"))
+def test_a_static_hook_is_called_on_the_class(install: Install) -> None:
+    """Before there is a context; None for a class without the hook."""
+    install("toy", GOOD + STATIC.format(result="str.upper"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
     assert call_static_hook(adapter, "register_config", "toy") is str.upper
     assert call_static_hook(adapter, "register_tokenizer", "toy") is None
@@ -104,7 +104,7 @@ def test_a_static_hook_is_asked_of_the_class(install: Install) -> None:
 
 def test_a_static_hook_that_raises(install: Install) -> None:
     """The error names the distribution and the hook, with the traceback of the plugin."""
-    install("toy", GOOD + STATIC.format(answer="1 / 0"))
+    install("toy", GOOD + STATIC.format(result="1 / 0"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
     with pytest.raises(
         BrokenPluginError, match=r"toy: Adapter.register_config failed: ZeroDivisionError(.|\n)*1 / 0"
@@ -115,7 +115,7 @@ def test_a_static_hook_that_raises(install: Install) -> None:
 
 def test_a_static_hook_takes_no_arguments(install: Install) -> None:
     """Not even a first one, which a method would call self."""
-    install("toy", GOOD + STATIC.format(answer="str").replace("register_config()", "register_config(path)"))
+    install("toy", GOOD + STATIC.format(result="str").replace("register_config()", "register_config(path)"))
     with pytest.raises(ContractError, match=r"register_config has no argument 'path'; it may take no arguments"):
         find_adapter(["ToyForCausalLM"]).load()
 
@@ -150,7 +150,7 @@ def test_llava_is_found_by_entry_point() -> None:
 
 
 def test_a_good_plugin_loads(install: Install) -> None:
-    """The toy adapter of these tests is right, so that the failures below are the ones meant."""
+    """The toy adapter loads, so that the failures below have the intended cause."""
     install("toy", GOOD)
     manager = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy")
     assert manager.hook.get_supported_mm_limits() == {"image": 2}
@@ -163,16 +163,16 @@ def test_no_plugin_for_a_known_family_names_the_distribution(monkeypatch: pytest
         find_adapter(["ToyForCausalLM"])
 
 
-def test_every_known_family_is_at_home_here() -> None:
+def test_every_known_family_is_served_here() -> None:
     """The advice names the distributions that do serve these architectures."""
-    homes = {entry.architecture: entry.distribution for entry in installed_adapters()}
-    assert {name: homes.get(name) for name in adapters.KNOWN_FAMILIES} == adapters.KNOWN_FAMILIES
+    served = {entry.architecture: entry.distribution for entry in installed_adapters()}
+    assert {name: served.get(name) for name in adapters.KNOWN_FAMILIES} == adapters.KNOWN_FAMILIES
 
 
 def test_no_plugin_for_an_unknown_family() -> None:
     """The error points to writing one."""
-    with pytest.raises(PluginNotFoundError, match=r"serves NobodyKnowsMe; install a plugin for it, or write one"):
-        find_adapter(["NobodyKnowsMe"])
+    with pytest.raises(PluginNotFoundError, match=r"serves UnknownForCausalLM; install a plugin for it, or write one"):
+        find_adapter(["UnknownForCausalLM"])
 
 
 def test_two_claimants(install: Install) -> None:
@@ -187,7 +187,7 @@ def test_two_claimants(install: Install) -> None:
 
 
 def test_a_broken_plugin_breaks_only_its_own_models(install: Install) -> None:
-    """Its traceback is shown when it is asked for; others load."""
+    """The error has its traceback; other plugins load."""
     install("toy", "import no_such_module_anywhere\n")
     with pytest.raises(
         BrokenPluginError, match=r"(?s)toy 1.0 cannot be imported: ModuleNotFoundError.*toy.py.*uninstall"
@@ -312,7 +312,7 @@ def test_wrappers_are_checked_too(install: Install) -> None:
         build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Wrapper()))
 
 
-def test_an_extension_must_not_answer_for_the_adapter(install: Install) -> None:
+def test_an_extension_must_not_replace_a_hook(install: Install) -> None:
     """A hook without `wrapper=True` would silently replace the adapter's."""
 
     class Usurper:
@@ -334,7 +334,7 @@ def test_constructor_without_context(install: Install) -> None:
 
 
 def test_constructor_that_raises(install: Install) -> None:
-    """Said as the plugin's fault, with its own frames."""
+    """The error names the plugin and has its frames."""
     install("toy", GOOD.replace("self.context = context", "1 / 0"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
     with pytest.raises(
@@ -345,7 +345,7 @@ def test_constructor_that_raises(install: Install) -> None:
 
 
 def test_none_falls_through_to_the_default(install: Install) -> None:
-    """An adapter that answers None gets the core's default; one that answers, overrides it."""
+    """Where an adapter returns None, the core's default is called."""
 
     class Default:
         @hookimpl(trylast=True)
@@ -359,7 +359,7 @@ def test_none_falls_through_to_the_default(install: Install) -> None:
 
 
 def test_extension_wrapper_surrounds_the_adapter(install: Install) -> None:
-    """An extension sees the adapter's answer and may change it."""
+    """An extension receives the adapter's return value and may change it."""
 
     class Doubling:
         @hookimpl(wrapper=True)
@@ -374,7 +374,7 @@ def test_extension_wrapper_surrounds_the_adapter(install: Install) -> None:
 
 
 def test_one_manager_per_model(install: Install) -> None:
-    """Two loaded models do not hear each other's adapters."""
+    """Loaded models do not share adapters."""
     install("toy", GOOD)
     adapter = find_adapter(["ToyForCausalLM"]).load()
     first = build_manager(adapter, context(), distribution="toy")
