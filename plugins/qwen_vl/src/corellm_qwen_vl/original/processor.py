@@ -105,8 +105,8 @@ class QwenVLProcessor:
     def _pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
         """`[3, size, size]`: resized to a square, bicubic, normalized as for CLIP."""
         size = (self.image_size, self.image_size)
-        resized = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-        pixels = np.asarray(resized).transpose(2, 0, 1).astype(np.float32, order="C")
+        squeezed = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+        pixels = np.asarray(squeezed).transpose(2, 0, 1).astype(np.float32, order="C")
         pixels /= np.float32(255)
         pixels -= _MEAN
         pixels /= _STD
