@@ -1,6 +1,6 @@
 """How a later version of the contract understands adapters of this one: renamed, added and removed hooks and arguments.
 
-The later version is a module made of this one's specifications, so the rules are tried before they are needed.
+The later version is a module made of this one's specifications.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def get_sample_text(mm_counts: dict[str, int], language: str) -> None:
 
 
 def later(version: int = 2, oldest: int = 1, **changes: Any) -> Contract:
-    """The contract of a later corellm, which renames `get_dummy_text`; None among the changes takes a name away."""
+    """The contract of a later corellm, which renames `get_dummy_text`; None among the changes removes a name."""
     specs = ModuleType("later_hookspecs")
     vars(specs).update(vars(hookspecs))
     changes = {
@@ -98,7 +98,7 @@ def managed(adapter: type[Any], contract: Contract, **options: Any) -> pluggy.Pl
 
 
 def test_the_tables_of_this_version_agree() -> None:
-    """Whoever raises the version follows the policy: one version of deprecation, new names that exist, no old ones."""
+    """The policy: one version of deprecation; new names are hooks, old ones are not."""
     assert hookspecs.CONTRACT_VERSION - hookspecs.OLDEST_CONTRACT_VERSION in (0, 1)
     assert set(hookspecs.RENAMED_HOOKS.values()) <= CONTRACT.hooks
     assert not hookspecs.RENAMED_HOOKS.keys() & CONTRACT.hooks
@@ -106,7 +106,7 @@ def test_the_tables_of_this_version_agree() -> None:
 
 
 def test_a_renamed_hook_is_called_under_its_old_name() -> None:
-    """The core asks by the new name and with the new argument; the old method answers. A warning says what to do."""
+    """The core calls the new name with the new argument; the old method is called. A warning says what to do."""
     with pytest.warns(FutureWarning, match=WARNED + r"\. Upgrade the plugin; its author: rename the method") as warned:
         manager = managed(Toy, later())
     assert manager.hook.get_sample_text(mm_counts={"image": 2}, language="en") == "<image><image>"
@@ -114,14 +114,14 @@ def test_a_renamed_hook_is_called_under_its_old_name() -> None:
     assert warned[0].filename == __file__
 
 
-def test_a_shipped_adapter_lives_on() -> None:
-    """LLaVA's, as it is."""
+def test_a_shipped_adapter_loads() -> None:
+    """LLaVA's, unchanged."""
     with pytest.warns(FutureWarning, match=r"corellm-llava: Llava.get_dummy_text: get_sample_text is"):
         later().check_adapter(Llava, "corellm-llava")
 
 
-def test_the_warning_comes_once_where_everybody_sees_it() -> None:
-    """By Python's own filters: shown to whoever runs the program, once however often the adapter is loaded."""
+def test_the_warning_comes_once_and_is_shown() -> None:
+    """Python's own filters show it, once for any number of loads."""
     contract = later()
     with warnings.catch_warnings(record=True) as warned:
         warnings.resetwarnings()
@@ -133,7 +133,7 @@ def test_the_warning_comes_once_where_everybody_sees_it() -> None:
 
 
 def test_where_warnings_are_errors_every_load_fails() -> None:
-    """An author's tests do not pass the second time."""
+    """The second load fails, too."""
     contract = later()
     for _ in range(2):
         with pytest.raises(FutureWarning, match=WARNED):
@@ -141,7 +141,7 @@ def test_where_warnings_are_errors_every_load_fails() -> None:
 
 
 def test_the_next_version_refuses() -> None:
-    """One readable line, which says who has to be upgraded."""
+    """One line, which says what to upgrade."""
     with pytest.raises(ContractError) as raised:
         later(version=3, oldest=2, RENAMED_HOOKS={}).check_adapter(Toy, "toy")
     assert (
@@ -167,7 +167,7 @@ def test_an_adapter_of_the_new_version() -> None:
 
 
 def test_an_adapter_of_both_versions() -> None:
-    """Whoever declares both keeps the old name, which both call; both names at once are an error."""
+    """It has the old name, which both versions call; both names at once are an error."""
     both = type("Both", (Toy,), {"contract": range(1, 3)})
     with pytest.warns(FutureWarning, match=WARNED):
         manager = managed(both, later())
@@ -183,7 +183,7 @@ def test_an_adapter_of_both_versions() -> None:
 
 
 def test_an_old_name_without_hookimpl() -> None:
-    """Is caught, as a new one is."""
+    """Is an error, as for a new one."""
 
     class Unmarked(Toy):
         def get_dummy_text(self) -> str:  # type: ignore[override]
@@ -194,7 +194,7 @@ def test_an_old_name_without_hookimpl() -> None:
 
 
 def test_names_that_were_free_in_their_version() -> None:
-    """An old adapter's own method may happen to have the new name, a new one's the old name: they are not called."""
+    """An old adapter's own method may have the new name, a new one's the old name: it is not called."""
 
     class Old(Toy):
         def get_sample_text(self) -> str:
@@ -218,7 +218,7 @@ def test_names_that_were_free_in_their_version() -> None:
 
 
 def test_a_required_hook_is_still_required() -> None:
-    """Under neither name: the error has the new one."""
+    """The error has the new name."""
     lacking = type("Lacking", (Toy,), {OLD: None})
     with pytest.raises(ContractError, match=rf"lacks the required hook\(s\) {NEW}"):
         later().check_adapter(lacking, "toy")
@@ -237,7 +237,7 @@ def test_arguments_are_checked_against_the_new_hook() -> None:
 
 
 def test_a_renamed_static_hook() -> None:
-    """It is asked of the class, by the new name; a plain method is refused under the old one, too."""
+    """It is called on the class, by the new name; a plain method of the old name is refused, too."""
 
     @hookspec(firstresult=True)
     def register_configuration() -> None:
@@ -274,7 +274,7 @@ def test_a_renamed_static_hook() -> None:
 
 
 def test_an_extension_may_wrap_by_the_old_name() -> None:
-    """It surrounds the hook of the new one, and is warned of; its options stay what they were."""
+    """It wraps the hook of the new name, with a warning; its options are kept."""
 
     class Loud:
         @hookimpl(wrapper=True)
@@ -300,18 +300,18 @@ def test_an_extension_may_wrap_by_the_old_name() -> None:
 
 
 def test_what_the_next_version_removes_is_warned_of() -> None:
-    """A hook and an argument that are to go: once by distribution and place, not for the core's own defaults."""
+    """One warning for a hook and one for an argument; none for the core's own defaults."""
 
     @hookspec(
         firstresult=True,
         warn_on_impl_args={"mm_counts": FutureWarning("contract 3 gives mm_sizes instead")},
     )
     def get_dummy_text(mm_counts: dict[str, int], mm_sizes: dict[str, int]) -> None:
-        """With an argument beside the one that is to go."""
+        """With an argument beside the deprecated one."""
 
     @hookspec(firstresult=True, warn_on_impl=FutureWarning("contract 3 will not call this"))
     def compute_logits(hidden_states: Any) -> None:
-        """A hook that is to go."""
+        """A deprecated hook."""
 
     class Logits(Toy):
         @hookimpl

@@ -1,4 +1,4 @@
-"""What importing costs: the front door is light, heavy libraries come in where they are used."""
+"""Importing the package is light; heavy libraries are imported where they are used."""
 
 from __future__ import annotations
 

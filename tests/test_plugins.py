@@ -1,7 +1,8 @@
-"""Discovery and the contract's rules about adapters: every way to get it wrong has its own readable error."""
+"""Discovery and the contract's rules about adapters: every mistake has its own error."""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Generator
@@ -42,7 +43,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """`install(name, source)`: a distribution whose module has that source, as pip would leave it on the path."""
+    """`install(name, source)`: a distribution whose module has that source, as pip installs it."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(name: str, source: str, *, architecture: str = "ToyForCausalLM", attribute: str = "Adapter") -> None:
@@ -76,6 +77,11 @@ def wrapped_by(wrapper: object) -> pluggy.PluginManager:
     return manager
 
 
+def assert_only_frame_of(file: str, error: Exception) -> None:
+    """Check that the traceback in a message has one frame, in that file."""
+    assert re.findall(r'File ".*/(.+?)", line', str(error)) == [file]
+
+
 def test_every_required_hook_is_a_hook() -> None:
     """The lists of required and of static hooks name hooks."""
     assert {*REQUIRED_HOOKS, *STATIC_HOOKS} <= CONTRACT.hooks
@@ -84,13 +90,13 @@ def test_every_required_hook_is_a_hook() -> None:
 STATIC = """
         @staticmethod
         @hookimpl
-        def register_config(): return {answer}
+        def register_config(): return {result}
 """
 
 
-def test_a_static_hook_is_asked_of_the_class(install: Install) -> None:
-    """Before there is a context; a class without the hook answers None."""
-    install("toy", GOOD + STATIC.format(answer="str.upper"))
+def test_a_static_hook_is_called_on_the_class(install: Install) -> None:
+    """Before there is a context; None for a class without the hook."""
+    install("toy", GOOD + STATIC.format(result="str.upper"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
     assert call_static_hook(adapter, "register_config", "toy") is str.upper
     assert call_static_hook(adapter, "register_tokenizer", "toy") is None
@@ -98,15 +104,18 @@ def test_a_static_hook_is_asked_of_the_class(install: Install) -> None:
 
 def test_a_static_hook_that_raises(install: Install) -> None:
     """The error names the distribution and the hook, with the traceback of the plugin."""
-    install("toy", GOOD + STATIC.format(answer="1 / 0"))
+    install("toy", GOOD + STATIC.format(result="1 / 0"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
-    with pytest.raises(BrokenPluginError, match=r"toy: Adapter.register_config failed: ZeroDivisionError(.|\n)*1 / 0"):
+    with pytest.raises(
+        BrokenPluginError, match=r"toy: Adapter.register_config failed: ZeroDivisionError(.|\n)*1 / 0"
+    ) as e:
         call_static_hook(adapter, "register_config", "toy")
+    assert_only_frame_of("toy.py", e.value)
 
 
 def test_a_static_hook_takes_no_arguments(install: Install) -> None:
     """Not even a first one, which a method would call self."""
-    install("toy", GOOD + STATIC.format(answer="str").replace("register_config()", "register_config(path)"))
+    install("toy", GOOD + STATIC.format(result="str").replace("register_config()", "register_config(path)"))
     with pytest.raises(ContractError, match=r"register_config has no argument 'path'; it may take no arguments"):
         find_adapter(["ToyForCausalLM"]).load()
 
@@ -141,7 +150,7 @@ def test_llava_is_found_by_entry_point() -> None:
 
 
 def test_a_good_plugin_loads(install: Install) -> None:
-    """The toy adapter of these tests is right, so that the failures below are the ones meant."""
+    """The toy adapter loads, so that the failures below have the intended cause."""
     install("toy", GOOD)
     manager = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy")
     assert manager.hook.get_supported_mm_limits() == {"image": 2}
@@ -154,16 +163,16 @@ def test_no_plugin_for_a_known_family_names_the_distribution(monkeypatch: pytest
         find_adapter(["ToyForCausalLM"])
 
 
-def test_every_known_family_is_at_home_here() -> None:
+def test_every_known_family_is_served_here() -> None:
     """The advice names the distributions that do serve these architectures."""
-    homes = {entry.architecture: entry.distribution for entry in installed_adapters()}
-    assert {name: homes.get(name) for name in adapters.KNOWN_FAMILIES} == adapters.KNOWN_FAMILIES
+    served = {entry.architecture: entry.distribution for entry in installed_adapters()}
+    assert {name: served.get(name) for name in adapters.KNOWN_FAMILIES} == adapters.KNOWN_FAMILIES
 
 
 def test_no_plugin_for_an_unknown_family() -> None:
     """The error points to writing one."""
-    with pytest.raises(PluginNotFoundError, match=r"serves NobodyKnowsMe; install a plugin for it, or write one"):
-        find_adapter(["NobodyKnowsMe"])
+    with pytest.raises(PluginNotFoundError, match=r"serves UnknownForCausalLM; install a plugin for it, or write one"):
+        find_adapter(["UnknownForCausalLM"])
 
 
 def test_two_claimants(install: Install) -> None:
@@ -178,12 +187,13 @@ def test_two_claimants(install: Install) -> None:
 
 
 def test_a_broken_plugin_breaks_only_its_own_models(install: Install) -> None:
-    """Its traceback is shown when it is asked for; others load."""
+    """The error has its traceback; other plugins load."""
     install("toy", "import no_such_module_anywhere\n")
     with pytest.raises(
         BrokenPluginError, match=r"(?s)toy 1.0 cannot be imported: ModuleNotFoundError.*toy.py.*uninstall"
-    ):
+    ) as raised:
         find_adapter(["ToyForCausalLM"]).load()
+    assert_only_frame_of("toy.py", raised.value)
     assert find_adapter(["LlavaForConditionalGeneration"]).load()
 
 
@@ -247,6 +257,47 @@ def test_misspelt_argument(install: Install) -> None:
         find_adapter(["ToyForCausalLM"]).load()
 
 
+@pytest.mark.parametrize("arguments", ["mm_counts=None", "*, mm_counts"])
+def test_arguments_that_would_never_be_given(install: Install, arguments: str) -> None:
+    """Pluggy passes neither arguments with a default nor keyword-only ones: refused at load."""
+    install("toy", GOOD.replace("get_dummy_text(self, mm_counts)", f"get_dummy_text(self, {arguments})"))
+    with pytest.raises(ContractError, match="get_dummy_text would never be given 'mm_counts', which has a default or"):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_a_broken_plugin_hides_no_shipped_checkpoint(install: Install, tmp_path: Path) -> None:
+    """Checkpoints are found without importing the packages that ship them."""
+    install("toy", GOOD)
+    package = tmp_path / "broken"
+    (package / "tiny").mkdir(parents=True)
+    (package / "__init__.py").write_text("1 / 0\n")
+    (tmp_path / "toy-1.0.dist-info" / "entry_points.txt").write_text(
+        "[corellm.checkpoints]\ntoy-tiny = broken.tiny\ntoy-absent = broken.absent\n"
+    )
+    found = adapters.shipped_checkpoints()
+    assert found["toy-tiny"] == package / "tiny"
+    assert "toy-absent" not in found
+    assert (found["demo"] / "config.json").is_file()
+
+
+def test_properties_of_a_wrapper_are_not_evaluated(install: Install) -> None:
+    """One that raises does not end the load."""
+
+    class Wrapper:
+        @property
+        def state(self) -> str:
+            raise RuntimeError("not connected yet")
+
+        @hookimpl(wrapper=True)
+        def get_supported_mm_limits(self) -> Any:
+            return (yield)
+
+    install("toy", GOOD)
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    manager = build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Wrapper()))
+    assert manager.hook.get_supported_mm_limits() == {"image": 2}
+
+
 def test_wrappers_are_checked_too(install: Install) -> None:
     """An extension's wrapper around a hook that does not exist is refused at load."""
 
@@ -261,7 +312,7 @@ def test_wrappers_are_checked_too(install: Install) -> None:
         build_manager(adapter, context(), distribution="toy", extensions=wrapped_by(Wrapper()))
 
 
-def test_an_extension_must_not_answer_for_the_adapter(install: Install) -> None:
+def test_an_extension_must_not_replace_a_hook(install: Install) -> None:
     """A hook without `wrapper=True` would silently replace the adapter's."""
 
     class Usurper:
@@ -283,17 +334,18 @@ def test_constructor_without_context(install: Install) -> None:
 
 
 def test_constructor_that_raises(install: Install) -> None:
-    """Said as the plugin's fault, with its own frames."""
+    """The error names the plugin and has its frames."""
     install("toy", GOOD.replace("self.context = context", "1 / 0"))
     adapter = find_adapter(["ToyForCausalLM"]).load()
     with pytest.raises(
         BrokenPluginError, match=r"(?s)toy: making the adapter Adapter failed: ZeroDivisionError.*toy.py"
-    ):
+    ) as raised:
         build_manager(adapter, context(), distribution="toy")
+    assert_only_frame_of("toy.py", raised.value)
 
 
 def test_none_falls_through_to_the_default(install: Install) -> None:
-    """An adapter that answers None gets the core's default; one that answers, overrides it."""
+    """Where an adapter returns None, the core's default is called."""
 
     class Default:
         @hookimpl(trylast=True)
@@ -307,7 +359,7 @@ def test_none_falls_through_to_the_default(install: Install) -> None:
 
 
 def test_extension_wrapper_surrounds_the_adapter(install: Install) -> None:
-    """An extension sees the adapter's answer and may change it."""
+    """An extension receives the adapter's return value and may change it."""
 
     class Doubling:
         @hookimpl(wrapper=True)
@@ -322,7 +374,7 @@ def test_extension_wrapper_surrounds_the_adapter(install: Install) -> None:
 
 
 def test_one_manager_per_model(install: Install) -> None:
-    """Two loaded models do not hear each other's adapters."""
+    """Loaded models do not share adapters."""
     install("toy", GOOD)
     adapter = find_adapter(["ToyForCausalLM"]).load()
     first = build_manager(adapter, context(), distribution="toy")

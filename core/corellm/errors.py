@@ -11,16 +11,16 @@
     │   ├── PluginConflictError                two distributions claim the same architecture
     │   ├── BrokenPluginError                  the plugin cannot be imported or built
     │   └── ContractError                      the adapter breaks the contract (version, hook names, types)
-    ├── RequestError                    400    this request is wrong; others are not disturbed
+    ├── RequestError                    400    this request is wrong; others are not affected
     │   ├── InvalidParameterError              a sampling parameter or argument (`param` names it)
     │   ├── PromptError                        empty, unknown token ids, malformed
     │   │   └── PromptTooLongError             can never fit
     │   └── MultiModalError                    has `request_id`, `modality`, `item`, `expected`, `got`
     │       ├── UnsupportedModalityError       the model does not take this modality
     │       ├── ItemLimitError                 more items than allowed
-    │       ├── MediaError                     broken, empty or foreign media
+    │       ├── MediaError                     broken, empty or of an unknown format
     │       │   └── MediaTooLargeError         refused before decoding
-    │       ├── ItemNotCachedError             a uuid came without its media, and they are not known
+    │       ├── ItemNotCachedError             a uuid came without its media, and is not in the cache
     │       ├── EmbeddingInputError            precomputed embeddings of a wrong rank, size or dtype
     │       ├── ProcessorKwargsError           `mm_processor_kwargs` the processor does not know
     │       └── PlaceholderError               the prompt and the items do not match
@@ -34,13 +34,12 @@
     └── EngineDeadError                 503    the engine itself stopped; every waiting client gets this
         └── OtherProcessError                  it is in another process: used after a fork, or pickled
 
-`status` is the HTTP status a server answers with. Messages name the thing, the value and the way out.
+`status` is the HTTP status of a server's response. Messages name the thing, the value and the way out.
 This file imports nothing, so any room may use it.
 """
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 
@@ -99,7 +98,7 @@ class ContractError(PluginError):
 
 
 class RequestError(CorellmError, ValueError):
-    """The request is wrong. Nothing was queued and nobody else was disturbed."""
+    """The request is wrong: it was not queued, and other requests are not affected."""
 
     status = 400
 
@@ -127,7 +126,7 @@ class MultiModalError(RequestError):
         request_id: the request, once it has an id.
         modality: `"image"`, `"video"` or `"audio"`.
         item: index of the item within its modality.
-        expected, got: what was wanted and what came, where that says something.
+        expected, got: what was wanted and what was given, or None.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class MediaTooLargeError(MediaError):
 
 
 class ItemNotCachedError(MultiModalError):
-    """An item came as its uuid alone, and what was made of it before is not in the processor cache: send its data."""
+    """An item came as its uuid alone, and the processor cache does not have its tensors: send its data."""
 
 
 class EmbeddingInputError(MultiModalError):
@@ -193,7 +192,7 @@ class AlreadyExpandedError(PlaceholderError):
 
 
 class RequestFailedError(CorellmError):
-    """The request failed while it ran. Other requests went on undisturbed."""
+    """The request failed while it ran. Other requests are not affected."""
 
 
 class ProcessingError(RequestFailedError):
@@ -209,10 +208,7 @@ class EmbeddingCountError(RequestFailedError):
 
 
 def raised_at(error: BaseException) -> str:
-    """Where an error came from, `package/file.py:line`: what a plugin's author looks for first.
-
-    That is the innermost place in somebody's plugin, and where none is on the way the innermost of all.
-    """
+    """Return where an error was raised, `package/file.py:line`: the innermost frame of a plugin, else the innermost."""
     places: list[tuple[str, int]] = []
     trace = error.__traceback__
     while trace is not None:
@@ -227,19 +223,8 @@ def raised_at(error: BaseException) -> str:
     return f"{'/'.join(path.split('/')[-2:])}:{line}"
 
 
-def own_traceback(error: BaseException) -> str:
-    """The traceback below the frames that load and ask plugins: what a plugin's author needs."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and not frame.filename.endswith(_LOADERS)
-    ]
-    return "".join(traceback.format_list(frames))
-
-
-_LOADERS = ("/corellm/plugins.py", "/corellm/installed_extensions.py")
 _OF_LIBRARIES = frozenset({"corellm", "lib", "lib64", "site-packages"})
-"""Folders of code that is not a plugin's."""
+"""Folders that hold the code of corellm and of libraries."""
 
 
 class EngineDeadError(CorellmError):
@@ -249,4 +234,4 @@ class EngineDeadError(CorellmError):
 
 
 class OtherProcessError(EngineDeadError):
-    """The engine is in another process: it was used after a fork, or was to be pickled."""
+    """The engine is in another process: it was used after a fork, or pickled."""

@@ -1,7 +1,7 @@
 """The contract between corellm and a model family's adapter: the one page an adapter author reads.
 
-An *adapter* is a class whose methods answer the hooks below. It ships in a distribution of its own and is found by an
-entry point in the group `corellm.models`, whose name is the architecture in the checkpoint's `config.json`:
+An *adapter* is a class whose methods implement the hooks below. It ships in a distribution of its own and is found by
+an entry point in the group `corellm.models`, whose name is the architecture in the checkpoint's `config.json`:
 
     [project.entry-points."corellm.models"]
     LlavaForConditionalGeneration = "corellm_llava:Llava"
@@ -18,7 +18,7 @@ entry point in the group `corellm.models`, whose name is the architecture in the
 
 Importing the adapter's module must import neither torch nor transformers: keep those imports inside the hooks.
 
-A hook may take any subset of its arguments, by name. Answering `None` passes the question on to the core's default.
+A hook may take any subset of its arguments, by name. Where it returns `None`, the core's default is called.
 Hooks marked *required* have no default. Hooks run per item, per encoder batch or per load, never per decoded token.
 Whatever a hook raises fails the one request it was called for, or, at load, the load.
 
@@ -59,8 +59,8 @@ OLDEST_CONTRACT_VERSION = 1
 """Adapters written for this version or a later one still load: the version before this one at most."""
 
 RENAMED_HOOKS: Mapping[str, str] = {}
-"""`{old name: new name}` of hooks that this version renames. Adapters of the version before have the old name: it is
-called all the same and warned of, until the next version.
+"""`{old name: new name}` of hooks that this version renames. Those of adapters of the version before are called
+under the old name, with a warning, until the next version.
 
 A hook or an argument that the next version removes stays for this one, with `warn_on_impl` or `warn_on_impl_args` and a
 `FutureWarning` that says what to do instead. An argument is renamed by adding the new one beside it.
@@ -72,7 +72,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _HookimplMarker(Protocol):
-    """What pluggy's marker is, in types: it gives back the function it marks."""
+    """The type of pluggy's marker, which returns the function that it marks."""
 
     @overload
     def __call__(self, function: _F) -> _F: ...
@@ -84,7 +84,7 @@ class _HookimplMarker(Protocol):
 
 
 hookimpl = cast(_HookimplMarker, pluggy.HookimplMarker(PROJECT_NAME))
-"""Marks a method as the answer to the hook of the same name. `hookimpl(wrapper=True)` for extensions' wrappers."""
+"""Marks a method as the implementation of the hook of that name; `hookimpl(wrapper=True)` for extensions' wrappers."""
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
@@ -95,7 +95,7 @@ def _first_result(function: _F) -> _F:
 
 @dataclass
 class ModelContext:
-    """What an adapter may know about the model it is made for."""
+    """The model that an adapter is made for."""
 
     model_path: Path
     """Local directory of the checkpoint."""
@@ -112,10 +112,10 @@ class ModelContext:
     trust_remote_code: bool = False
     """Whether Python code from the checkpoint may run."""
     max_model_len: int | None = None
-    """Longest sequence the engine serves: an item that becomes more tokens need not be decoded. Known before the first
-    item is processed; set by the core."""
+    """Longest sequence the engine serves; set by the core before the first item is processed. An item that becomes more
+    tokens need not be decoded."""
     make_processor: Callable[[], Any] | None = None
-    """How to make `hf_processor`; set by the core from `register_processor`."""
+    """Makes `hf_processor`; set by the core from `register_processor`."""
 
     @cached_property
     def hf_processor(self) -> Any:
@@ -124,14 +124,14 @@ class ModelContext:
         return self.make_processor()
 
     def kwargs_for(self, modality: str) -> dict[str, Any]:
-        """The processor arguments given at start for items of one modality: for all, and in its own group."""
+        """The processor arguments given at start for items of one modality: those for all, and its own group."""
         from corellm.config import kwargs_for
 
         return kwargs_for(modality, self.mm_processor_kwargs)
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The checkpoint's: its processor's, where multimodal ones keep it, else its tokenizer's."""
+        """The checkpoint's chat template: its processor's, else its tokenizer's, else None."""
         for owner in (self.hf_processor, self.tokenizer):
             template = getattr(owner, "chat_template", None)
             if isinstance(template, Mapping):
@@ -143,7 +143,7 @@ class ModelContext:
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """How `load_model` shall load."""
+    """What `load_model` is told."""
 
     model_path: Path
     dtype: torch.dtype
@@ -157,7 +157,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What a conversation becomes: text (or token ids) and the media its placeholders stand for."""
+    """The prompt made of a conversation: text or token ids, and the media of its placeholders."""
 
     prompt: str | list[int]
     mm_data: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -169,16 +169,16 @@ class ChatPrompt:
 
 @_first_result
 def register_config() -> Callable[..., Any] | None:
-    """Give the configuration class or factory, for a checkpoint that transformers can only read by running its code.
+    """Give the configuration class or factory, for a checkpoint that transformers reads only by running its code.
 
-    A static method: it is asked before there is a context.
+    A static method: it is called before there is a context.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
-        takes it; what it makes is a `transformers.PretrainedConfig`, with `get_text_config()`.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, which is given `trust_remote_code=`
+        if it takes it. What it makes is a `transformers.PretrainedConfig`, with `get_text_config()`.
         Default: `transformers.AutoConfig`.
 
-    Example, in full, for it is the only kind of hook that is no plain method:
+    Example, in full, as static hooks need a second decorator:
 
         @staticmethod
         @hookimpl
@@ -192,8 +192,8 @@ def register_tokenizer() -> Callable[..., Any] | None:
     """Give the tokenizer class or factory, where transformers has none. A static method, as `register_config` is.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
-        takes it; what it makes is a `transformers.PreTrainedTokenizerFast` or works like one.
+        A class with `from_pretrained`, or a function of the checkpoint's directory, which is given `trust_remote_code=`
+        if it takes it. What it makes is a `transformers.PreTrainedTokenizerFast` or works like one.
         Default: `transformers.AutoTokenizer`.
     """
 
@@ -206,7 +206,7 @@ def get_supported_mm_limits() -> Mapping[str, int | None] | None:
     """Say which modalities the model takes, and how many items of each per prompt. Required.
 
     Returns:
-        `{modality: most items per prompt, None for any number}`. A modality that is not named is refused.
+        `{modality: most items per prompt, or None for any number}`. Other modalities are refused.
 
     Example:
         `return {"image": None}`
@@ -222,21 +222,21 @@ def refuse_embeddings(modality: str) -> str | None:
 
     Example, for a model that places an image by its grid of patches:
 
-        return "they do not tell the grid of patches"
+        return "they do not have the grid of patches"
     """
 
 
 @_first_result
 def get_mm_max_tokens_per_item(seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
-    """Say how many placeholder tokens one item can become at worst.
+    """State the most placeholder tokens that one item can become.
 
     Args:
         seq_len: the longest sequence the engine serves.
         mm_counts: `{modality: items per prompt}` the operator allows.
 
     Returns:
-        `{modality: tokens}`: an upper bound over every possible item, and what the dummy item reaches.
-        Default: process the dummy inputs and count.
+        `{modality: tokens}`: an upper bound over all items, which the dummy item reaches.
+        Default: the tokens of the processed dummy items.
     """
 
 
@@ -244,7 +244,7 @@ def get_mm_max_tokens_per_item(seq_len: int, mm_counts: Mapping[str, int]) -> Ma
 def get_dummy_text(mm_counts: Mapping[str, int]) -> str | None:
     """Give prompt text with a placeholder for each of `mm_counts` items. Required.
 
-    It is what the Hugging Face processor sees beside an item.
+    The Hugging Face processor is given this text beside an item.
 
     Example:
         `return "<image>" * mm_counts.get("image", 0)`
@@ -257,14 +257,14 @@ def get_dummy_mm_data(
 ) -> Mapping[str, Any] | None:
     """Give media that become the most placeholder tokens possible. Required.
 
-    By them the encoder is checked at load and memory is planned.
+    The profile run at load encodes them, and memory is planned by it.
 
     Args:
         seq_len: the longest sequence the engine serves.
         mm_counts: how many items of each modality to give.
-        mm_options: the sizes that the operator plans for: give no larger dummies. For example
+        mm_options: the sizes that the operator plans for, which dummies must not exceed. For example
             `{"image": {"width": 1024, "height": 1024}, "video": {"num_frames": 8}, "audio": {"length": 16000}}`, the
-            length in samples; modalities and keys may be missing. A family that resizes all items has no use for it.
+            length in samples; modalities and keys may be missing. A family that resizes all items need not take it.
 
     Returns:
         What a user would pass as `multi_modal_data`. See `dummy_images`, `dummy_videos` and `dummy_audios` of
@@ -280,19 +280,19 @@ def register_processor() -> Callable[..., Any] | None:
     """Give the processor class or factory, where the hub has none or the hub's does not work.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory, told `trust_remote_code=` if it
-        takes it; what it makes is called like a Hugging Face processor:
+        A class with `from_pretrained`, or a function of the checkpoint's directory, which is given `trust_remote_code=`
+        if it takes it. What it makes is called like a Hugging Face processor:
         `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`. Default: `transformers.AutoProcessor`.
     """
 
 
 @_first_result
 def get_data_parser() -> DataParser | None:
-    """Say how raw media become items: what forms they may have, the sampling rate of sounds.
+    """Give the parser that turns raw media into items: which forms they may have, and the sampling rate of audio.
 
     Returns:
         A `corellm.multimodal.DataParser` or a subclass of it; the core gives it the operator's limits. Default: the
-        core's.
+        core's own.
     """
 
 
@@ -300,12 +300,12 @@ def get_data_parser() -> DataParser | None:
 def get_mm_kwargs_names(modality: str) -> Collection[str] | None:
     """Name the processor arguments that items of one modality depend on.
 
-    An argument that is named for other modalities only is kept from this one: items need not be processed again when it
-    changes. Without an answer every item gets all arguments, and depends on all.
+    An argument that is named for other modalities only is not given to this one, whose items are not processed again
+    when it changes. If the names are not known, every item gets all arguments and depends on all of them.
 
     Returns:
         The names, as users write them in `mm_processor_kwargs`; None where they are not known.
-        Default: what the Hugging Face processor declares, unless the adapter answers `call_hf_processor` itself.
+        Default: those that the Hugging Face processor declares, unless the adapter implements `call_hf_processor`.
 
     Example:
         `return {"image": ["size"], "video": ["size", "fps"]}[modality]`
@@ -316,19 +316,19 @@ def get_mm_kwargs_names(modality: str) -> Collection[str] | None:
 def call_hf_processor(
     prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Turn ONE item into tensors. Items do not know of each other: that they are processed alone is the contract.
+    """Turn ONE item into tensors; they must not depend on the other items of the request.
 
     Args:
         prompt: `get_dummy_text` for this one item.
         mm_data: `{modality: [item]}` with a single parsed item: a `PIL.Image` in RGB, a `corellm.multimodal.Video`, or
             samples `[num_samples]` float32 at the model's rate.
-        mm_kwargs: processor arguments, the request's laid over the operator's; of this item's modality only (see
-            `get_mm_kwargs_names`).
+        mm_kwargs: processor arguments of this item's modality (see `get_mm_kwargs_names`); the request's override the
+            operator's.
 
     Returns:
         The processor's `BatchFeature` with torch tensors. Text keys such as `input_ids` are ignored.
-        Default: calls `context.hf_processor`, after refusing arguments it does not know; without the text, where the
-        processor's class leaves `ProcessorMixin.__call__` as it is, for there text changes no tensor.
+        Default: calls `context.hf_processor`, after refusing arguments that it does not know. The text is left out if
+        the processor's class does not override `ProcessorMixin.__call__`: then text changes no tensor.
     """
 
 
@@ -336,11 +336,11 @@ def call_hf_processor(
 def get_mm_fields_config(
     hf_inputs: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
 ) -> Mapping[str, MultiModalFieldConfig] | None:
-    """Say how each tensor of `call_hf_processor` divides into items. Required.
+    """State how each tensor of `call_hf_processor` divides into items. Required.
 
     Returns:
         `{tensor name: MultiModalFieldConfig.batched(modality) / flat / flat_from_sizes / shared}`. A tensor that is
-        not named is an error, not dropped.
+        not named is an error.
 
     Example:
         `return {"pixel_values": MultiModalFieldConfig.batched("image")}`
@@ -353,13 +353,13 @@ def get_prompt_updates(
     mm_kwargs: Mapping[str, Any],
     out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]],
 ) -> Sequence[PromptUpdate] | None:
-    """Say how each item's placeholder gets into the prompt. Required.
+    """State how each item's placeholder gets into the prompt. Required.
 
     Args:
-        mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the row count of a precomputed embedding
-            and None for an image. An item that came as its uuid alone has no media (`is_stored`): use its tensors.
-        mm_kwargs: processor arguments. Where modalities have arguments of their own, this is asked once for each, and
-            of the answer the updates for that modality count.
+        mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the number of precomputed embeddings, None
+            for an image. An item that came as its uuid alone has no media (`is_stored`): use its tensors.
+        mm_kwargs: processor arguments. If modalities have different ones, the hook is called once for each modality,
+            and the updates for other modalities are dropped.
         out_mm_kwargs: `{modality: [the item's tensors]}`, e.g. `out_mm_kwargs["image"][i]["pixel_values"].data`.
 
     Returns:
@@ -369,20 +369,21 @@ def get_prompt_updates(
 
 @_first_result
 def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int] | None:
-    """Do to a prompt's tokens what the Hugging Face processor does beside placing items.
+    """Change a prompt's tokens as the Hugging Face processor does, apart from expanding placeholders.
 
     Args:
         token_ids: the prompt with unexpanded placeholders, the tokenizer's own special tokens included.
-        mm_counts: `{modality: items}` of this prompt; empty for text alone. Chameleon appends a token to every prompt,
-            Fuyu only to one with an image.
+        mm_counts: `{modality: items}` of this prompt; empty for text alone.
 
     Default: unchanged.
+
+    Example: Chameleon appends a token to every prompt, Fuyu only to one with an image.
     """
 
 
 @_first_result
 def get_placeholder_str(modality: str, index: int) -> str | None:
-    r"""Say what a chat message's media part becomes in the prompt text, where the checkpoint has no chat template.
+    r"""Give the prompt text of a chat message's media part, for checkpoints without a chat template.
 
     Args:
         modality: of the part.
@@ -406,10 +407,10 @@ def make_context(
 
     Args:
         messages: `{"role": ..., "content": text or parts}`; media parts are `{"type": modality, modality: media}`.
-        max_window_size: most tokens the prompt may take; older turns may be left out to keep to it.
+        max_window_size: most tokens of the prompt; older turns may be left out to keep to it.
         add_generation_prompt: whether to end with the start of the assistant's turn.
-        chat_template: the operator's, else the checkpoint's, or None. A family whose own form is only for want of one
-            answers None where there is one.
+        chat_template: the operator's, else the checkpoint's, or None. A family whose own form is only a fallback
+            returns None if there is one.
         tools, chat_template_kwargs: for the template; None and empty where there is no template.
 
     Default: the chat template, if there is one; else `get_placeholder_str`.
@@ -421,12 +422,12 @@ def make_context(
 
 @_first_result
 def load_model(load_config: LoadConfig) -> nn.Module | None:
-    """Give the model with its weights loaded, in evaluation mode.
+    """Give the model, with its weights, in evaluation mode.
 
-    Default: the transformers class the checkpoint's `architectures` names, else the one transformers has for its kind
-    of configuration, with the text decoder on `load_config.attn_implementation`; every weight of the checkpoint must
-    find its place. `load_config.load_format="dummy"` wants random weights, and no file of weights read. The
-    configuration is the context's, which the operator may have changed (`hf_overrides`).
+    Default: the transformers class that the checkpoint's `architectures` names, else the one transformers has for its
+    class of configuration, with the text decoder on `load_config.attn_implementation`; every weight of the checkpoint
+    must belong to the model. With `load_config.load_format="dummy"` weights are random and no file of weights is read.
+    The configuration is the context's, which the operator may have changed (`hf_overrides`).
 
     Example, for an architecture that transformers knows by another name:
 
@@ -442,7 +443,7 @@ def load_model(load_config: LoadConfig) -> nn.Module | None:
 
 @_first_result
 def get_language_model(model: Any) -> nn.Module | None:
-    """Give the text decoder inside the model: called with `inputs_embeds` and `position_ids`, gives hidden states.
+    """Give the text decoder inside the model, which turns `inputs_embeds` and `position_ids` into hidden states.
 
     Default: `model.get_decoder()`.
     """
@@ -455,26 +456,26 @@ def get_multimodal_embeddings(
     """Embed items: run the vision tower and projector, the audio encoder, ... Required.
 
     Args:
-        model: what `load_model` gave.
+        model: the result of `load_model`.
         modality: of all these items.
-        mm_kwargs: the items' tensors, joined again as `get_mm_fields_config` says, on the model's device and (floating
-            ones) in its dtype.
+        mm_kwargs: the items' tensors, joined as `get_mm_fields_config` states, on the model's device and (floating
+            point ones) in its dtype.
 
     Returns:
-        A tensor `[items, tokens, hidden_size]`, or one `[tokens, hidden_size]` per item. Each item's rows must equal
-        its placeholder's `num_embeds`. Where `get_multimodal_embedding_width` is answered, rows are that wide.
+        A tensor `[items, tokens, hidden_size]`, or one `[tokens, hidden_size]` per item. An item has as many embeddings
+        as its placeholder's `num_embeds`. `get_multimodal_embedding_width` may give another width.
     """
 
 
 @_first_result
 def get_multimodal_embedding_width(model: Any) -> int | None:
-    """Say how wide a row of `get_multimodal_embeddings` is, where it carries more than its token's embedding.
+    """State the width of `get_multimodal_embeddings`, if it is more than a token's embedding.
 
-    Qwen3-VL's rows carry what its decoder adds to the hidden states of its first layers, too. Rows are kept, divided
-    into chunks and handed on whole: such an adapter's `merge_multimodal_embeddings` takes them apart.
+    Qwen3-VL's also have what its decoder adds to the hidden states of its first layers. The engine stores, chunks and
+    passes on whole embeddings; `merge_multimodal_embeddings` of such an adapter splits them.
 
     Args:
-        model: what `load_model` gave.
+        model: the result of `load_model`.
 
     Returns:
         Columns. Default: the decoder's `hidden_size`.
@@ -486,7 +487,7 @@ def get_input_embeddings(model: Any, input_ids: Tensor) -> Tensor | None:
     """Embed text tokens.
 
     Args:
-        model: what `load_model` gave.
+        model: the result of `load_model`.
         input_ids: `[num_tokens]`.
 
     Returns:
@@ -501,14 +502,14 @@ def merge_multimodal_embeddings(
     """Put item embeddings into the text embeddings of one step's flat batch.
 
     Args:
-        inputs_embeds: `[num_tokens, hidden_size]`, owned by this call: it may be written to.
-        multimodal_embeddings: `[num_multimodal, hidden_size]`, in the order of their positions; as wide as
-            `get_multimodal_embedding_width` says, where that is answered.
+        inputs_embeds: `[num_tokens, hidden_size]`; may be written to.
+        multimodal_embeddings: `[num_multimodal, hidden_size]`, in the order of their positions; of the width that
+            `get_multimodal_embedding_width` gives.
         is_multimodal: `[num_tokens]`, bool, with exactly `num_multimodal` ones.
 
     Returns:
         The merged embeddings, or `(merged, keyword arguments for this step's forward pass)`.
-        Default: `corellm.multimodal.write_rows`, a masked write that refuses any other number of rows.
+        Default: `corellm.multimodal.write_rows`, a masked write that refuses any other number of embeddings.
     """
 
 
@@ -517,7 +518,7 @@ def compute_logits(model: Any, hidden_states: Tensor) -> Tensor | None:
     """Give the logits of the sampled positions.
 
     Args:
-        model: what `load_model` gave.
+        model: the result of `load_model`.
         hidden_states: `[num_sampled, hidden_size]`.
 
     Returns:
@@ -529,10 +530,10 @@ def compute_logits(model: Any, hidden_states: Tensor) -> Tensor | None:
 def get_rope_positions(
     model: Any, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
 ) -> tuple[Tensor, int] | None:
-    """Give the position of every prompt token, and what to add after the prompt. Asked for prompts with items only.
+    """Give the position of every prompt token, and the offset of generated ones. Called for prompts with items only.
 
     Args:
-        model: what `load_model` gave.
+        model: the result of `load_model`.
         token_ids: the prompt, placeholders expanded.
         mm_features: its items, by placeholder offset.
 
@@ -553,4 +554,4 @@ REQUIRED_HOOKS = (
 """Hooks without a default: an adapter that lacks one is refused at load."""
 
 STATIC_HOOKS = ("register_config", "register_tokenizer")
-"""Hooks that are asked of the adapter's class, before it is made."""
+"""Hooks that are called on the adapter's class, before it is made."""

@@ -1,8 +1,8 @@
 """Keeps the plugins' wheels as they are now: `python -m tests.compat.keep_wheels`.
 
-They go to `wheels/VERSION/`, by corellm's version, with an index. Later versions of the core are tried with them. The
-demo models that some wheels ship are left out: they are large, and checkpoints are no part of the contract. To be run
-when a version is released; a version that was kept is not kept again unless `--again` says so.
+They go to `wheels/VERSION/`, by corellm's version, with an index. Later versions of the core are tested with them. The
+demo models that some wheels ship are left out: they are large, and not part of the contract. Run it at each release;
+`--again` replaces the wheels of a version.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
     again = parser.parse_args().again
     out = KEPT / corellm.__version__
     if out.exists() and not again:
-        sys.exit(f"{out} exists; its wheels are what people may have installed. --again replaces them")
+        sys.exit(f"{out} exists; its wheels may be installed by users. --again replaces them")
     shutil.rmtree(out, ignore_errors=True)
     keep(out)
 

@@ -1,8 +1,8 @@
 """Wheels of plugins as they were kept when a version was released, used with the core of this checkout.
 
-Each set has an environment of its own, with the wheels' contents, what they ask for, and this core; the checkout's
-plugins are not in it. A set whose contract version is no longer spoken goes. The way there is tried beforehand: a later
-core is made of this one by renaming a hook.
+Each set has an environment of its own, with the wheels' contents, their dependencies and this core; the checkout's
+plugins are not in it. A set is deleted once its contract version is no longer supported. Later cores are made of this
+one by renaming a hook.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Kept:
     environment: Environment
 
     def use(self, *options: str | Path) -> tuple[dict[str, Any], str]:
-        """What `use_plugins` says of each architecture, and what came on standard error."""
-        answers, _, warned = self.environment.python(HERE / "use_plugins.py", *options).partition("\n")
-        return json.loads(answers), warned
+        """Return what `use_plugins` prints of each architecture, and standard error."""
+        results, _, warned = self.environment.python(HERE / "use_plugins.py", *options).partition("\n")
+        return json.loads(results), warned
 
     @cached_property
-    def answers(self) -> dict[str, Any]:
-        """What all of them answer."""
+    def results(self) -> dict[str, Any]:
+        """The results of all architectures."""
         return self.use()[0]
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Kept]:
-    """`kept(folder)`: the set in a folder, made ready once."""
+    """`kept(folder)`: the set in a folder, unpacked once."""
 
     @cache
     def make(folder: Path) -> Kept:
@@ -90,20 +90,20 @@ def later_core(where: Path, *, oldest: int) -> Path:
 
 
 def test_the_index_is_of_these_wheels() -> None:
-    """Nobody has replaced, lost or added one."""
+    """No wheel was replaced, lost or added."""
     for folder in SETS:
         hashes = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in folder.glob("*.whl")}
         assert json.loads((folder / "index.json").read_text(encoding="utf-8"))["sha256"] == hashes, folder
 
 
 @pytest.mark.parametrize("folder", SETS, ids=lambda folder: folder.name)
-def test_kept_wheels_answer(kept: Callable[[Path], Kept], folder: Path) -> None:
-    """Every architecture of every wheel is loaded from a tiny checkpoint and answers about each kind of item."""
-    answers, environment = kept(folder).answers, kept(folder).environment
-    for architecture, answer in answers.items():
-        assert answer.get("tokens"), (architecture, answer)
-        assert Path(answer["file"]).is_relative_to(environment.root), answer
-    assert {answer["distribution"] for answer in answers.values()} == set(find_wheels(folder))
+def test_kept_wheels_run(kept: Callable[[Path], Kept], folder: Path) -> None:
+    """Every architecture of every wheel loads a tiny checkpoint and gives tokens for an item of each modality."""
+    results, environment = kept(folder).results, kept(folder).environment
+    for architecture, result in results.items():
+        assert result.get("tokens"), (architecture, result)
+        assert Path(result["file"]).is_relative_to(environment.root), result
+    assert {result["distribution"] for result in results.values()} == set(find_wheels(folder))
 
 
 def test_a_kept_wheel_keeps_the_contract(newest: Kept) -> None:
@@ -113,29 +113,29 @@ def test_a_kept_wheel_keeps_the_contract(newest: Kept) -> None:
 
 
 def test_a_later_core_takes_it_with_a_warning(newest: Kept, tmp_path: Path) -> None:
-    """While its contract version is still spoken: the answer is the same, and one warning says what to do."""
+    """While its contract version is supported: the tokens are the same, and one warning says what to do."""
     core = later_core(tmp_path / "core", oldest=CONTRACT_VERSION)
-    answers, warned = newest.use("--only", "corellm-llava", "--first", core)
-    assert answers == {LLAVA: newest.answers[LLAVA]}
+    results, warned = newest.use("--only", "corellm-llava", "--first", core)
+    assert results == {LLAVA: newest.results[LLAVA]}
     said = f"Llava.get_dummy_text: get_sample_text is this hook's name since contract {CONTRACT_VERSION + 1}"
     assert warned.count(f"FutureWarning: corellm-llava: {said}") == 1, warned
 
 
 def test_the_core_after_that_refuses_it(newest: Kept, tmp_path: Path) -> None:
-    """In one line, which says what is to be upgraded."""
+    """In one line, which says what to upgrade."""
     core = later_core(tmp_path / "core", oldest=CONTRACT_VERSION + 1)
-    answers, _ = newest.use("--only", "corellm-llava", "--first", core)
-    assert answers[LLAVA]["error"] == (
+    results, _ = newest.use("--only", "corellm-llava", "--first", core)
+    assert results[LLAVA]["error"] == (
         f"ContractError: corellm-llava speaks contract {CONTRACT_VERSION}, this corellm speaks {CONTRACT_VERSION + 1}; "
         f"upgrade the plugin: pip install -U corellm-llava"
     )
 
 
 def test_a_wheel_from_the_future_is_refused(newest: Kept, tmp_path: Path) -> None:
-    """One whose adapter speaks contract 99: so this core does look at what a wheel says."""
+    """Its adapter declares contract 99."""
     for entry in newest.environment.site_packages.glob("corellm_llava*"):
         shutil.copytree(entry, tmp_path / entry.name)
     edit(tmp_path / "corellm_llava" / "__init__.py", (r"contract = \d+", "contract = 99"))
-    answers, _ = newest.use("--only", "corellm-llava", "--first", tmp_path)
+    results, _ = newest.use("--only", "corellm-llava", "--first", tmp_path)
     refused = r"ContractError: corellm-llava speaks contract 99, this corellm speaks .*; upgrade corellm"
-    assert re.fullmatch(refused, answers[LLAVA]["error"])
+    assert re.fullmatch(refused, results[LLAVA]["error"])

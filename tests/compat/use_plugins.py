@@ -1,7 +1,7 @@
-"""Uses every installed plugin: makes its tiny checkpoint, loads it, asks about an item of each modality it takes.
+"""Uses every installed plugin: makes its tiny checkpoint, loads it, and generates from an item of each modality.
 
-A program for an environment of its own, where no test is. Prints a JSON object: for each architecture its distribution,
-the file its adapter came from, and the tokens answered or the error.
+A program for an environment without the tests. Prints a JSON object: for each architecture its distribution, the file
+of its adapter, and the tokens or the error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from PIL import Image
 
 
-def ask(entry: Any, path: Path) -> list[int]:
-    """Make the tiny checkpoint of an adapter, load it, and give the tokens it answers."""
+def use(entry: Any, path: Path) -> list[int]:
+    """Make the tiny checkpoint of an adapter, load it, and return its output tokens."""
     from corellm import LLM, SamplingParams
 
     make = importlib.import_module(f"{entry.entry_point.module}.tiny").make_tiny_checkpoint
@@ -42,9 +42,11 @@ def ask(entry: Any, path: Path) -> list[int]:
 
 
 def main() -> None:
-    """Print what became of each."""
+    """Print the result of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", action="append", default=[], help="folder whose packages go before those installed")
+    parser.add_argument(
+        "--first", action="append", default=[], help="folder whose packages have priority over installed ones"
+    )
     parser.add_argument("--only", help="distribution to use")
     args = parser.parse_args()
     sys.path[:0] = args.first
@@ -59,7 +61,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 result["file"] = inspect.getfile(entry.load())
-                result["tokens"] = ask(entry, Path(folder))
+                result["tokens"] = use(entry, Path(folder))
             except CorellmError as error:
                 result["error"] = f"{type(error).__name__}: {error}"
         found[entry.architecture] = result

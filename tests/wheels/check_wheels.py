@@ -1,4 +1,4 @@
-"""Builds every wheel and uses each plugin's from outside the checkout, in a clean environment with what it asks for.
+"""Builds every wheel and uses each plugin's outside the checkout, in a clean environment with its dependencies.
 
 A program, not a pytest file: it takes a minute and needs environments of its own.
 """
@@ -28,18 +28,18 @@ def expect(text: str, output: str) -> None:
 
 
 def make_media(where: Path) -> None:
-    """Write `image.png`, `clip.mp4` and `sound.wav`: noise."""
+    """Write `image.png`, `video.mp4` and `audio.wav`: noise."""
     noise = np.random.default_rng(0).integers(0, 256, (8, 64, 96, 3), dtype=np.uint8)
     Image.fromarray(noise[0]).save(where / "image.png")
-    with av.open(where / "clip.mp4", "w") as clip:
-        stream = clip.add_stream("mpeg4", rate=8)
+    with av.open(where / "video.mp4", "w") as container:
+        stream = container.add_stream("mpeg4", rate=8)
         stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
         for frame in noise:
-            clip.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        clip.mux(stream.encode(None))
-    with wave.open(str(where / "sound.wav"), "wb") as sound:
-        sound.setparams((1, 2, 8000, 8000, "NONE", ""))
-        sound.writeframes(noise.tobytes()[:16000])
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
+    with wave.open(str(where / "audio.wav"), "wb") as audio:
+        audio.setparams((1, 2, 8000, 8000, "NONE", ""))
+        audio.writeframes(noise.tobytes()[:16000])
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -47,11 +47,11 @@ def make_media(where: Path) -> None:
 
 @dataclass(frozen=True)
 class Model:
-    """What proves that an architecture runs: a tiny checkpoint and a file to ask about."""
+    """An architecture's tiny checkpoint, and a file for its prompt."""
 
     architecture: str
     package: str
-    """Its `tiny` makes the checkpoint, its `contract` says what is tested."""
+    """Its `tiny` makes the checkpoint, its `contract` has the tests."""
     media: str
 
 
@@ -61,18 +61,18 @@ PLUGINS = {
     "corellm-blip2": [Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png")],
     "corellm-qwen-vl": [
         Model("QWenLMHeadModel", "corellm_qwen_vl.original", "image.png"),
-        Model("Qwen2VLForConditionalGeneration", "corellm_qwen_vl", "clip.mp4"),
+        Model("Qwen2VLForConditionalGeneration", "corellm_qwen_vl", "video.mp4"),
     ],
-    "corellm-qwen-audio": [Model("Qwen2AudioForConditionalGeneration", "corellm_qwen_audio", "sound.wav")],
+    "corellm-qwen-audio": [Model("Qwen2AudioForConditionalGeneration", "corellm_qwen_audio", "audio.wav")],
 }
 EXAMPLE = "corellm-patchtalker"
 """The plugin in `examples/`, which corellm does not know by name."""
 
 
 def check_alone(plugin: str, work: Path, wheels: Wheels) -> None:
-    """With no other plugin installed: its checkpoints answer, it keeps the contract, and can be copied.
+    """Check a plugin with no other installed: its checkpoints run, it keeps the contract, and can be copied.
 
-    Without it: the error names what to install.
+    Once it is uninstalled, the error names what to install.
     """
     environment = installed(work / plugin, [plugin, "corellm[testing]"], wheels)
     listed = environment.corellm("plugins")
@@ -91,13 +91,13 @@ def check_alone(plugin: str, work: Path, wheels: Wheels) -> None:
 
 
 def keeps_contract(environment: Environment, package: str) -> str:
-    """Run the contract of a package from its wheel; gives pytest's last line."""
+    """Run the contract of a package from its wheel; return pytest's last line."""
     output = environment.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", f"{package}.contract")
     return output.strip().splitlines()[-1]
 
 
 def check_copy(environment: Environment, work: Path) -> None:
-    """A new author's walk: `new-plugin`, install it, and its tests pass unedited."""
+    """Check that `new-plugin` writes a plugin that installs and whose tests pass unedited."""
     environment.corellm("new-plugin", "toyvl", "--like", "llava")
     folder, out = environment.root / "corellm-toyvl", work / "toyvl-dist"
     environment.pip("install", "--no-index", "--no-deps", *build_wheels(out, [folder]).values())
@@ -106,10 +106,10 @@ def check_copy(environment: Environment, work: Path) -> None:
 
 
 def check_without_extras(environment: Environment, work: Path) -> None:
-    """A plugin for images brings nothing for clips and sounds; asked for one, the error names what to install."""
+    """Check that a plugin for images installs nothing for video and audio, and that the error names what to install."""
     for module in ("av", "soundfile", "soxr", "librosa"):
         expect(f"No module named '{module}'", environment.python("-c", f"import {module}", status=1))
-    for media, extra in (("clip.mp4", "corellm[video]"), ("sound.wav", "corellm[audio]")):
+    for media, extra in (("video.mp4", "corellm[video]"), ("audio.wav", "corellm[audio]")):
         output = environment.corellm("run", "checkpoint", work / media, "What is this?", status=1)
         expect(f"pip install '{extra}'", output)
         if "Traceback" in output:
@@ -117,7 +117,7 @@ def check_without_extras(environment: Environment, work: Path) -> None:
 
 
 def check_example(work: Path, wheels: Wheels) -> None:
-    """The example, with what it asks for to be tested: its contract runs from the wheel, and it can be copied."""
+    """Check the example with its extra `test`: its contract runs from the wheel, and it can be copied."""
     environment = installed(work / EXAMPLE, [f"{EXAMPLE}[test]"], wheels)
     expect("PatchTalkerForCausalLM", environment.corellm("plugins"))
     print(f"{EXAMPLE} alone: {keeps_contract(environment, 'corellm_patchtalker')}", flush=True)
@@ -131,17 +131,17 @@ def check_example(work: Path, wheels: Wheels) -> None:
 
 
 def check_together(work: Path, wheels: Wheels) -> None:
-    """All installed, ours from the environment and not from the checkout; the demo models answer."""
+    """Check all plugins together, installed from wheels and not from the checkout; the demo models run."""
     environment = installed(work / "together", wheels, wheels)
     location = environment.python("-c", "import corellm; print(corellm.__file__)")
     expect(str(environment.root), location)
-    for model, media in (("demo", ROOT / "demo/images/407.png"), ("demo-video", work / "clip.mp4")):
+    for model, media in (("demo", ROOT / "demo/images/407.png"), ("demo-video", work / "video.mp4")):
         print(f"corellm run {model}:", environment.corellm("run", model, media, "Describe it.").strip(), flush=True)
 
 
 def main() -> None:
     """Build, install, use, uninstall."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # checks run side by side
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # checks run in parallel
     with tempfile.TemporaryDirectory(prefix="corellm-wheels-") as name:
         work = Path(name)
         wheels = build_wheels(work / "dist", [ROOT, *plugin_projects(), ROOT / "examples/plugin-template"])

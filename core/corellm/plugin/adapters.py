@@ -1,6 +1,6 @@
 """Which installed distribution serves which architecture.
 
-Knows entry points; what an adapter must be like is in `contract`. `corellm plugins` prints what is found here.
+Knows entry points; what an adapter must be like is in `contract`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError, own_traceback
+from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
 from corellm.plugin.contract import CONTRACT
+from corellm.plugin.tracebacks import own_traceback
 
 MODELS_GROUP = "corellm.models"
 CHECKPOINTS_GROUP = "corellm.checkpoints"
@@ -29,12 +30,12 @@ KNOWN_FAMILIES = {
     "Qwen3VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2AudioForConditionalGeneration": "corellm-qwen-audio",
 }
-"""Distributions that this project publishes, by architecture: only for the advice in an error message."""
+"""`{architecture: distribution}` that this project publishes, for the advice in an error message."""
 
 
 @dataclass(frozen=True)
 class AdapterEntry:
-    """One claim of an installed distribution to serve an architecture."""
+    """The claim of an installed distribution to serve an architecture."""
 
     architecture: str
     distribution: str
@@ -87,13 +88,13 @@ def find_adapter(
     """Choose the adapter for a checkpoint.
 
     Args:
-        architectures: of the checkpoint's `config.json`.
-        adapter: distribution to take, where several claim the architecture.
+        architectures: those that the checkpoint's `config.json` names.
+        adapter: distribution to take, if several claim the architecture.
         installed: claims to choose from; None for those installed.
 
     Raises:
-        PluginNotFoundError: none serves it; names the distribution to install where it is known.
-        PluginConflictError: several do and `adapter` does not choose.
+        PluginNotFoundError: no plugin serves it; names the distribution to install, if it is known.
+        PluginConflictError: several do, and `adapter` is None.
     """
     entries = installed_adapters() if installed is None else list(installed)
     claims = [entry for entry in entries if entry.architecture in architectures]
@@ -135,12 +136,13 @@ def _not_found_message(wanted: str, architectures: Sequence[str], entries: Seque
 
 
 def shipped_checkpoints() -> dict[str, Path]:
-    """Checkpoints that installed distributions ship: `{name: directory}`, e.g. `demo`. The packages are not imported
-    beyond what finding their directory takes.
-    """
+    """Checkpoints that installed distributions ship: `{name: directory}`, e.g. `demo`; nothing is imported."""
     found: dict[str, Path] = {}
     for entry in entry_points(group=CHECKPOINTS_GROUP):
-        spec = importlib.util.find_spec(entry.value)
+        package, *folders = entry.value.split(".")
+        spec = importlib.util.find_spec(package)
         for location in (spec.submodule_search_locations or ()) if spec is not None else ():
-            found.setdefault(entry.name, Path(location))
+            directory = Path(location, *folders)
+            if directory.is_dir():
+                found.setdefault(entry.name, directory)
     return found

@@ -1,7 +1,7 @@
 """The contract that adapters keep: the versions this corellm understands, and what an adapter class must be like.
 
-Knows what `hookspecs` states, and how an adapter of the version before is understood: a hook that was renamed is
-called under its old name for one version, with a warning. Does not know distributions' metadata.
+Knows what `hookspecs` states, and how adapters of the version before are called: a renamed hook keeps its old name for
+one version, with a warning. Does not know distributions' metadata.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pluggy
 from corellm import hookspecs
 from corellm.errors import ContractError
 from corellm.hookspecs import PROJECT_NAME
-from corellm.plugin.hookset import HookSet, is_static, marker, method_arguments
+from corellm.plugin.hookset import HookSet, is_static, marker, method_parameters
 
 
 class Contract:
@@ -28,7 +28,7 @@ class Contract:
 
     Attributes:
         version: the newest contract version understood.
-        supported: all that are.
+        supported: all versions understood.
         hooks: the names of the hooks.
     """
 
@@ -50,7 +50,7 @@ class Contract:
     # --- adapters -----------------------------------------------------------------------------------------------------
 
     def check_adapter(self, adapter: type[Any], distribution: str) -> None:
-        """Check an adapter class as far as that goes without a model; warn of what the next version will refuse.
+        """Check an adapter class; warn of what the next version will refuse.
 
         Raises:
             ContractError: unsupported version, a hook without `@hookimpl`, an unknown hook or argument, or a required
@@ -64,23 +64,23 @@ class Contract:
                 + ("upgrade corellm" if newer else f"upgrade the plugin: pip install -U {distribution}")
             )
         where = f"{distribution}: {adapter.__qualname__}"
-        answered = self._check_methods(adapter, versions, where)
+        implemented = self._check_methods(adapter, versions, where)
         try:
             inspect.signature(adapter).bind("the context")
         except TypeError as error:
             raise ContractError(f"{where} must be made from one argument, __init__(self, context)") from error
-        for name in answered:
+        for name in implemented:
             self.warn_of(adapter, name, f"{where}.{name}")
 
     def _check_methods(self, adapter: type[Any], versions: range, where: str) -> list[str]:
-        """Check the methods, and give the names of those that are hooks."""
+        """Check the methods; return the names of those that implement hooks."""
         old_names = self._renamed if versions[0] < self.version else {}
-        # an adapter of older versions only may have a method of its own with a name that is new
+        # in an adapter of older versions only, a method with a new name is its own
         names = self.hooks if self.version in versions else self.hooks - set(self._renamed.values())
         methods = [name for name, _ in inspect.getmembers(adapter, inspect.isroutine)]
-        answered = [name for name in methods if marker(adapter, name) is not None]
+        implemented = [name for name in methods if marker(adapter, name) is not None]
         for name in methods:
-            if name not in answered and name not in names | old_names.keys():
+            if name not in implemented and name not in names | old_names.keys():
                 continue
             problem = self._hookset.find_problem(adapter, name)
             if problem is not None:
@@ -89,33 +89,33 @@ class Contract:
                 raise ContractError(
                     f"{where}.{name}: contract {self.version} calls this hook {self._renamed[name]}; rename the method"
                 )
-            if old_names.get(name) in answered:
+            if old_names.get(name) in implemented:
                 raise ContractError(
                     f"{where} has {name} and {old_names[name]}, the old and the new name of one hook; keep the new one"
                 )
             if old_names.get(name, name) in self._specs.STATIC_HOOKS and not is_static(adapter, name):
                 raise ContractError(f"{where}.{name} must be a @staticmethod: it is called before the adapter is made")
-        given = {old_names.get(name, name) for name in answered}
+        given = {old_names.get(name, name) for name in implemented}
         missing = [name for name in self._specs.REQUIRED_HOOKS if name not in given]
         if missing:
             raise ContractError(f"{where} lacks the required hook(s) {', '.join(missing)}")
-        return answered
+        return implemented
 
     def static_hook(self, adapter: type[Any], hook: str) -> Callable[[], Any] | None:
-        """The method with which an adapter's class answers one of `STATIC_HOOKS`; None where it has none."""
+        """Return the method of an adapter's class that implements one of `STATIC_HOOKS`, or None."""
         names = [hook, *(old for old, new in self._renamed.items() if new == hook)]
         return next((getattr(adapter, n) for n in names if hasattr(adapter, n) and marker(adapter, n)), None)
 
     def check_wrapper(self, wrapper: object, where: str) -> None:
-        """Check an extension's object that wraps hooks; to answer in an adapter's place takes another adapter.
+        """Check an extension's object that wraps an adapter's hooks; it cannot replace them.
 
         Raises:
-            ContractError: a method is no wrapper, or of a hook that is called on the adapter's class, or there is none.
+            ContractError: it has no wrapper, a method is none, or the hook is called on the adapter's class.
         """
-        answered = {name: o for name, _ in inspect.getmembers_static(wrapper) if (o := marker(wrapper, name))}
-        if not answered:
+        wrappers = {name: o for name, _ in inspect.getmembers_static(wrapper) if (o := marker(wrapper, name))}
+        if not wrappers:
             raise ContractError(f"{where}: it wraps nothing: no method has hookimpl(wrapper=True)")
-        for name, options in answered.items():
+        for name, options in wrappers.items():
             hook = self._renamed.get(name, name)
             if hook in self._specs.STATIC_HOOKS:
                 raise ContractError(
@@ -145,13 +145,13 @@ class Contract:
         if options.get("warn_on_impl"):
             self._warn(options["warn_on_impl"], plugin, name, where)
         for argument, warning in (options.get("warn_on_impl_args") or {}).items():
-            if argument in method_arguments(plugin, name):
+            if argument in method_parameters(plugin, name):
                 self._warn(warning, plugin, name, f"{where}, argument {argument!r}")
 
     def _warn(self, warning: Warning, plugin: object, name: str, where: str) -> None:
         """Warn once per process, at the method's place in its source, where its author has to change it.
 
-        Python's own record of what it warned of is lost whenever a filter changes.
+        Python forgets what it warned of whenever a filter changes.
         """
         message = f"{where}: {warning}"
         if message in self._warned:
@@ -159,14 +159,14 @@ class Contract:
         member = getattr(plugin, name)
         code = inspect.unwrap(getattr(member, "__func__", member)).__code__
         warnings.warn_explicit(message, type(warning), code.co_filename, code.co_firstlineno)
-        self._warned.add(message)  # not where warnings are errors: then every load fails
+        self._warned.add(message)  # not reached where warnings are errors: then every load fails
 
 
 class _Manager(pluggy.PluginManager):
     """Registers a method of an old name under the new one, with its options.
 
-    Deprecation is told by `Contract.warn_of`, once and by distribution; pluggy would warn at every load, and of the
-    core's own defaults too.
+    `Contract.warn_of` warns of deprecation, once per distribution; pluggy would warn at every load, and of the core's
+    own defaults.
     """
 
     def __init__(self, project_name: str, renamed: Mapping[str, str]) -> None:
@@ -189,7 +189,7 @@ class _Manager(pluggy.PluginManager):
 
 
 CONTRACT = Contract(hookspecs)
-"""This version's."""
+"""The contract of this version of corellm."""
 
 
 def contract_versions(adapter: Any) -> range:

@@ -5,8 +5,8 @@ An extension is an object (module, class instance) named by an entry point in th
     [project.entry-points."corellm.extensions"]
     my-tracing = "my_package:Tracing"
 
-Its `@hookimpl` methods answer the hooks below; all answers of all extensions count. The core's own attention backends
-come in by this same door. Like adapters, an extension's module must import neither torch nor transformers.
+Its `@hookimpl` methods implement the hooks below. The core's own attention backends are an extension, too. Like an
+adapter's, an extension's module must import neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ def register_attention_backends() -> dict[str, str] | None:
 def register_sampling(device: torch.device) -> Sample | None:
     """Offer a function that chooses tokens on a device: a `corellm.worker.device_sampling.Sample`.
 
-    The first offer is taken. None where it does not run.
+    The first offer is taken. None if it does not run on this device.
     """
 
 
 @_hookspec
 def register_merging(device: torch.device) -> MergeRows | None:
-    """Offer a function that writes items' embeddings into those of text: a `corellm.worker.defaults.MergeRows`.
+    """Offer a function that writes items' embeddings into the text's: a `corellm.worker.defaults.MergeRows`.
 
-    It works for adapters that do not merge themselves. The first offer is taken. None where it does not run.
+    It is used for adapters that do not implement `merge_multimodal_embeddings`. The first offer is taken. None if it
+    does not run on this device.
     """
 
 
 @_hookspec
 def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
-    """Replace layers of a model that was just loaded by faster ones that compute the same.
+    """Replace layers of a loaded model by faster ones that compute the same.
 
     Called once per loaded model, if the operator has not switched it off (`fuse_layers=False`).
 
     Args:
-        model: what the adapter's `load_model` gave, on the device; changed in place.
+        model: the result of the adapter's `load_model`, on the device; changed in place.
         device, dtype: of the model.
 
     Returns:
-        What was replaced, for people: `["32 x LlamaAttention"]`. None, and nothing changed, where it does not apply.
+        What was replaced, for the log: `["32 x LlamaAttention"]`. None if nothing was.
     """
 
 
@@ -73,8 +74,8 @@ def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> l
 def wrap_adapter(context: ModelContext) -> Any:
     """Give an object whose `hookimpl(wrapper=True)` methods surround any of the adapter's hooks, or None.
 
-    Called once per loaded model. A wrapper is a generator: it runs, yields, receives the adapter's answer and returns
-    it or another (see pluggy's documentation). Use it for logging, tracing, token pruning.
+    Called once per loaded model. A wrapper is a generator: it runs, yields, receives the adapter's return value and
+    returns it or another (see pluggy's documentation). Use it for logging, tracing, token pruning.
     """
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pluggy
 
-from corellm.errors import BrokenPluginError, ContractError, PluginError, own_traceback
+from corellm.errors import BrokenPluginError, ContractError, PluginError
 from corellm.hookspecs import PROJECT_NAME
 from corellm.plugin import extension_hooks
 from corellm.plugin.hookset import HookSet, marker
+from corellm.plugin.tracebacks import own_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +38,14 @@ class ExtensionEntry:
 
     @property
     def called(self) -> str:
-        """In messages."""
+        """What messages call it."""
         return f"the extension {self.name!r} of {self.distribution}"
 
     def load(self) -> object:
-        """Import the extension, make it if it is a class, and look at its hooks.
+        """Import the extension, make it if it is a class, and check its hooks.
 
         Raises:
-            BrokenPluginError: that failed; says how to remove it.
+            BrokenPluginError: the import or the constructor raised; says how to remove it.
             ContractError: a hook does not exist, has other arguments, or is a wrapper.
         """
         way_out = f"repair it, or remove it: pip uninstall {self.distribution}"
@@ -66,7 +67,7 @@ class ExtensionEntry:
 def _find_problem(extension: object, name: str) -> str | None:
     """Return what is wrong with a member of an extension, or None."""
     if name not in _HOOKS.names and not hasattr(inspect.getattr_static(extension, name), f"{PROJECT_NAME}_impl"):
-        return None  # its own business; a property is not even evaluated
+        return None  # no hook
     options = marker(extension, name)
     if options is not None and (options["wrapper"] or options["hookwrapper"]):
         return f"{name} is a wrapper; hooks of extensions are not wrapped, those of adapters are (wrap_adapter)"
@@ -74,7 +75,7 @@ def _find_problem(extension: object, name: str) -> str | None:
 
 
 def installed_extensions() -> list[ExtensionEntry]:
-    """Every extension of every installed distribution, by their names; nothing is imported."""
+    """Every extension of every installed distribution, sorted by name; nothing is imported."""
     found: dict[tuple[str, str], ExtensionEntry] = {}
     for entry in entry_points(group=EXTENSIONS_GROUP):
         distribution, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else (entry.value, "?")
@@ -92,11 +93,11 @@ def load_extensions() -> pluggy.PluginManager:
     """
     manager = pluggy.PluginManager(PROJECT_NAME)
     manager.add_hookspecs(extension_hooks)
-    for entry in reversed(installed_extensions()):  # pluggy asks the last one first
+    for entry in reversed(installed_extensions()):  # pluggy calls the last one first
         extension = entry.load()
         try:
             manager.register(extension, name=entry.called)
-        except (ValueError, pluggy.PluginValidationError) as error:  # e.g. it is there already
+        except (ValueError, pluggy.PluginValidationError) as error:  # e.g. it is registered already
             raise ContractError(f"{entry.called}: {' '.join(str(error).split())}") from error
     return manager
 
@@ -109,58 +110,58 @@ def ask_extensions(
     on_failure: Callable[[PluginError], None] | None = None,
     **arguments: Any,
 ) -> Iterator[tuple[str, Any]]:
-    """What extensions answer to a hook: in the order of their distributions' names, `tryfirst` before, `trylast` after.
+    """Call a hook of every extension: by their distributions' names, `tryfirst` before, `trylast` after.
 
     Args:
         hook: its name.
-        expected: whether an answer is what the hook wants.
-        manager: whose extensions; None for those installed.
-        on_failure: called with the error of an extension that fails, to go on with the others; None to raise it.
-        arguments: all that the hook has.
+        expected: whether a result other than None is one that the hook may return.
+        manager: of the extensions; None for those installed.
+        on_failure: called with the error of an extension that fails, before the next one; None to raise it.
+        arguments: all of the hook's.
 
     Yields:
-        What the extension is called, and its answer, if that is not None.
+        What messages call the extension, and its result, if that is not None.
 
     Raises:
         BrokenPluginError: an extension raised an error.
-        ContractError: its answer is not what is expected.
+        ContractError: its result is not what is expected.
     """
     caller: pluggy.HookCaller = getattr((manager or load_extensions()).hook, hook)
     for implementation in reversed(caller.get_hookimpls()):
         name = implementation.plugin_name
-        if name.isdigit():  # registered without one, by somebody of this process
+        if name.isdigit():  # registered without a name
             name = f"the extension {type(implementation.plugin).__qualname__}"
         try:
-            answer = _answer(name, implementation, hook, expected, arguments)
+            result = _call(name, implementation, hook, expected, arguments)
         except PluginError as error:
             if on_failure is None:
                 raise
             on_failure(error)
             continue
-        if answer is not None:
-            yield name, answer
+        if result is not None:
+            yield name, result
 
 
 def first_offer(hook: str, expected: Callable[[Any], bool], **arguments: Any) -> Any:
-    """The first answer to a hook of which one is enough, or None; arguments and errors as of `ask_extensions`."""
-    for name, answer in ask_extensions(hook, expected, **arguments):
+    """Return the first result of a hook, or None; arguments and errors as of `ask_extensions`."""
+    for name, result in ask_extensions(hook, expected, **arguments):
         logger.info("%s: by %s", hook, name)
-        return answer
+        return result
     return None
 
 
-def _answer(
+def _call(
     name: str, implementation: pluggy.HookImpl, hook: str, expected: Callable[[Any], bool], arguments: dict[str, Any]
 ) -> Any:
     try:
-        answer = implementation.function(*(arguments[argument] for argument in implementation.argnames))
+        result = implementation.function(*(arguments[argument] for argument in implementation.argnames))
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's: told by whoever knows what to lower
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which the caller reports
             raise
         raise BrokenPluginError(
             f"{name}: {hook} failed: {type(error).__name__}: {error}\n{own_traceback(error)}repair it, or uninstall it"
         ) from error
-    if answer is not None and not expected(answer):
+    if result is not None and not expected(result):
         wanted = inspect.signature(getattr(extension_hooks, hook)).return_annotation
-        raise ContractError(f"{name}: {hook} must return {wanted}, not {type(answer).__name__} {answer!r:.60}")
-    return answer
+        raise ContractError(f"{name}: {hook} must return {wanted}, not {type(result).__name__} {result!r:.60}")
+    return result

@@ -1,6 +1,6 @@
-"""The hooks that one module specifies, and the checks that every plugin's methods go through.
+"""The hooks that one module specifies, and the checks of every plugin's methods.
 
-Knows names, arguments and `@hookimpl`; does not know what kind of plugin it is or what its hooks do.
+Knows names, arguments and `@hookimpl`; does not know the kind of plugin or what its hooks do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HookSet:
 
     Args:
         specs: the module, whose hooks are marked by pluggy's `HookspecMarker`.
-        old_names: `{old name: name}` of hooks that may still be answered under their old name.
+        old_names: `{old name: name}` of hooks that may still have their old name.
     """
 
     def __init__(self, specs: ModuleType, old_names: Mapping[str, str] | None = None) -> None:
@@ -42,7 +42,7 @@ class HookSet:
         """Return what is wrong with a plugin's method, or None.
 
         Args:
-            plugin: a class, if its instances are going to answer; else the module or object itself.
+            plugin: a class, if its instances get registered; else the module or object itself.
             name: of the method.
         """
         if marker(plugin, name) is None:
@@ -54,18 +54,23 @@ class HookSet:
         if hook not in self.names:
             return f"{name} is no hook{near(name, self.names)}"
         known = self.arguments(hook)
-        for argument in method_arguments(plugin, name):
+        for argument, parameter in method_parameters(plugin, name).items():
             if argument not in known:
                 takes = ", ".join(known) or "no arguments"
                 return f"{name} has no argument {argument!r}{near(argument, known)}; it may take {takes}"
+            if parameter.default is not parameter.empty or parameter.kind is parameter.KEYWORD_ONLY:
+                return (
+                    f"{name} would never be given {argument!r}, which has a default or is keyword-only; make it an "
+                    f"ordinary argument"
+                )
         return None
 
 
 def marker(plugin: object, name: str) -> Mapping[str, Any] | None:
-    """The options that `@hookimpl` gave a method; None if it is not marked."""
-    options: Mapping[str, Any] | None = getattr(inspect.getattr_static(plugin, name), _IMPL, None)
-    if options is None:  # a static method's function carries them
-        options = getattr(getattr(plugin, name), _IMPL, None)
+    """The options that `@hookimpl` gave a method; None if it is not marked. Properties are not evaluated."""
+    member = inspect.getattr_static(plugin, name)
+    function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+    options: Mapping[str, Any] | None = getattr(function, _IMPL, None)
     return options
 
 
@@ -74,10 +79,11 @@ def is_static(plugin: object, name: str) -> bool:
     return isinstance(inspect.getattr_static(plugin, name), (staticmethod, classmethod))
 
 
-def method_arguments(plugin: object, name: str) -> list[str]:
-    """The names of a method's arguments, `self` left out."""
-    names = list(inspect.signature(getattr(plugin, name)).parameters)
-    return names[1:] if inspect.isclass(plugin) and not is_static(plugin, name) else names
+def method_parameters(plugin: object, name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a method by name, `self` left out."""
+    parameters = list(inspect.signature(getattr(plugin, name)).parameters.items())
+    has_self = inspect.isclass(plugin) and not is_static(plugin, name)
+    return dict(parameters[1:] if has_self else parameters)
 
 
 def near(name: str, known: Iterable[str]) -> str:

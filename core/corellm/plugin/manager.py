@@ -10,29 +10,30 @@ from typing import Any
 
 import pluggy
 
-from corellm.errors import BrokenPluginError, own_traceback
+from corellm.errors import BrokenPluginError
 from corellm.hookspecs import ModelContext
 from corellm.plugin.contract import CONTRACT, Contract
 from corellm.plugin.extensions import ask_extensions
+from corellm.plugin.tracebacks import own_traceback
 
 
 def call_static_hook(
     adapter: type[Any], hook: str, distribution: str, *, contract: Contract = CONTRACT
 ) -> Callable[..., Any] | None:
-    """What an adapter's class answers to one of `STATIC_HOOKS`; None where it does not.
+    """Return the result of one of `STATIC_HOOKS` of an adapter's class; None if it does not have it.
 
     Raises:
         BrokenPluginError: it raised.
     """
     method = contract.static_hook(adapter, hook)
     try:
-        answer: Callable[..., Any] | None = method() if method is not None else None
+        result: Callable[..., Any] | None = method() if method is not None else None
     except Exception as error:
         raise BrokenPluginError(
             f"{distribution}: {adapter.__qualname__}.{hook} failed: {type(error).__name__}: {error}\n"
             f"{own_traceback(error)}"
         ) from error
-    return answer
+    return result
 
 
 def build_manager(
@@ -47,12 +48,12 @@ def build_manager(
     """Make the plugin manager of one loaded model: the core's defaults, the adapter, extensions' wrappers.
 
     Args:
-        adapter: a class that `AdapterEntry.load` gave, and checked.
-        context: what the adapter is made with.
+        adapter: a class from `AdapterEntry.load`, which checked it.
+        context: the constructor's argument.
         distribution: the adapter's, for messages.
         defaults: objects with `hookimpl(trylast=True)` methods.
         extensions: the manager of `load_extensions`; None for no extension.
-        contract: which hooks there are.
+        contract: the hooks that there are.
 
     Raises:
         BrokenPluginError: the adapter's constructor raised.
@@ -77,5 +78,5 @@ def build_manager(
     return manager
 
 
-def _anything(answer: object) -> bool:
+def _anything(result: object) -> bool:
     return True

@@ -1,4 +1,4 @@
-"""What the contract cannot know: where PatchTalker's tokens go, how its images shrink, and what it refuses."""
+"""PatchTalker's own behaviour, beside the contract: the layout of tokens, the size of images, errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_images_keep_their_order(llm: LLM) -> None:
 
 
 def test_fewer_patches_may_be_asked_for(llm: LLM) -> None:
-    """More than planned for may not, and nonsense is told from a number."""
+    """More than memory is planned for is an error, and so is what is no number."""
     assert ask(llm, [Image.new("RGB", (16, 16))], max_patches=1) == ["<image>", "<row>"]
     for wrong in (0, 25, True, "4"):
         with pytest.raises(ProcessorKwargsError, match="max_patches must be a whole number from 1 to 24"):
@@ -63,7 +63,7 @@ def test_fewer_patches_may_be_asked_for(llm: LLM) -> None:
 
 
 def test_a_checkpoint_without_weights(checkpoint: Path, tmp_path: Path) -> None:
-    """And one whose weights are cut short: one line that names the file."""
+    """Missing and truncated weights are errors; the latter names the file."""
     for file in checkpoint.iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -75,7 +75,7 @@ def test_a_checkpoint_without_weights(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_dummy_weights(llm: LLM, checkpoint: Path, tmp_path: Path) -> None:
-    """`load_format="dummy"` reads no weights; images have their places all the same."""
+    """`load_format="dummy"` reads no weights; the layout of images is the same."""
     for file in checkpoint.iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -33,13 +33,13 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, min_tokens=8)
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny one, not to be written to."""
+    """A tiny checkpoint, not to be written to."""
     return make_tiny_checkpoint(tmp_path_factory.mktemp("blip2"))
 
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> Iterator[LLM]:
-    """It, loaded."""
+    """The checkpoint, loaded."""
     with LLM(str(checkpoint), dtype="float32") as loaded:
         yield loaded
 
@@ -52,7 +52,7 @@ def processor(checkpoint: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Any:
-    """The oracle of answers."""
+    """The oracle of tokens."""
     return transformers.Blip2ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
@@ -61,7 +61,7 @@ def make_image(width: int = 40, height: int = 30, seed: int = 1) -> Image.Image:
 
 
 def tokens(llm: LLM, prompt: Any) -> list[int]:
-    """A greedy answer."""
+    """Greedy output."""
     return llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
@@ -157,11 +157,11 @@ def test_image_tokens_in_the_text_are_refused(llm: LLM, processor: Any) -> None:
         process({"prompt_token_ids": expanded, **media})
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_empty_prompt_captions(llm: LLM, processor: Any, reference: Any) -> None:
-    """Without a prompt: what transformers answers when given pixels alone, in a chat too."""
+    """Without a prompt, in a chat too, the tokens are transformers' for pixels alone."""
     pixels = processor(images=make_image(), return_tensors="pt")["pixel_values"]
     want = reference.generate(pixels, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, -8:].tolist()
     assert tokens(llm, {"prompt": "", "multi_modal_data": {"image": make_image()}}) == want
@@ -170,28 +170,28 @@ def test_empty_prompt_captions(llm: LLM, processor: Any, reference: Any) -> None
 
 
 def test_precomputed_embeddings(llm: LLM, processor: Any, reference: Any) -> None:
-    """The Q-Former's output in place of the image gives the same answer."""
+    """The Q-Former's output in place of the image gives the same tokens."""
     pixels = processor(images=make_image(), return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
         embeddings = reference.get_image_features(pixels).pooler_output[0].clone()
     assert embeddings.shape == (QUERIES, 64)
     media: list[dict[str, Any]] = [{"image": make_image()}, {"image_embeds": [embeddings]}]
-    answers = [tokens(llm, {"prompt": "what?", "multi_modal_data": data}) for data in media]
-    assert answers[0] == answers[1]
+    outputs = [tokens(llm, {"prompt": "what?", "multi_modal_data": data}) for data in media]
+    assert outputs[0] == outputs[1]
 
 
 def test_sample_photographs(llm: LLM, processor: Any, reference: Any) -> None:
-    """Real photographs, answered as transformers answers."""
+    """Real photographs: the tokens are transformers'."""
     from sklearn.datasets import load_sample_images
 
-    answers = []
+    outputs = []
     for pixels in load_sample_images().images:
         photograph, text = Image.fromarray(pixels), "Question: What is in the image? Answer:"
         inputs = processor(text=text, images=photograph, return_tensors="pt")
         want = reference.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, -8:].tolist()
-        answers.append(tokens(llm, {"prompt": text, "multi_modal_data": {"image": photograph}}))
-        assert answers[-1] == want
-    assert answers[0] != answers[1]
+        outputs.append(tokens(llm, {"prompt": text, "multi_modal_data": {"image": photograph}}))
+        assert outputs[-1] == want
+    assert outputs[0] != outputs[1]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -199,11 +199,11 @@ def test_half_precision(checkpoint: Path, reference: Any, processor: Any, dtype:
     """The Q-Former, which transformers keeps in float32 beside float16, takes and gives the model's type."""
     with LLM(str(checkpoint), dtype=dtype) as llm:
         prompt = {"prompt": "what?", "multi_modal_data": {"image": make_image()}}
-        answer = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, logprobs=0), use_tqdm=False)[0]
+        output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, logprobs=0), use_tqdm=False)[0]
     with torch.inference_mode():
         logits = reference(**processor(text="what?", images=make_image(), return_tensors="pt")).logits[0, -1]
-    token = answer.outputs[0].token_ids[0]
-    got = answer.outputs[0].logprobs[0][token].logprob
+    token = output.outputs[0].token_ids[0]
+    got = output.outputs[0].logprobs[0][token].logprob
     assert got == pytest.approx(torch.log_softmax(logits, -1)[token].item(), abs=0.15)
 
 
@@ -247,7 +247,7 @@ def test_conversations(llm: LLM, processor: Any, name: str) -> None:
     assert len(got.features) == (name != "no image")
 
 
-def test_conversation_without_the_answer_begun(llm: LLM) -> None:
+def test_conversation_without_generation_prompt(llm: LLM) -> None:
     """`add_generation_prompt=False` leaves out the last `Answer:`."""
     got = llm.engine.input_processor.process_chat([user(make_image(), "why?")], add_generation_prompt=False)
     assert got.text == "Question: why?"
@@ -265,7 +265,7 @@ def test_special_tokens_in_a_conversation_stay_text(llm: LLM, processor: Any) ->
 
 def test_other_media_are_refused(llm: LLM) -> None:
     """A video is not dropped."""
-    video = {"role": "user", "content": [{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "what?"}]}
+    video = {"role": "user", "content": [{"type": "video", "video": "video.mp4"}, {"type": "text", "text": "what?"}]}
     with pytest.raises(UnsupportedModalityError, match="this model takes no video"):
         llm.engine.input_processor.process_chat([video])
 
@@ -321,9 +321,9 @@ def test_processor_and_model_that_disagree(tmp_path: Path) -> None:
 
 
 def test_projected_word_embeddings_are_refused(tmp_path: Path) -> None:
-    """OPT with word embeddings of another width (its 350M): the Q-Former's output does not fit among them.
+    """OPT with word embeddings of another width (its 350M): the Q-Former's output has another width.
 
-    Transformers builds it and writes cut rows into the prompt.
+    Transformers builds such a model and truncates the embeddings.
     """
     path = make_tiny_checkpoint(tmp_path)
     config = transformers.AutoConfig.from_pretrained(path)

@@ -20,7 +20,7 @@ from corellm_blip2.tiny import make_tiny_checkpoint
 
 
 class _OtherImageToken(Blip2Reference):
-    """Transformers cannot embed such a prompt: it is told that another token, absent from prompts, is the image's."""
+    """Transformers cannot embed such a prompt: another token, absent from prompts, stands for the image there."""
 
     @cached_property
     def model(self) -> Any:
@@ -37,12 +37,12 @@ class _OtherImageToken(Blip2Reference):
         assert other not in ids
         if not media:
             return generate_one(self.model.language_model, inputs, max_tokens)
-        answer = generate_one(self.model, {**inputs, "input_ids": ids.masked_fill(ids == image, other)}, max_tokens)
-        return Continuation(ids[0].tolist(), answer.token_ids, answer.logprobs)
+        output = generate_one(self.model, {**inputs, "input_ids": ids.masked_fill(ids == image, other)}, max_tokens)
+        return Continuation(ids[0].tolist(), output.token_ids, output.logprobs)
 
 
 class TestNoEmbeddingOfTheImageToken(GreedyRules):
-    """An image is seen all the same."""
+    """The image takes its embeddings all the same."""
 
     adapter = Blip2
     reference = _OtherImageToken

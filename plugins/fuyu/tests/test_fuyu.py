@@ -170,7 +170,7 @@ def test_processor_arguments(llm: LLM, processor: Any, kwargs: dict[str, Any]) -
     ids=str,
 )
 def test_impossible_processor_arguments(llm: LLM, kwargs: dict[str, Any]) -> None:
-    """One line that names the argument, and the engine goes on."""
+    """One line that names the argument, and the engine runs on."""
     with pytest.raises(ProcessorKwargsError, match=f"^image 0: mm_processor_kwargs.*{next(iter(kwargs))}") as caught:
         process(llm, QUESTION, make_image(100, 50), **kwargs)
     assert "\n" not in str(caught.value)
@@ -183,7 +183,7 @@ def test_one_image_per_prompt(llm: LLM) -> None:
 
 
 def test_embeddings_are_refused(llm: LLM) -> None:
-    """How many rows of which length they are, they do not say."""
+    """They do not say how many rows of which length the image has."""
     hidden_size = llm.engine.context.hf_config.text_config.hidden_size
     prompt = {"prompt": QUESTION, "multi_modal_data": {"image_embeds": [torch.zeros(4, hidden_size)]}}
     with pytest.raises(
@@ -193,8 +193,8 @@ def test_embeddings_are_refused(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("images", [0, 1])
-def test_nobody_writes_image_tokens(llm: LLM, images: int) -> None:
-    """An image token in a prompt, as text or as an id, is refused: it would take another's embedding, or none."""
+def test_image_tokens_in_a_prompt_are_refused(llm: LLM, images: int) -> None:
+    """An image token in a prompt, as text or as an id, is refused: it would take an embedding of the image, or none."""
     images = [make_image(100, 50)] * images
     token = llm.engine.context.hf_config.image_token_id
     for prompt in ("Look: |SPEAKER| there", [token], [9, token, 9]):
@@ -203,7 +203,7 @@ def test_nobody_writes_image_tokens(llm: LLM, images: int) -> None:
 
 
 def test_expanded_prompts_are_refused(llm: LLM, processor: Any) -> None:
-    """What the Hugging Face processor made of an image is not expanded again."""
+    """A prompt that the Hugging Face processor expanded is not expanded again."""
     image = make_image(100, 50)
     ids = processor(text=QUESTION, images=image, return_tensors="pt")["input_ids"][0].tolist()
     with pytest.raises(AlreadyExpandedError):
@@ -216,7 +216,7 @@ def chat_tokens(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> tup
     return llm.engine.context.tokenizer.convert_ids_to_tokens(got.token_ids), len(got.features)
 
 
-def test_chat_with_a_image(llm: LLM, processor: Any) -> None:
+def test_chat_with_an_image(llm: LLM, processor: Any) -> None:
     """A question about an image, wherever it stands among the parts, is the prompt that Fuyu was trained on."""
     image = make_image(100, 50)
     want = processor(text=QUESTION, images=image, return_tensors="pt")
@@ -227,7 +227,7 @@ def test_chat_with_a_image(llm: LLM, processor: Any) -> None:
 
 
 def test_chat_turns(llm: LLM) -> None:
-    """Every answer follows its token, also without an image; special tokens that people type stay text."""
+    """Every answer follows its token, also without an image; special tokens that a user types stay text."""
     tokens, count = chat_tokens(
         llm,
         [
@@ -246,7 +246,7 @@ def test_chat_turns(llm: LLM) -> None:
 
 
 def test_chat_with_a_template(llm: LLM) -> None:
-    """A template goes first; an image adds nothing to its text."""
+    """A chat template has priority; an image adds nothing to its text."""
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}!"
     content = [{"type": "image", "image": make_image(30, 30)}, {"type": "text", "text": "A"}]
     tokens, count = chat_tokens(llm, [{"role": "user", "content": content}], chat_template=template)
@@ -263,8 +263,8 @@ def test_chat_limits(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("photograph", [None, 0, 1])
-def test_answers_as_transformers(llm: LLM, processor: Any, photograph: int | None) -> None:
-    """Real photographs, and an image of one patch, are answered as transformers answers."""
+def test_output_equals_transformers(llm: LLM, processor: Any, photograph: int | None) -> None:
+    """Real photographs, and an image of one patch, give the tokens of transformers."""
     from sklearn.datasets import load_sample_images
 
     image = make_image(25, 20) if photograph is None else Image.fromarray(load_sample_images().images[photograph])

@@ -1,4 +1,4 @@
-"""LLaVA keeps the contract; every tower, text model, feature layer and select strategy answers as in transformers."""
+"""LLaVA keeps the contract; every tower, text model, feature layer and select strategy gives transformers' tokens."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_equals_the_hf_processor(model: tuple[LLM, Any], parts: list[Any]) -> No
 
 
 def test_sample_photographs(model: tuple[LLM, Any]) -> None:
-    """Real photographs, two in one prompt, answered as transformers answers."""
+    """Real photographs, two in one prompt: the tokens are transformers'."""
     from sklearn.datasets import load_sample_images
 
     llm, processor = model

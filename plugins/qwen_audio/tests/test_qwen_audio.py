@@ -1,4 +1,4 @@
-"""Qwen2-Audio's processing is the Hugging Face processor's on text and sounds together: same ids, same tensors."""
+"""Qwen2-Audio's processing is the Hugging Face processor's on text and audio together: same ids, same tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """A tiny Qwen2-Audio that hears 4 seconds, loaded."""
+    """A tiny Qwen2-Audio of 4 seconds, loaded."""
     path = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen_audio"), seconds=SECONDS)
     with LLM(str(path), dtype="float32") as llm:
         yield llm
@@ -50,15 +50,15 @@ def processor(llm: LLM) -> Any:
     return transformers.AutoProcessor.from_pretrained(llm.engine.context.model_path)
 
 
-def sound(num_samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
+def make_audio(num_samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return (np.random.default_rng(seed).standard_normal(num_samples) * 0.1).astype(np.float32)
 
 
-def process(llm: LLM, prompt: Any, sounds: Any, **kwargs: Any) -> Any:
+def process(llm: LLM, prompt: Any, items: Any, **kwargs: Any) -> Any:
     """Our processing of one request; `prompt` is text or token ids."""
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     return llm.engine.input_processor.process(
-        {key: prompt, "multi_modal_data": {"audio": sounds}, "mm_processor_kwargs": kwargs}
+        {key: prompt, "multi_modal_data": {"audio": items}, "mm_processor_kwargs": kwargs}
     )
 
 
@@ -71,15 +71,15 @@ words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_cat
 @given(parts=st.lists(st.one_of(words, lengths), min_size=1, max_size=7), numbered=st.booleans())
 @settings(max_examples=60)
 def test_equals_the_hf_processor(llm: LLM, processor: Any, parts: list[Any], numbered: bool) -> None:
-    """Random text, sounds of random lengths, any count and order, with and without the family's markers."""
+    """Random text, audio of random lengths, any count and order, with and without the family's markers."""
     token = llm.engine.context.hf_config.audio_token_id
     text = "x" + "".join(part if isinstance(part, str) else PLACEHOLDER if numbered else "<|AUDIO|>" for part in parts)
-    sounds = [sound(*part) for part in parts if not isinstance(part, str)]
-    want = processor(text=text, audio=sounds or None, sampling_rate=RATE, return_tensors="pt")
+    items = [make_audio(*part) for part in parts if not isinstance(part, str)]
+    want = processor(text=text, audio=items or None, sampling_rate=RATE, return_tensors="pt")
     for prompt in (text, processor.tokenizer(text)["input_ids"]):
-        got = process(llm, prompt, sounds)
+        got = process(llm, prompt, items)
         assert got.token_ids == want["input_ids"][0].tolist()
-        assert len(got.features) == len(sounds)
+        assert len(got.features) == len(items)
         for i, feature in enumerate(got.features):
             assert set(feature.data) == {"input_features", "feature_attention_mask"}
             for name, field in feature.data.items():
@@ -88,21 +88,23 @@ def test_equals_the_hf_processor(llm: LLM, processor: Any, parts: list[Any], num
 
 
 @pytest.mark.parametrize("num_samples", [321, 640, 641, 960, 961, RATE, LONGEST - 1, LONGEST])
-def test_the_encoder_gives_a_row_per_token(llm: LLM, processor: Any, num_samples: int) -> None:
+def test_the_encoder_gives_an_embedding_per_token(llm: LLM, processor: Any, num_samples: int) -> None:
     """At the borders of frames, of positions and of the whole."""
     text = f"{PLACEHOLDER}what?"
-    want = processor(text=text, audio=[sound(num_samples)], sampling_rate=RATE, return_tensors="pt")["input_ids"]
-    output = llm.generate({"prompt": text, "multi_modal_data": {"audio": sound(num_samples)}}, GREEDY, use_tqdm=False)
+    want = processor(text=text, audio=[make_audio(num_samples)], sampling_rate=RATE, return_tensors="pt")["input_ids"]
+    output = llm.generate(
+        {"prompt": text, "multi_modal_data": {"audio": make_audio(num_samples)}}, GREEDY, use_tqdm=False
+    )
     assert output[0].prompt_token_ids == want[0].tolist()
     assert output[0].finished
 
 
 def test_dummy_is_the_worst_case(llm: LLM) -> None:
-    """25 embeddings per second, and no sound takes more."""
+    """25 embeddings per second, and no audio takes more."""
     assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"audio": 25 * SECONDS}
 
 
-# --- sounds as people have them ---------------------------------------------------------------------------------------
+# --- what users send --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*(aifc|audioop|sunau):DeprecationWarning")  # librosa imports them
@@ -110,21 +112,21 @@ def test_any_file_is_resampled(llm: LLM, processor: Any, tmp_path: Path) -> None
     """A stereo file at 44.1 kHz, as path and bytes, gives what it gives when librosa reads it."""
     import librosa
 
-    samples = np.stack([sound(60_000, 1), sound(60_000, 2)], axis=1)
+    samples = np.stack([make_audio(60_000, 1), make_audio(60_000, 2)], axis=1)
     buffer = BytesIO()
     soundfile.write(buffer, samples, 44_100, format="FLAC")
     path = tmp_path / "a.flac"
     path.write_bytes(buffer.getvalue())
     first, second = process(llm, PLACEHOLDER * 2, [path, buffer.getvalue()]).features
     assert first.identifier == second.identifier
-    heard = librosa.load(path, sr=RATE, res_type="soxr_hq")[0]
-    want = processor(text=PLACEHOLDER, audio=[heard], sampling_rate=RATE, return_tensors="pt")
+    resampled = librosa.load(path, sr=RATE, res_type="soxr_hq")[0]
+    want = processor(text=PLACEHOLDER, audio=[resampled], sampling_rate=RATE, return_tensors="pt")
     assert torch.equal(first.data["input_features"].data, want["input_features"][0])
 
 
 def test_chat(llm: LLM, processor: Any) -> None:
-    """Sounds are counted through all turns, by the checkpoint's template and by one that takes text only."""
-    first, second = sound(5000, 1), sound(9000, 2)
+    """Items are numbered through all turns, by the checkpoint's template and by one that takes text only."""
+    first, second = make_audio(5000, 1), make_audio(9000, 2)
     messages = [
         {"role": "user", "content": [{"type": "audio", "audio": first}, {"type": "text", "text": "What is it?"}]},
         {"role": "assistant", "content": "Glass."},
@@ -146,7 +148,7 @@ def test_chat(llm: LLM, processor: Any) -> None:
 
 
 def test_precomputed_embeddings(llm: LLM) -> None:
-    """They take as many tokens as they have rows, of the text model's width only."""
+    """One token per embedding; only the text model's width is taken."""
     data = {"prompt": f"{PLACEHOLDER}what?", "multi_modal_data": {"audio_embeds": torch.randn(1, 7, 64)}}
     output = llm.generate(data, GREEDY, use_tqdm=False)[0]
     assert output.prompt_token_ids.count(llm.engine.context.hf_config.audio_token_id) == 7
@@ -159,33 +161,37 @@ def test_precomputed_embeddings(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sounds", "error", "words"),
+    ("items", "error", "words"),
     [
-        (sound(LONGEST + 1), MediaTooLargeError, r"64001 samples \(4\.00 seconds\), but the model hears 64000 \(4\)"),
-        (sound(320), MediaError, r"320 samples \(20\.0 ms\) are too few for the model; it needs more than 320"),
-        (sound(0), MediaError, "audio 0: the sound is empty"),
-        (b"RIFF", MediaError, "audio 0: the data is not a WAV, FLAC, Ogg or MP3 sound"),
+        (
+            make_audio(LONGEST + 1),
+            MediaTooLargeError,
+            r"64001 samples \(4\.00 seconds\), but the model takes 64000 \(4\)",
+        ),
+        (make_audio(320), MediaError, r"320 samples \(20\.0 ms\) are too few for the model; it needs more than 320"),
+        (make_audio(0), MediaError, "audio 0: .* is empty"),
+        (b"RIFF", MediaError, "audio 0: the data is not a WAV, FLAC, Ogg, MP3, AAC"),
         ([], SurplusPlaceholderError, r"<\|AUDIO\|>"),
-        ([sound(999)] * 2, MissingPlaceholderError, "1"),
+        ([make_audio(999)] * 2, MissingPlaceholderError, "1"),
     ],
 )
-def test_bad_sounds_are_refused(llm: LLM, sounds: Any, error: type[Exception], words: str) -> None:
+def test_bad_audio_is_refused(llm: LLM, items: Any, error: type[Exception], words: str) -> None:
     """One line that says what is wrong."""
     with pytest.raises(error, match=words) as caught:
-        process(llm, PLACEHOLDER, sounds)
+        process(llm, PLACEHOLDER, items)
     assert "\n" not in str(caught.value)
 
 
 def test_expanded_prompts_are_refused(llm: LLM, processor: Any) -> None:
-    """The Hugging Face processor's own output, given back with the sound."""
-    inputs = processor(text=PLACEHOLDER, audio=[sound(RATE)], sampling_rate=RATE, return_tensors="pt")
+    """The Hugging Face processor's own output, given back with the audio."""
+    inputs = processor(text=PLACEHOLDER, audio=[make_audio(RATE)], sampling_rate=RATE, return_tensors="pt")
     with pytest.raises(AlreadyExpandedError):
-        process(llm, inputs["input_ids"][0].tolist(), sound(RATE))
+        process(llm, inputs["input_ids"][0].tolist(), make_audio(RATE))
 
 
-def test_truncation_has_to_be_asked_for(llm: LLM, processor: Any) -> None:
-    """Then it is the Hugging Face processor's."""
-    long = sound(LONGEST + 5000)
+def test_truncation_is_opt_in(llm: LLM, processor: Any) -> None:
+    """With it, the Hugging Face processor's tensors."""
+    long = make_audio(LONGEST + 5000)
     want = processor(text=PLACEHOLDER, audio=[long], sampling_rate=RATE, return_tensors="pt")
     got = process(llm, PLACEHOLDER, long, truncation=True)
     assert got.token_ids == want["input_ids"][0].tolist()
@@ -196,16 +202,16 @@ def test_truncation_has_to_be_asked_for(llm: LLM, processor: Any) -> None:
 
 @pytest.mark.parametrize("kwargs", [{"padding": "longest"}, {"sampling_rate": 8000}, {"truncation": "yes"}])
 def test_other_arguments_are_refused(llm: LLM, kwargs: dict[str, Any]) -> None:
-    """Those that the encoder could not take, and those nobody knows."""
+    """Arguments that the encoder cannot take, and unknown ones."""
     with pytest.raises(ProcessorKwargsError, match="takes only 'truncation', True or False, got"):
-        process(llm, PLACEHOLDER, sound(RATE), **kwargs)
+        process(llm, PLACEHOLDER, make_audio(RATE), **kwargs)
 
 
 # --- the plugin -------------------------------------------------------------------------------------------------------
 
 
 def test_importing_the_adapter_is_light() -> None:
-    """Neither torch nor transformers nor what decodes sound."""
+    """Neither torch, transformers nor decoders of audio."""
     code = (
         "import sys, corellm_qwen_audio\n"
         "assert not {'torch', 'transformers', 'soundfile', 'soxr'} & set(sys.modules), 'heavy'\n"
@@ -214,7 +220,7 @@ def test_importing_the_adapter_is_light() -> None:
 
 
 def test_dummies_are_as_long_as_the_operator_plans(llm: LLM) -> None:
-    """The length of `limit_mm_per_prompt`, in samples; without it, all that the model hears."""
+    """The length of `limit_mm_per_prompt`, in samples; without it, the longest audio."""
     make = llm.engine.input_processor.mm_processor.hooks.get_dummy_mm_data
     lengths = [
         len(make(seq_len=512, mm_counts={"audio": 1}, mm_options=options)["audio"][0])

@@ -1,4 +1,4 @@
-"""The oracle that every test here may ask: transformers' own processors, in a process of their own."""
+"""The oracle of these tests: transformers' own processors, in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All generations keep the contract; a larger model, too, answers as in transformers."""
+"""All generations keep the contract; a larger model, too, gives transformers' tokens."""
 
 from __future__ import annotations
 

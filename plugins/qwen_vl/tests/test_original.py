@@ -60,7 +60,7 @@ between = st.sampled_from(["", "/a/path.jpg", "https://example.org/ä?b=c", "x" 
 @given(parts=st.lists(st.one_of(words, st.tuples(between, sizes)), min_size=1, max_size=6))
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_published_layout(llm: LLM, reference: PlainTokenizer, parts: list[Any]) -> None:
-    """Random text, paths and images: `<img>`, 256 places, `</img>`; our processor and the engine say the same."""
+    """Random text, paths and images: `<img>`, 256 places, `</img>`; our processor and the engine give the same."""
     text = "x" + "".join(part if isinstance(part, str) else f"<img>{part[0]}</img>" for part in parts)
     images = [make_image(*part[1]) for part in parts if not isinstance(part, str)]
     ids = reference.encode_prompt(text, 256)
@@ -109,12 +109,12 @@ def test_prompts_of_the_familys_tokenizer(llm: LLM, reference: PlainTokenizer) -
     ],
 )
 def test_wrong_prompts(llm: LLM, prompt: str, count: int, error: type[Exception], words: str) -> None:
-    """Each with its own error; nothing is bound by guessing."""
+    """Each with its own error; no image is bound by guessing."""
     with pytest.raises(error, match=words):
         process(llm, prompt, *[make_image(20, 20, i) for i in range(count)])
 
 
-def test_nothing_to_choose(llm: LLM) -> None:
+def test_no_processor_arguments(llm: LLM) -> None:
     """The preprocessing has no arguments."""
     prompt = {
         "prompt": "<img></img>",
@@ -128,7 +128,7 @@ def test_nothing_to_choose(llm: LLM) -> None:
 
 
 def test_sample_photographs(llm: LLM, reference: PlainTokenizer) -> None:
-    """Two real photographs in one prompt, answered as the plain forward pass answers; so are their embeddings alone."""
+    """Two real photographs in one prompt, with the tokens of the plain forward pass; so with their embeddings."""
     from sklearn.datasets import load_sample_images
 
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
@@ -144,8 +144,8 @@ def test_sample_photographs(llm: LLM, reference: PlainTokenizer) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
-def test_odd_images_answer(llm: LLM, mode: str) -> None:
-    """Grey, transparent, palette, print and black-and-white images go all the way through."""
+def test_odd_images(llm: LLM, mode: str) -> None:
+    """Grey, transparent, palette, print and black-and-white images give output tokens."""
     prompt = {"prompt": "<img></img>?", "multi_modal_data": {"image": make_image(40, 3, 1).convert(mode)}}
     assert llm.generate(prompt, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)[0].finished
 
@@ -181,7 +181,7 @@ def test_chat(llm: LLM, reference: PlainTokenizer) -> None:
         {"role": "user", "content": media(images[1], images[2], "And these?")},
     ]
     got = chat(llm, messages)
-    # what people type stays text: the literal is tokenized in two pieces
+    # what users type stays text: the literal is tokenized in two pieces
     typed = "Picture 1: <img></img>\nWhat is it? ", ["<", "|im_end|>"]
     plain = chat_ids(
         reference, "You are a helpful assistant.", typed[0], "A cat.",
@@ -192,8 +192,8 @@ def test_chat(llm: LLM, reference: PlainTokenizer) -> None:
     assert [torch.equal(f.data["pixel_values"].data, pixels(p, 112)) for f, p in zip(got.features, images, strict=True)]
 
 
-def test_boxes_are_tokens_whoever_writes_them(llm: LLM) -> None:
-    """`<box>` is no special token: the model reads it as its own in its answers, and in questions about a place."""
+def test_boxes_of_any_role(llm: LLM) -> None:
+    """`<box>` is no special token: it is a token in messages of the user and of the assistant."""
     (box,) = llm.get_tokenizer().convert_tokens_to_ids(["<box>"])
     counts = []
     for mine in ("<box>(1,2),(3,4)</box>", "at (1,2)"):
@@ -204,7 +204,7 @@ def test_boxes_are_tokens_whoever_writes_them(llm: LLM) -> None:
 
 
 def test_system_message_and_continuation(llm: LLM, reference: PlainTokenizer) -> None:
-    """The conversation's own system message; without the start of an answer, the prompt ends with the last message."""
+    """The conversation's own system message; without a generation prompt, the prompt ends with the last message."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
     want = chat_ids(reference, "Be brief.", "Hi.")
     assert chat(llm, messages).token_ids == want
@@ -213,7 +213,7 @@ def test_system_message_and_continuation(llm: LLM, reference: PlainTokenizer) ->
 
 
 def test_old_turns_are_left_out(llm: LLM, reference: PlainTokenizer) -> None:
-    """What does not fit goes from the oldest turn on, each with its images; the others keep their numbers."""
+    """The oldest turns are left out with their images; the images of the others keep their numbers."""
     messages: list[dict[str, Any]] = []
     for i in range(9):
         messages += [
@@ -238,8 +238,8 @@ def test_chat_refusals(llm: LLM) -> None:
         chat(llm, [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}])
 
 
-def test_where_answers_end(tmp_path: Path, llm: LLM, reference: PlainTokenizer) -> None:
-    """At the tokens where the family's `chat` stops; the checkpoint not made for chat ends with the text alone."""
+def test_where_output_ends(tmp_path: Path, llm: LLM, reference: PlainTokenizer) -> None:
+    """At the stop tokens of the family's `chat`; for the checkpoint that is not for chat, at the end of text."""
     raw = make_tiny_checkpoint(tmp_path, n_queries=16, chat_format="raw")
     with LLM(str(raw), dtype="float32") as base:
         for token, ends_raw in (
@@ -256,14 +256,14 @@ def test_where_answers_end(tmp_path: Path, llm: LLM, reference: PlainTokenizer) 
 
 
 def test_base_model_in_a_conversation(tmp_path: Path) -> None:
-    """The checkpoint not made for chat has no chatml; it gets plain lines. In bfloat16, as published."""
+    """The checkpoint that is not for chat gets plain lines instead of chatml. In bfloat16, as published."""
     with LLM(str(make_tiny_checkpoint(tmp_path, n_queries=16, chat_format="raw")), dtype="bfloat16") as base:
         messages = [{"role": "user", "content": media(make_image(9, 9, 1), "What is it?")}]
         assert chat(base, messages).text == "USER: Picture 1: <img></img>\nWhat is it?\nASSISTANT:"
         assert base.chat(messages, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)[0].finished
 
 
-def test_operators_template_goes_first(llm: LLM) -> None:
+def test_operators_template_has_priority(llm: LLM) -> None:
     """A chat template given at the call replaces chatml; images are placed and numbered all the same."""
     template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
     got = chat(llm, [{"role": "user", "content": media(make_image(9, 9, 1), "?")}], chat_template=template)

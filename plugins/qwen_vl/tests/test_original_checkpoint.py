@@ -1,4 +1,4 @@
-"""The original Qwen-VL's checkpoints: no code of theirs runs, nothing is unpickled, every weight finds its place."""
+"""The original Qwen-VL's checkpoints: none of their code runs, nothing is unpickled, every weight is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return make_tiny_checkpoint(tmp_path / "qwen", n_queries=16)
 
 
-def answer(path: Path, **options: Any) -> list[int]:
+def generate(path: Path, **options: Any) -> list[int]:
     with LLM(str(path), dtype="float32", **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=4, min_tokens=4)
         return llm.generate("What shape is in the image?", params, use_tqdm=False)[0].outputs[0].token_ids
@@ -40,11 +40,11 @@ def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 @pytest.mark.parametrize("trust", [False, True])
 def test_no_code_of_the_checkpoint_runs(path: Path, trust: bool) -> None:
-    """Not even for those who would allow it: the modules that `auto_map` names are never imported."""
+    """With `trust_remote_code`, too: the modules that `auto_map` names are never imported."""
     marker = path / "ran"
     for name in ("configuration_qwen", "modeling_qwen", "tokenization_qwen", "processing_qwen"):
         (path / f"{name}.py").write_text(f"open({str(marker)!r}, 'w').close()\nraise RuntimeError('ran')\n")
-    assert len(answer(path, trust_remote_code=trust)) == 4
+    assert len(generate(path, trust_remote_code=trust)) == 4
     assert not marker.exists()
 
 
@@ -75,17 +75,17 @@ def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Non
     ],
 )
 def test_every_weight_has_its_place(path: Path, change: Callable[[Any], Any], words: str) -> None:
-    """None is missing, left over or of another shape."""
+    """No weight is missing, left over or of another shape."""
     rewrite(path, change)
     with pytest.raises(CheckpointError, match=words):
-        answer(path)
+        generate(path)
 
 
 def test_constants_of_older_checkpoints(path: Path) -> None:
-    """Those that are computed here may be in the file."""
-    want = answer(path)
+    """Constants that are computed here may be in the file."""
+    want = generate(path)
     rewrite(path, lambda w: w.update({"transformer.h.0.attn.masked_bias": torch.ones(())}))
-    assert answer(path) == want
+    assert generate(path) == want
 
 
 def test_files_are_missing_or_broken(tmp_path: Path) -> None:
@@ -95,35 +95,35 @@ def test_files_are_missing_or_broken(tmp_path: Path) -> None:
     whole = second.read_bytes()
     second.write_bytes(whole[:-1000])
     with pytest.raises(CheckpointError, match=r"00002-of-00002.*cannot be read"):
-        answer(path)
+        generate(path)
     second.unlink()
     with pytest.raises(CheckpointError, match="lacks model-00002-of-00002"):
-        answer(path)
+        generate(path)
     (path / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not a JSON object but a list"):
-        answer(path)
+        generate(path)
 
 
 def test_published_pickles_are_converted(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The published `*.bin` are refused with the command that converts them, and then answer the same."""
-    want = answer(path)
+    """The published `*.bin` are refused with the command that converts them; converted, they give the same tokens."""
+    want = generate(path)
     weights = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
     for i in (1, 2):
         half = {name: weights[name] for name in sorted(weights)[i - 1 :: 2]}
         torch.save(half, path / f"pytorch_model-0000{i}-of-00002.bin")
     with pytest.raises(CheckpointError, match=r"pickles.*python -m corellm_qwen_vl\.original\.convert"):
-        answer(path)
+        generate(path)
     assert main([str(path)]) == 0
     assert capsys.readouterr().out.split() == [str(path / f"model-0000{i}-of-00002.safetensors") for i in (1, 2)]
-    assert answer(path) == want
+    assert generate(path) == want
 
 
 def test_dummy_weights(path: Path) -> None:
     """`load_format="dummy"` reads no weights, and gives the same model at every start."""
-    real = answer(path)
+    real = generate(path)
     (path / "model.safetensors").unlink()
-    assert answer(path, load_format="dummy") == answer(path, load_format="dummy") != real
+    assert generate(path, load_format="dummy") == generate(path, load_format="dummy") != real
 
 
 class Hostile:
@@ -138,7 +138,7 @@ class Hostile:
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])
 def test_converting_runs_nothing(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pickle that would do something is refused."""
+    """A pickle that would run code is refused."""
     bad, marker = {"x": Hostile(tmp_path / "ran")}, tmp_path / "ran"
     with (tmp_path / "pytorch_model.bin").open("wb") as file:
         torch.save(bad, file) if form == "torch" else pickle.dump(bad, file)
@@ -149,7 +149,7 @@ def test_converting_runs_nothing(tmp_path: Path, form: str, capsys: pytest.Captu
 
 
 def test_nothing_to_convert(tmp_path: Path) -> None:
-    """Said so."""
+    """A directory without `*.bin` is an error."""
     with pytest.raises(CheckpointError, match=r"no \*\.bin"):
         convert(tmp_path)
 
@@ -169,24 +169,24 @@ def test_nothing_to_convert(tmp_path: Path) -> None:
         (lambda c: c["visual"].update(image_start_id=5), "token 5, by qwen.tiktoken it is 613"),
     ],
 )
-def test_relatives_are_refused(path: Path, change: Callable[[Any], Any], words: str) -> None:
-    """What has the architecture's name but is another model, or quantized, or of mixed files."""
+def test_other_models_are_refused(path: Path, change: Callable[[Any], Any], words: str) -> None:
+    """Other models of the architecture's name, quantized ones and mixed files."""
     edit(path / "config.json", change)
     with pytest.raises(CheckpointError, match=words):
-        answer(path)
+        generate(path)
 
 
 def test_generation_settings_may_be_absent_but_not_broken(path: Path) -> None:
-    """Without them it is taken for a chat model."""
-    want = answer(path)
+    """Without them the checkpoint is taken for a chat model."""
+    want = generate(path)
     (path / "generation_config.json").write_text("[1]")
     with pytest.raises(CheckpointError, match=r"generation_config\.json: not a JSON object"):
-        answer(path)
+        generate(path)
     (path / "generation_config.json").unlink()
-    assert answer(path) == want
+    assert generate(path) == want
 
 
 def test_longer_than_the_family_can(path: Path) -> None:
-    """Beyond `seq_length` keys would depend on the length of the prompt."""
+    """Refused: beyond `seq_length` keys would depend on the length of the prompt."""
     with pytest.raises(ConfigError, match="2048"):
-        answer(path, max_model_len=4096)
+        generate(path, max_model_len=4096)

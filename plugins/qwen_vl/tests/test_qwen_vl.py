@@ -70,7 +70,7 @@ def make_image(width: int, height: int, seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def clip(num_frames: int, width: int, height: int, seed: int) -> np.ndarray[Any, Any]:
+def make_video(num_frames: int, width: int, height: int, seed: int) -> np.ndarray[Any, Any]:
     """Noise, each frame another."""
     return np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
 
@@ -80,7 +80,7 @@ def clip(num_frames: int, width: int, height: int, seed: int) -> np.ndarray[Any,
 words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=8)
 sides = st.integers(4, 160)
 images = st.builds(make_image, sides, sides, st.integers(0, 999))
-clips = st.builds(clip, st.integers(2, 14), sides, sides, st.integers(0, 999))
+videos = st.builds(make_video, st.integers(2, 14), sides, sides, st.integers(0, 999))
 rates = st.sampled_from([1.0, 2.0, 7.5, 12.0, 29.97])
 bounds = st.one_of(
     st.just({}),
@@ -95,7 +95,7 @@ sampling = st.sampled_from([{"fps": 2.0}, {"fps": 0.7}, {"fps": 5}, {"num_frames
 
 
 @given(
-    parts=st.lists(st.one_of(words, images, st.tuples(clips, rates)), min_size=1, max_size=6),
+    parts=st.lists(st.one_of(words, images, st.tuples(videos, rates)), min_size=1, max_size=6),
     bounds=bounds,
     sampling=sampling,
 )
@@ -103,17 +103,17 @@ sampling = st.sampled_from([{"fps": 2.0}, {"fps": 0.7}, {"fps": 5}, {"num_frames
 def test_equals_the_hf_processor(
     llm: LLM, process: Process, ask_hf: Callable[..., Any], parts: list[Any], bounds: Any, sampling: Any
 ) -> None:
-    """Text, images and clips of random sizes, lengths and rates, any count and order, with a request's arguments.
+    """Text, images and videos of random sizes, lengths and rates, any count and order, with a request's arguments.
 
-    Same token ids, same grids, the same pixels of clips bit for bit; images, which transformers resizes by
-    torchvision there and by Pillow here, within a byte on average.
+    Same token ids, same grids, the same pixels of videos bit for bit; images, which are resized by torchvision
+    there and by Pillow here, within a byte on average.
     """
     images = [part for part in parts if isinstance(part, Image.Image)]
     videos = [part for part in parts if isinstance(part, tuple)]
     text = "x" + "".join(
         part if isinstance(part, str) else IMAGE if isinstance(part, Image.Image) else VIDEO for part in parts
     )
-    asked = {"fps": None, **sampling} if is_third(llm) else sampling  # transformers' own default is in its way
+    asked = {"fps": None, **sampling} if is_third(llm) else sampling  # overrides transformers' own default
     want = ask_hf(
         llm.engine.context.model_path,
         text=text,
@@ -154,7 +154,7 @@ def test_images_are_transformers_own(llm: LLM, process: Process) -> None:
 
 
 def test_sample_photographs(llm: LLM, ask_hf: Callable[..., Any]) -> None:
-    """Real photographs, two in one prompt, answered as transformers answers."""
+    """Real photographs, two in one prompt, with transformers' tokens."""
     from sklearn.datasets import load_sample_images
 
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
@@ -200,7 +200,7 @@ def test_processor_files(tmp_path: Path, ask_hf: Callable[..., Any], architectur
     if form.endswith("old names"):
         del image["size"]
         images.write_text(json.dumps(image | {"min_pixels": 2500, "max_pixels": 11000}))
-    frames, photo = clip(6, 90, 60, 0), make_image(80, 60, 0)
+    frames, photo = make_video(6, 90, 60, 0), make_image(80, 60, 0)
     want = ask_hf(
         path, text=IMAGE + VIDEO, images=[photo], videos=[frames], do_sample_frames=True, num_frames=4, fps=None,
         video_metadata=[{"total_num_frames": 6, "fps": 2.0}],
@@ -214,7 +214,7 @@ def test_processor_files(tmp_path: Path, ask_hf: Callable[..., Any], architectur
 
 
 def test_unusual_processor_files(tmp_path: Path) -> None:
-    """What a checkpoint wants and we do not do is refused, so is one that says nothing; ours are not its to set."""
+    """Settings that are not supported are refused, so is a checkpoint without any; it cannot set our own."""
     with pytest.raises(CheckpointError, match="do_resize=False, which is not supported"):
         QWEN2.of_checkpoint({"do_resize": False})
     assert QWEN2.of_checkpoint({"sampling_asked": True, "bounds_all_frames": True}) == QWEN2
@@ -242,8 +242,8 @@ def test_unusual_processor_files(tmp_path: Path) -> None:
     ],
 )
 def test_arguments_that_make_no_sense(process: Process, kwargs: dict[str, Any], message: str) -> None:
-    """One clear line each, whatever item they are for, before anything is processed; others are not disturbed."""
-    for text, media in ((IMAGE, {"image": make_image(40, 40, 0)}), (VIDEO, {"video": clip(4, 40, 40, 0)})):
+    """One line each, whatever item they are for, before anything is processed; other arguments have no effect."""
+    for text, media in ((IMAGE, {"image": make_image(40, 40, 0)}), (VIDEO, {"video": make_video(4, 40, 40, 0)})):
         if text == IMAGE and kwargs.keys() <= {*ACCEPTED} - {*FOR_IMAGES}:
             assert process(text, media, **kwargs).features[0].identifier == process(text, media).features[0].identifier
             continue
@@ -258,7 +258,7 @@ def test_arguments_of_videos_are_not_images(process: Process) -> None:
 
     A group is for one of them. Tokens are transformers' in any case (see the tests of processing).
     """
-    media = {"image": make_image(90, 60, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
+    media = {"image": make_image(90, 60, 0), "video": (make_video(8, 60, 90, 0), {"fps": 4.0})}
 
     def identifiers(**kwargs: Any) -> list[str]:
         return [feature.identifier for feature in process(IMAGE + VIDEO, media, **kwargs).features]
@@ -275,22 +275,22 @@ def test_arguments_of_videos_are_not_images(process: Process) -> None:
 
 
 def test_frames_that_make_no_sense(process: Process) -> None:
-    """The same for the numbers of frames; `max_frames` alone lowers the checkpoint's least."""
-    media = {"video": (clip(8, 40, 40, 0), {"fps": 4.0})}
+    """The same for the numbers of frames; `max_frames` alone lowers the checkpoint's `min_frames`."""
+    media = {"video": (make_video(8, 40, 40, 0), {"fps": 4.0})}
     with pytest.raises(ProcessorKwargsError, match="min_frames=9 is above max_frames=8"):
         process(VIDEO, media, min_frames=9, max_frames=8)
     assert process(VIDEO, media, max_frames=2).features[0].data["video_grid_thw"].data[0] == 1
 
 
 def test_none_is_no_argument(process: Process) -> None:
-    """As in transformers, a None is what the checkpoint says."""
-    media = {"video": (clip(8, 40, 40, 0), {"fps": 4.0})}
+    """As in transformers, None stands for the checkpoint's value."""
+    media = {"video": (make_video(8, 40, 40, 0), {"fps": 4.0})}
     plain = process(VIDEO, media)
     assert process(VIDEO, media, fps=None, max_pixels=None, num_frames=None).token_ids == plain.token_ids
 
 
 def test_one_bound_alone(llm: LLM, process: Process) -> None:
-    """`max_pixels` alone counts, though lower than the checkpoint's least; so does `min_pixels`, up to its most."""
+    """`max_pixels` alone counts, even below the checkpoint's minimum; so does `min_pixels`, up to its maximum."""
     side = 32 if is_third(llm) else 28
     grid = (
         process(IMAGE, {"image": make_image(400, 400, 0)}, max_pixels=side**2).features[0].data["image_grid_thw"].data
@@ -312,7 +312,7 @@ def test_operators_mistakes(tmp_path: Path, kwargs: dict[str, Any]) -> None:
 
 
 def test_operators_bounds(tmp_path: Path) -> None:
-    """Arguments given at start hold for every request, and for the dummies; a request lays its own over."""
+    """Arguments given at start hold for every request and for the dummies; a request's override them."""
     path = make_tiny_checkpoint(tmp_path)
     with LLM(str(path), dtype="float32", mm_processor_kwargs={"max_pixels": 784, "max_frames": 2}) as llm:
         assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"image": 32, "video": 32}
@@ -323,14 +323,14 @@ def test_operators_bounds(tmp_path: Path) -> None:
 
 
 def test_operators_groups(tmp_path: Path) -> None:
-    """Arguments of one modality bound its dummy, and no other's."""
+    """Arguments of one modality bound its dummy only."""
     path = make_tiny_checkpoint(tmp_path)
     groups = {"images_kwargs": {"max_pixels": 784}, "videos_kwargs": {"max_frames": 2}}
     with LLM(str(path), dtype="float32", mm_processor_kwargs=groups) as llm:
         inputs = llm.engine.input_processor
         most = inputs.mm_processor.profile.max_tokens
         assert (most["image"], most["video"] > 32) == (32, True)
-        media = {"image": make_image(300, 300, 0), "video": (clip(8, 60, 90, 0), {"fps": 4.0})}
+        media = {"image": make_image(300, 300, 0), "video": (make_video(8, 60, 90, 0), {"fps": 4.0})}
         image, video = inputs.process({"prompt": IMAGE + VIDEO, "multi_modal_data": media}).features
         assert (image.placeholder.length, video.data["video_grid_thw"].data[0]) == (1, 1)
 
@@ -339,7 +339,7 @@ def test_operators_groups(tmp_path: Path) -> None:
 
 
 def test_nothing_exceeds_the_worst_case(llm: LLM, process: Process) -> None:
-    """No size of image or clip, very long ones included, becomes more tokens than memory is planned for."""
+    """No size of image or video, very long ones included, becomes more tokens than memory is planned for."""
     most = llm.engine.input_processor.mm_processor.profile.max_tokens
     chosen = random.Random(0)
     for _ in range(150):
@@ -354,15 +354,15 @@ def test_nothing_exceeds_the_worst_case(llm: LLM, process: Process) -> None:
         assert video.placeholder.num_embeds <= most["video"]
 
 
-def test_too_large_a_image(process: Process) -> None:
-    """A request that would scale an image up to more than the model takes is refused at once."""
+def test_too_large_an_image(process: Process) -> None:
+    """A request that would enlarge an image to more tokens than fit is refused before processing."""
     with pytest.raises(PromptTooLongError, match=r"image of 40 x 40 pixels becomes .* more than max_model_len=4096"):
         process(IMAGE, {"image": make_image(40, 40, 0)}, min_pixels=10**12, max_pixels=10**12)
 
 
 @pytest.mark.parametrize("size", [(201, 1), (2, 500)])
 def test_sides_that_the_processor_does_not_take(process: Process, size: tuple[int, int]) -> None:
-    """As transformers has it, 200 times as long as wide at most; in a request's words."""
+    """As transformers has it, 200 times as long as wide at most; the error names the size."""
     with pytest.raises(ValueError, match="absolute aspect ratio must be smaller than 200"):
         transformers.Qwen2VLImageProcessorPil()([make_image(*size, 0)])
     with pytest.raises(MediaError, match=rf"{size[0]} x {size[1]} pixels: absolute aspect ratio must be smaller"):
@@ -370,9 +370,9 @@ def test_sides_that_the_processor_does_not_take(process: Process, size: tuple[in
 
 
 def test_items_side_by_side(llm: LLM) -> None:
-    """Two placeholders with nothing between them have no positions; mixed ones, and separate ones, do."""
+    """Two placeholders of one modality with nothing between them are refused; mixed and separate ones are not."""
     params = SamplingParams(temperature=0, max_tokens=2)
-    images, video = [make_image(60, 60, i) for i in range(2)], clip(4, 60, 60, 0)
+    images, video = [make_image(60, 60, i) for i in range(2)], make_video(4, 60, 60, 0)
     prompt = {"prompt": "<|image_pad|><|image_pad|>", "multi_modal_data": {"image": images}}
     with pytest.raises(PlaceholderError, match="image 0 and 1 stand side by side"):
         llm.generate(prompt, params, use_tqdm=False)
@@ -390,8 +390,12 @@ def test_embeddings_are_refused(llm: LLM, process: Process, modality: str, text:
 
 
 def test_placeholders_must_match(process: Process) -> None:
-    """An image without a place, a place without an image, a clip in an image's place."""
-    for text, media in ((IMAGE, {}), ("x", {"image": make_image(40, 40, 0)}), (IMAGE, {"video": clip(4, 40, 40, 0)})):
+    """An image without a place, a place without an image, a video in an image's place."""
+    for text, media in (
+        (IMAGE, {}),
+        ("x", {"image": make_image(40, 40, 0)}),
+        (IMAGE, {"video": make_video(4, 40, 40, 0)}),
+    ):
         with pytest.raises(MultiModalError):
             process(text, media)
 
@@ -399,17 +403,17 @@ def test_placeholders_must_match(process: Process) -> None:
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def test_deepstack_rows(tmp_path: Path) -> None:
-    """A row is the token's embedding and its deepstack features, of several items of different sizes in one batch."""
+def test_deepstack_embeddings(tmp_path: Path) -> None:
+    """An embedding has the token's and its deepstack features, for several items of different sizes in one batch."""
     path = make_tiny_checkpoint(tmp_path, architecture="Qwen3VLForConditionalGeneration")
     with LLM(str(path), dtype="float32") as llm:
         media = {"image": [make_image(90, 60, 0), make_image(50, 150, 1)]}
         features = llm.engine.input_processor.process({"prompt": IMAGE * 2, "multi_modal_data": media}).features
         encoders = llm.engine.runner.encoders
         encoders.run(features)
-        rows = [encoders.output(feature) for feature in features]
+        outputs = [encoders.output(feature) for feature in features]
     model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
-    for feature, got in zip(features, rows, strict=True):
+    for feature, got in zip(features, outputs, strict=True):
         data = feature.data.get_data()
         with torch.inference_mode():
             want = model.get_image_features(data["pixel_values"], data["image_grid_thw"][None])
@@ -418,11 +422,11 @@ def test_deepstack_rows(tmp_path: Path) -> None:
 
 
 def test_chat(llm: LLM) -> None:
-    """Images and clips of a conversation, in order, by the checkpoint's template and without one."""
+    """Images and videos of a conversation, in order, by the checkpoint's template and without one."""
     content = [
         {"type": "image", "image": make_image(60, 60, 0)},
         {"type": "text", "text": "then <|image_pad|>"},
-        {"type": "video", "video": clip(4, 60, 60, 1)},
+        {"type": "video", "video": make_video(4, 60, 60, 1)},
         {"type": "image", "image": make_image(90, 60, 2)},
     ]
     conversation = [{"role": "user", "content": content}]

@@ -1,6 +1,6 @@
-"""Clips of Qwen2-VL to Qwen3-VL: which frames are seen and when they were; files; the very short and the very long.
+"""Videos of Qwen2-VL to Qwen3-VL: which frames are taken, and their times; files; very short and very long videos.
 
-The oracle is transformers' own processor, which is given all frames of a clip at once.
+The oracle is transformers' own processor, which is given all frames of a video at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def is_third(llm: LLM) -> bool:
     return llm.engine.context.hf_config.model_type == "qwen3_vl"
 
 
-def clip(num_frames: int, width: int = 60, height: int = 40, seed: int = 0) -> np.ndarray[Any, Any]:
+def make_video(num_frames: int, width: int = 60, height: int = 40, seed: int = 0) -> np.ndarray[Any, Any]:
     """Noise, each frame another."""
     return np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
 
@@ -76,7 +76,7 @@ def write_video(path: Path, frames: Any, rate: int, times: list[int] | None = No
 
 
 def smooth(num_frames: int, width: int = 64, height: int = 48) -> list[np.ndarray[Any, Any]]:
-    """A bar that wanders: what a codec keeps."""
+    """A moving bar, which a codec preserves."""
     frames = np.full((num_frames, height, width, 3), 60, np.uint8)
     for i, frame in enumerate(frames):
         frame[:, (3 * i) % width : (3 * i) % width + 9] = (200, 40 + i % 200, 90)
@@ -84,36 +84,36 @@ def smooth(num_frames: int, width: int = 64, height: int = 48) -> list[np.ndarra
 
 
 def text_of(llm: LLM, token_ids: list[int]) -> str:
-    """The prompt without what vision is made of."""
+    """The prompt's text without vision tokens."""
     text: str = llm.engine.context.tokenizer.decode(token_ids)
     return text.replace("<|video_pad|>", "").replace("<|vision_start|>", "").replace("<|vision_end|>", "")
 
 
 # --- which frames ---------------------------------------------------------------------------------------------------
 
-SAMPLE = (clip(4), {"fps": 10.0, "frames_indices": [0, 9, 21, 39], "total_num_frames": 40})
+SAMPLE = (make_video(4), {"fps": 10.0, "frames_indices": [0, 9, 21, 39], "total_num_frames": 40})
 ALL, SOME, CAPPED = {"do_sample_frames": False}, {"do_sample_frames": True}, {"cap_pixels_per_frame": True}
 TAKEN: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    "a rate": ((clip(20), {"fps": 5.0}), {}, SOME),
-    "a rate, but all wanted": ((clip(9), {"fps": 5.0, **ALL}), {}, ALL),
-    "all wanted by the request": ((clip(9), {"fps": 5.0}), ALL, ALL),
-    "an array": (clip(9), {}, {}),
-    "images": ([Image.fromarray(frame) for frame in clip(7)], {}, {}),
-    "an array, so many": (clip(9), {"num_frames": 4}, {**SOME, "num_frames": 4, "fps": None}),
-    "a rate, so many": ((clip(9), {"fps": 3.0}), {"num_frames": 6}, {**SOME, "num_frames": 6, "fps": None}),
-    "a rate, denser": ((clip(12), {"fps": 6.0}), {"fps": 4}, {**SOME, "fps": 4}),
+    "a rate": ((make_video(20), {"fps": 5.0}), {}, SOME),
+    "a rate, but all wanted": ((make_video(9), {"fps": 5.0, **ALL}), {}, ALL),
+    "all wanted by the request": ((make_video(9), {"fps": 5.0}), ALL, ALL),
+    "an array": (make_video(9), {}, {}),
+    "images": ([Image.fromarray(frame) for frame in make_video(7)], {}, {}),
+    "an array, so many": (make_video(9), {"num_frames": 4}, {**SOME, "num_frames": 4, "fps": None}),
+    "a rate, so many": ((make_video(9), {"fps": 3.0}), {"num_frames": 6}, {**SOME, "num_frames": 6, "fps": None}),
+    "a rate, denser": ((make_video(12), {"fps": 6.0}), {"fps": 4}, {**SOME, "fps": 4}),
     "a sample": (SAMPLE, {}, ALL),
     "a sample, whatever is asked": (SAMPLE, {"fps": 7}, ALL),
-    "more than the most": ((clip(60), {"fps": 2.0}), {}, SOME),
-    "fewer than the least": ((clip(3), {"fps": 1.0}), {}, SOME),
-    "capped": ((clip(8), {"fps": 2.0}), CAPPED, {**SOME, **CAPPED}),
+    "more than the most": ((make_video(60), {"fps": 2.0}), {}, SOME),
+    "fewer than the least": ((make_video(3), {"fps": 1.0}), {}, SOME),
+    "capped": ((make_video(8), {"fps": 2.0}), CAPPED, {**SOME, **CAPPED}),
 }
 """`name: (video, our arguments, transformers' arguments)`."""
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_frames_taken(llm: LLM, process: Process, ask_hf: Callable[..., Any], name: str) -> None:
-    """The rules of the README, each against transformers told explicitly what we find out."""
+    """The rules of the README, each against transformers with explicit arguments."""
     video, ours, theirs = TAKEN[name]
     frames, metadata = video if isinstance(video, tuple) else (video, None)
     pixels = np.stack([np.asarray(frame) for frame in frames])
@@ -134,28 +134,28 @@ def test_frames_taken(llm: LLM, process: Process, ask_hf: Callable[..., Any], na
 
 
 def test_the_rate_is_needed(llm: LLM, process: Process) -> None:
-    """Frames without a rate cannot be sampled by `fps`, says Qwen2-VL; Qwen3-VL takes 24."""
+    """Frames without a rate cannot be sampled by `fps`, except by Qwen3-VL, which assumes 24."""
     if is_third(llm):
-        assert process(clip(48), fps=4).features[0].data["video_grid_thw"].data[0] == 4
+        assert process(make_video(48), fps=4).features[0].data["video_grid_thw"].data[0] == 4
         return
     with pytest.raises(ProcessorKwargsError, match=r"give \(frames, \{'fps': 25\}\), or num_frames or"):
-        process(clip(8), fps=4)
+        process(make_video(8), fps=4)
     with pytest.raises(ProcessorKwargsError, match="num_frames=9, but the video has only 3 frames"):
-        process(clip(3), num_frames=9)
+        process(make_video(3), num_frames=9)
 
 
 def test_one_frame(llm: LLM, process: Process, tmp_path: Path) -> None:
-    """A file, an array and a list of a single frame, all the way to an answer."""
+    """A file, an array and a list of a single frame, all the way to output tokens."""
     file = write_video(tmp_path / "one.mp4", smooth(1), 25)
-    for video in (str(file), clip(1), [Image.fromarray(clip(1)[0])], (clip(1), {"fps": 30.0})):
+    for video in (str(file), make_video(1), [Image.fromarray(make_video(1)[0])], (make_video(1), {"fps": 30.0})):
         assert process(video).features[0].data["video_grid_thw"].data[0] == 1
         prompt = {"prompt": f"{VIDEO}what?", "multi_modal_data": {"video": video}}
         assert llm.generate(prompt, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)[0].finished
 
 
 def test_a_single_frame_equals_two_alike(process: Process) -> None:
-    """It is filled up with itself."""
-    frame = clip(1)
+    """A single frame is repeated."""
+    frame = make_video(1)
     once, twice = process(frame), process(np.concatenate([frame, frame]), do_sample_frames=False)
     first, second = (x.features[0].data["pixel_values_videos"].data for x in (once, twice))
     assert torch.equal(first, second)
@@ -165,7 +165,7 @@ def test_a_single_frame_equals_two_alike(process: Process) -> None:
 
 
 def test_a_real_file(llm: LLM, process: Process, ask_hf: Callable[..., Any], tmp_path: Path) -> None:
-    """Six seconds of H.264, by path, by bytes: what transformers makes of the decoded frames; and it is answered."""
+    """Six seconds of H.264, by path, by bytes: what transformers makes of the decoded frames; and output tokens."""
     file = write_video(tmp_path / "bar.mp4", smooth(150), 25)
     with av.open(str(file)) as container:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
@@ -184,7 +184,7 @@ def test_a_real_file(llm: LLM, process: Process, ask_hf: Callable[..., Any], tmp
 
 
 def test_time_stamps_of_a_varying_rate(tmp_path: Path) -> None:
-    """Where the rate varies, the container's times count; where it does not, frame number by rate."""
+    """Where the rate varies, the container's times are used; else frame number by rate."""
     path = make_tiny_checkpoint(tmp_path / "model", architecture="Qwen3VLForConditionalGeneration")
     pause = write_video(tmp_path / "pause.mp4", smooth(8), 10, times=[0, 1, 2, 3, 80, 81, 82, 83])
     with LLM(str(path), dtype="float32") as llm:
@@ -196,7 +196,7 @@ def test_time_stamps_of_a_varying_rate(tmp_path: Path) -> None:
 
 
 def test_ten_minutes(llm: LLM, tmp_path: Path) -> None:
-    """Bounded by frames where that is enough; else one clear line, and nothing is decoded."""
+    """`max_frames` bounds the frames of a long video."""
     file = str(write_video(tmp_path / "long.mp4", smooth(1200, 48, 32), 2))
     process = llm.engine.input_processor.process
     prompt: dict[str, Any] = {"prompt": VIDEO, "multi_modal_data": {"video": file}}
@@ -225,7 +225,7 @@ def test_too_long_a_prompt(llm: LLM, process: Process, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("settings", [QWEN2, QWEN3], ids=["2", "3"])
 def test_frames_are_not_kept(settings: Any) -> None:
-    """However many frames a clip has, a few of them are in memory at a time."""
+    """Whatever the length of a video, a few of its frames are in memory at a time."""
     given: list[weakref.ref[Any]] = []
     most = 0
 
@@ -252,7 +252,7 @@ def test_frames_are_not_kept(settings: Any) -> None:
 
 
 def test_resizing_is_bicubic(process: Process) -> None:
-    """Against Pillow, which transformers' processor does not use for clips: a smooth image, within two bytes."""
+    """Against Pillow, which transformers' processor does not use for videos: a smooth image, within two bytes."""
     ramp = Image.linear_gradient("L").resize((90, 75))
     image = Image.merge("RGB", (ramp, ramp.rotate(180), ramp.transpose(Image.Transpose.FLIP_LEFT_RIGHT)))
     data = process([image, image], do_sample_frames=False).features[0].data

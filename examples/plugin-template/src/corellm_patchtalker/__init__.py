@@ -1,10 +1,10 @@
-"""PatchTalker for corellm: an image's patches go straight into a Llama, row by row, as words do.
+"""PatchTalker for corellm: a Llama that takes an image's patches, row by row, as it takes words.
 
 In the prompt an image is `<image>`, and becomes `<image>` once per patch with `<row>` after each row of patches. The
 patches take embeddings, one linear layer's; `<row>` is a token like any other. Images have any shape, and any number
 of them may be in a prompt.
 
-transformers knows nothing of this model, so configuration (`config`), processor (`processor`) and model (`model`) are
+transformers does not have this model, so its configuration (`config`), processor (`processor`) and model (`model`) are
 here, too. This module is the adapter. It must import neither torch nor transformers, so that `corellm plugins` and the
 front end stay light; the hooks import what they need.
 """
@@ -42,7 +42,7 @@ class PatchTalker:
     @staticmethod
     @hookimpl
     def register_config() -> Callable[..., Any]:
-        """Our configuration class. Static: it is asked before there is a model."""
+        """Return our configuration class. Static: it is called before there is a model."""
         from corellm_patchtalker.config import PatchTalkerConfig
 
         return PatchTalkerConfig
@@ -50,7 +50,7 @@ class PatchTalker:
     @staticmethod
     @hookimpl
     def register_tokenizer() -> Callable[..., Any]:
-        """Transformers' own: `AutoTokenizer` would find it, too, but not without a warning about the configuration."""
+        """Return transformers' class, which `AutoTokenizer` finds, too, but with a warning about the configuration."""
         from transformers import PreTrainedTokenizerFast
 
         tokenizer_class: Callable[..., Any] = PreTrainedTokenizerFast
@@ -58,7 +58,7 @@ class PatchTalker:
 
     @hookimpl
     def register_processor(self) -> Callable[..., Any]:
-        """Our processor."""
+        """Return a factory of our processor."""
         from corellm_patchtalker.processor import PatchTalkerProcessor
 
         config, kwargs = self.context.hf_config, self.context.mm_processor_kwargs
@@ -68,7 +68,7 @@ class PatchTalker:
 
     @hookimpl
     def load_model(self, load_config: LoadConfig) -> nn.Module:
-        """Our model with its weights."""
+        """Return our model with its weights."""
         from corellm_patchtalker.model import load_model
 
         return load_model(self.context.hf_config, load_config)
@@ -82,8 +82,8 @@ class PatchTalker:
 
     @hookimpl
     def refuse_embeddings(self) -> str:
-        """The prompt shows where a row ends."""
-        return "they do not tell how long the image's rows are"
+        """The prompt marks the end of each row."""
+        return "they do not say how long the image's rows are"
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
@@ -98,7 +98,7 @@ class PatchTalker:
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        """One patch wide and as high as may be: as many patches as any image, and a `<row>` for each of them."""
+        """One patch wide, with the most patches: each has its own `<row>`, so no image becomes more tokens."""
         processor = self.context.hf_processor
         high = processor.patch_size * processor.max_patches
         return {"image": dummy_images(mm_counts.get("image", 0), width=processor.patch_size, height=high)}
@@ -117,7 +117,7 @@ class PatchTalker:
     def get_prompt_updates(
         self, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
     ) -> list[PromptReplacement]:
-        """The placeholder becomes rows; of their tokens, the image tokens take embeddings."""
+        """The placeholder becomes rows, whose image tokens take embeddings."""
         processor = self.context.hf_processor
 
         def rows(index: int) -> PromptUpdateDetails:

@@ -1,4 +1,4 @@
-"""What a PatchTalker checkpoint's `config.json` says. Knows no tensor and no file besides."""
+"""A PatchTalker checkpoint's `config.json`. Knows no tensor and no other file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transformers import LlamaConfig, PreTrainedConfig
 class PatchTalkerConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is not typed
     """A Llama's configuration, and how images are cut.
 
-    corellm asks it for `get_text_config()`, which finds `text_config` by its name.
+    corellm calls its `get_text_config()`, which finds `text_config` by name.
     """
 
     model_type = "patchtalker"
     sub_configs: ClassVar[dict[str, Any]] = {"text_config": LlamaConfig}
 
     text_config: Any = None
-    """The Llama's; what a file has of it becomes a `LlamaConfig`."""
+    """The Llama's; a dictionary becomes a `LlamaConfig`."""
     patch_size: int = 14
     """Side of a patch in pixels."""
     max_patches: int = 1024

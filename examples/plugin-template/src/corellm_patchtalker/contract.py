@@ -1,8 +1,8 @@
 """PatchTalker keeps the contract: `pytest --pyargs corellm_patchtalker.contract`.
 
-The contract compares the adapter with an oracle. Usually that is transformers; for a model that transformers does not
-have the author brings one. What makes an oracle good: it is slow, plain and made apart. This one reads the same files,
-and shares no line with `config`, `processor` and `model`.
+The contract compares the adapter with an oracle: transformers, or one by the author for a model that transformers does
+not have. A good oracle is plain and shares no code with the plugin; it may be slow. This one reads the same files,
+without `config`, `processor` and `model`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from corellm_patchtalker import PatchTalker
 
 
 class PlainPatchTalker(Reference):
-    """PatchTalker a second time: images are cut one patch at a time, text is generated without any cache."""
+    """A second PatchTalker: images are cut one patch at a time, text is generated without a cache."""
 
     def process(self, text: str, media: Mapping[str, Sequence[Any]], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Images are laid out in the prompt's text, before it is tokenized."""
+        """Lay images out in the prompt's text before it is tokenized."""
         import torch
 
         grids: list[list[int]] = []
@@ -39,7 +39,7 @@ class PlainPatchTalker(Reference):
     def generate(
         self, text: str, media: Mapping[str, Sequence[Any]], kwargs: Mapping[str, Any], max_tokens: int
     ) -> Continuation:
-        """The likeliest token, but for the end, again and again."""
+        """Generate the likeliest tokens, without the end token."""
         import torch
 
         inputs = self.process(text, media, kwargs)
@@ -63,7 +63,7 @@ class PlainPatchTalker(Reference):
         return Continuation(prompt.tolist(), tokens, logprobs)
 
     def _cut(self, image: Any, most: int) -> list[list[Any]]:
-        """Rows of patches."""
+        """Return rows of patches."""
         import numpy as np
         import torch
         from PIL import Image

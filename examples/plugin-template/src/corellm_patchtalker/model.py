@@ -1,7 +1,7 @@
 """The model: one linear layer for patches beside transformers' Llama. Knows no image and no prompt.
 
-Its text decoder must be transformers' modelling code or built like it: corellm runs it with an attention function of
-its own, which reads and writes the paged KV cache.
+Its text decoder must be transformers' modelling code or built like it: corellm sets its attention function, which reads
+and writes the paged KV cache.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class PatchTalkerForCausalLM(nn.Module):
-    """Projection and decoder; their names are those of the checkpoint's weights.
+    """Projection and decoder, named as in the checkpoint's weights.
 
-    corellm's default hooks find the parts by the three methods, so the adapter need not say where they are.
+    corellm's default hooks find the parts by the three methods, so the adapter need not implement hooks for them.
     """
 
     def __init__(self, config: PatchTalkerConfig) -> None:
         super().__init__()
         self.projection = nn.Linear(config.patch_values, config.text_config.hidden_size)
         self.language_model = LlamaForCausalLM(config.text_config)
-        self.generation_config = self.language_model.generation_config  # has the tokens that end an answer
+        self.generation_config = self.language_model.generation_config  # has the tokens that end a sequence
 
     def get_decoder(self) -> nn.Module:
         """The decoder without its output layer."""
@@ -48,9 +48,7 @@ class PatchTalkerForCausalLM(nn.Module):
 
 
 def load_model(config: PatchTalkerConfig, load_config: LoadConfig) -> PatchTalkerForCausalLM:
-    """Make the model and load its weights: all of the checkpoint's, and nothing left at random.
-
-    With `load_format="dummy"` everything is left at random, and no file is read.
+    """Make the model and load its weights; with `load_format="dummy"` they are random and no file is read.
 
     Raises:
         CheckpointError: a file is broken, or a weight is missing, misshapen or has no place.
@@ -74,7 +72,7 @@ def load_model(config: PatchTalkerConfig, load_config: LoadConfig) -> PatchTalke
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The weights of all safetensors files. Never a pickle: those can run code."""
+    """Return the weights of all safetensors files; pickles can run code and are not read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

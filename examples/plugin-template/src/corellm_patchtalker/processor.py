@@ -16,12 +16,12 @@ Pixels = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PatchTalkerProcessor:
-    """Tokenizes a prompt, cuts images, lays them out in the prompt.
+    """Tokenizes a prompt, cuts images and lays them out in the prompt.
 
     Args:
         tokenizer: of the checkpoint.
         patch_size: side of a patch in pixels.
-        max_patches: of one image; a request may ask for fewer, not for more: memory is planned for these.
+        max_patches: of one image; a request may ask for fewer, but not for more than memory is planned for.
     """
 
     image_token = "<image>"
@@ -47,14 +47,14 @@ class PatchTalkerProcessor:
             text: with an `<image>` for each image.
             images: in the order of their placeholders.
             return_tensors: `"pt"` for torch.
-            max_patches: of an image; None for as many as may be.
+            max_patches: of an image; None for the constructor's.
 
         Returns:
             A `BatchFeature`: `input_ids` and `attention_mask` `[1, tokens]` with the images laid out, `patches`
             `[patches of all images, 3 * patch_size ** 2]`, `grids` `[images, 2]`, rows and columns.
 
         Raises:
-            ProcessorKwargsError: `max_patches` is no number that may be asked for.
+            ProcessorKwargsError: `max_patches` is no integer in the allowed range.
             ValueError: the text has another number of placeholders.
         """
         from transformers import BatchFeature
@@ -93,7 +93,7 @@ class PatchTalkerProcessor:
             columns, rows = (-(-side // patch) for side in size)  # rounded up
             if rows * columns <= most:
                 return rows, columns
-            patch *= 2  # as good as an image of half the size
+            patch *= 2  # the same as half the image's size
 
     def _cut(self, image: Image.Image, rows: int, columns: int) -> Pixels:
         """Patches row by row, `[rows * columns, 3 * patch * patch]`, colours first, from -1 to 1."""
@@ -105,7 +105,7 @@ class PatchTalkerProcessor:
 
 
 def _checked(asked: Any, most: int | None) -> int:
-    """A number of patches as somebody asked for it."""
+    """Return a requested number of patches, if it is from 1 to `most`."""
     if isinstance(asked, int) and not isinstance(asked, bool) and 1 <= asked <= (most or asked):
         return asked
     wanted = "at least 1" if most is None else f"from 1 to {most}, for which memory was planned at start"

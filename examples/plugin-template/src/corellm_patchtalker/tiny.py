@@ -1,6 +1,6 @@
-"""A tiny random PatchTalker checkpoint, written from nothing: for the contract and anybody's experiments.
+"""A tiny random PatchTalker checkpoint, made without downloads: for the contract and experiments.
 
-Weights are spread wider than a default initialisation, so that wrong output shows.
+Weights are spread wider than a default initialisation, so that errors change the output.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Blip2:
 
     @hookimpl
     def load_model(self) -> None:
-        """Refuse what cannot be served, before a weight is read; the core's default then loads.
+        """Refuse what cannot be served before weights are read; the core's default then loads them.
 
         Raises:
             CheckpointError: the text model is an encoder-decoder, there is no image token, or the processor and the
@@ -85,7 +85,7 @@ class Blip2:
     ) -> ChatPrompt | None:
         """The prompt for visual question answering: `Question: ... Answer: ... Question: ... Answer:`.
 
-        That is how BLIP-2 (Li et al. 2023, arXiv:2301.12597) asks, earlier turns with their answers first. Other roles'
+        BLIP-2 was published with this prompt (Li et al. 2023, arXiv:2301.12597); earlier turns come first. Other roles'
         text goes in as it is. An image without any text is captioned: its prompt is empty.
         """
         if chat_template:
@@ -101,7 +101,7 @@ class Blip2:
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The image without any text, which changes nothing of it; arguments are the core's to check."""
+        """Process the image without the text, which does not change it; the core checks arguments."""
         if mm_kwargs:
             return None
         outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")
@@ -127,7 +127,7 @@ class Blip2:
 
     @hookimpl
     def get_language_model(self, model: Any) -> nn.Module:
-        """BLIP-2's own `get_decoder` gives the text model with its output layer; the decoder is inside."""
+        """The text model's decoder; BLIP-2's own `get_decoder` includes the output layer."""
         decoder: nn.Module = model.language_model.get_decoder()
         return decoder
 
@@ -135,7 +135,7 @@ class Blip2:
     def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Tensor:
         """Tower, Q-Former, projection: `[images, queries, hidden_size]`.
 
-        A request may ask for another `size`, so positions are interpolated; at the tower's own size they are its own.
+        Positions are interpolated for requests with another `size`; at the tower's own size they do not change.
         """
         features = model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)
         embeddings: Tensor = features.pooler_output

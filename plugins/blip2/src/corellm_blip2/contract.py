@@ -11,10 +11,10 @@ from corellm_blip2 import Blip2
 
 
 class Blip2Reference(Reference):
-    """Transformers', whose BLIP-2 wants an image: its text model alone answers where there is none."""
+    """Transformers' model; its text model alone for prompts without an image, which its BLIP-2 does not take."""
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
-        """Positions are interpolated, as for another `size`; at the tower's own they are its own."""
+        """Generate with interpolated positions, as the plugin does; at the tower's own size they do not change."""
         inputs = self.process(text, media, kwargs)
         if not media:
             return generate_one(self.model.language_model, inputs, max_tokens)

@@ -1,6 +1,6 @@
-"""A tiny random BLIP-2 checkpoint, written from nothing: for contract tests and anybody's experiments.
+"""A tiny random BLIP-2 checkpoint, made without downloads: for contract tests and experiments.
 
-Weights are spread wider than a default initialisation, so that wrong output shows.
+Weights are spread wider than a default initialisation, so that errors change the output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def make_tiny_checkpoint(
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
-        text: the text model; T5, an encoder-decoder, is there to be refused.
+        text: the text model; T5, an encoder-decoder, is refused at load.
         embed_image_token: whether the embedding table has a row for the image token.
         hidden_size, num_layers: of the text model.
 
@@ -68,7 +68,7 @@ def make_tiny_checkpoint(
 
 
 def _text_config(text: str, tokenizer: Any, vocab_size: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
-    """Of the text model, with four heads."""
+    """The text model's configuration, with four heads."""
     common = {"model_type": text, "vocab_size": vocab_size}
     common |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     if text == "t5":

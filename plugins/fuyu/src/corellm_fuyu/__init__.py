@@ -2,10 +2,10 @@
 
 A prompt has no placeholder. The image goes before it, row by row: an image token per patch, a newline token after
 each row, and `<s>` at the end; only the image tokens take embeddings, one linear layer's. After the prompt comes the
-beginning-of-answer token. Prompts without an image are as the tokenizer makes them.
+beginning-of-answer token. Prompts without an image are not changed.
 
-How images are fitted and cut, and where tokens go, is `FuyuProcessor`'s of transformers 5.17. It pairs each text with
-one image and takes a second one's patches for more of the first, so one image per prompt is the limit.
+Images are resized and cut, and tokens placed, as by `FuyuProcessor` of transformers 5.17. It pairs each text with one
+image and mixes the patches of a second one into the first, so the limit is one image per prompt.
 """
 
 from __future__ import annotations
@@ -49,37 +49,37 @@ class Fuyu:
 
     @hookimpl
     def refuse_embeddings(self) -> str:
-        """Rows of an image are marked in the prompt."""
+        """The prompt marks the rows of an image."""
         return "they do not say how long the image's rows are"
 
     @hookimpl
     def get_dummy_text(self) -> str:
-        """Nothing stands for an image."""
+        """No placeholder."""
         return ""
 
     @hookimpl
     def get_dummy_mm_data(
         self, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Any]:
-        """As large as images may be: larger ones are shrunk, smaller ones have no more rows nor longer ones."""
+        """The largest size; larger images are shrunk to it."""
         from transformers.image_processing_utils import get_size_dict
 
         limit = self.context.kwargs_for("image").get("size", self.context.hf_processor.image_processor.size)
         size = get_size_dict(limit)
-        width, height = (size.get(side, 1) for side in ("width", "height"))  # other forms are refused with the dummy
+        width, height = (size.get(side, 1) for side in ("width", "height"))  # other keys are refused with the dummy
         bounds = mm_options.get("image")
         return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height, bounds=bounds)}
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
-        """Nothing, wherever in the conversation the image is."""
+        """No placeholder, wherever in the conversation the image is."""
         return "" if modality == "image" else None
 
     @hookimpl
     def make_context(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, chat_template: str | None
     ) -> ChatPrompt | None:
-        r"""Without a template, as Fuyu was trained: `question\n`, then the answer after its token."""
+        r"""Without a template the form of Fuyu's training: `question\n`, `<0x04>`, the assistant's text."""
         if chat_template:
             return None
         media = collect_media(messages)
@@ -89,22 +89,22 @@ class Fuyu:
                 prompt += _BEGIN_ANSWER
             prompt += "".join(part["text"] for part in message["content"] if part["type"] == "text")
             prompt = prompt.removesuffix("\n") + "\n"
-        if add_generation_prompt and "image" not in media:  # prompts with an image get it anyway
+        if add_generation_prompt and "image" not in media:  # the core adds it to prompts with an image
             prompt += _BEGIN_ANSWER
         return ChatPrompt(prompt, media)
 
     @hookimpl
     def apply_hf_processor_tokens_only(self, token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
-        """Beside an image the tokenizer's own prefix is left out, and the answer begins."""
+        """In a prompt with an image, remove the tokenizer's prefix and append the beginning-of-answer token."""
         if not mm_counts:
             return token_ids
         prefix, answer = self._added_tokens()
         if prefix and token_ids[: len(prefix)] == prefix:
             token_ids = token_ids[len(prefix) :]
-        return [*token_ids, answer[-1]] if token_ids else [*answer]  # alone, it has the word mark before it
+        return [*token_ids, answer[-1]] if token_ids else [*answer]  # without text, a word mark precedes it
 
     def _added_tokens(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before every text, and the answer's beginning with the word mark it puts there."""
+        """The tokenizer's prefix of every text, and the tokens of the beginning of an answer as a text of its own."""
         if self._added is None:
             tokenizer = self.context.tokenizer
             answer = tokenizer(_BEGIN_ANSWER, add_special_tokens=False)["input_ids"]
@@ -113,7 +113,7 @@ class Fuyu:
 
     @hookimpl(wrapper=True)
     def call_hf_processor(self) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
-        """The grid of patches `[1, rows, columns, values]`, which the processor flattens (a single one altogether)."""
+        """The patches as `[1, rows, columns, values]`; the processor flattens them, a single one to a vector."""
         outputs = yield
         patches = outputs["image_patches"]
         rows = int((outputs["input_ids"] == self.context.hf_processor.image_newline_id).sum())

@@ -11,10 +11,10 @@ from corellm_fuyu import Fuyu
 
 
 class FuyuReference(Reference):
-    """Transformers', whose processor gives the patches of an image flat, and a single one without its dimension."""
+    """Transformers' model and processor, with patches in the plugin's shape."""
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The patches as `[1, rows, columns, values]`: a row ends with a newline token."""
+        """Return the patches as `[1, rows, columns, values]`: a row ends with a newline token."""
         outputs = super().process(text, media, kwargs)
         if media:
             patches = outputs["image_patches"]
@@ -23,7 +23,7 @@ class FuyuReference(Reference):
         return outputs
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
-        """The model takes them flat, `[1, patches, values]`."""
+        """Generate from flat patches, `[1, patches, values]`."""
         inputs = self.process(text, media, kwargs)
         if media:
             inputs["image_patches"] = inputs["image_patches"].flatten(1, 2)

@@ -1,8 +1,8 @@
-"""A tiny random Fuyu checkpoint, written from nothing: for contract tests and anybody's experiments.
+"""A tiny random Fuyu checkpoint, made without downloads: for contract tests and experiments.
 
 Its tokenizer is of the original's kind: a Unigram model that marks words with U+2581, knows the family's tokens as
 ordinary pieces, falls back to bytes, and begins every text with `|ENDOFTEXT|`. Weights are spread wider than a default
-initialisation, so that wrong output shows.
+initialisation, so that errors change the output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LLaVA for corellm: `LlavaForConditionalGeneration`, with any vision tower and text model transformers knows.
 
 An image's `<image>` token becomes as many image tokens as the tower has patches; the vision tower and the projector
-give an embedding for each. Nothing else is special, so this is also the adapter to start a new one from.
+give an embedding for each. This is the adapter to start a new one from.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Llava:
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
-        """LLaVA was trained with the image on a line of its own."""
+        """The image on a line of its own, as in training."""
         return f"{self.context.hf_processor.image_token}\n" if modality == "image" else None
 
     @hookimpl
@@ -71,7 +71,7 @@ class Llava:
         return [PromptReplacement("image", target=[token], replacement=replacement)]
 
     def _num_patches(self, pixel_values: Tensor) -> int:
-        """Embeddings of one image `[channels, height, width]`: its patches, and a class token if it is kept."""
+        """Number of embeddings of one image `[channels, height, width]`: patches, and the class token if it is kept."""
         processor = self.context.hf_processor
         height, width = pixel_values.shape[-2:]
         patches: int = (height // processor.patch_size) * (width // processor.patch_size)

@@ -1,6 +1,6 @@
-"""A tiny random LLaVA checkpoint, written from nothing: for contract tests and anybody's experiments.
+"""A tiny random LLaVA checkpoint, made without downloads: for contract tests and experiments.
 
-Weights are spread wider than a default initialisation, so that wrong output shows.
+Weights are spread wider than a default initialisation, so that errors change the output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Qwen2-Audio for corellm: `Qwen2AudioForConditionalGeneration`.
 
-A sound becomes a log-mel spectrogram, padded to the 30 seconds the encoder was trained on; a convolution and a pooling
-leave one embedding for every four frames that hold sound, 25 per second. The encoder must not look at the padding, and
-what it makes of the padding is thrown away. The prompt's `<|AUDIO|>` becomes as many tokens as embeddings are left; the
-`<|audio_bos|>` and `<|audio_eos|>` around it are the prompt's own.
+Audio becomes a log-mel spectrogram, padded to the 30 seconds the encoder was trained on; a convolution and a pooling
+give one embedding for every four frames, 25 per second. The padding is masked in the encoder, and its embeddings are
+dropped. The prompt's `<|AUDIO|>` becomes as many tokens as embeddings are left; the `<|audio_bos|>` and `<|audio_eos|>`
+around it are the prompt's own.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Qwen2Audio:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of sounds."""
+        """Any number of audio items."""
         return {"audio": None}
 
     @hookimpl
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """One audio token per sound."""
+        """One audio token per item."""
         audio_token: str = self.context.hf_processor.audio_token
         return audio_token * mm_counts.get("audio", 0)
 
@@ -48,25 +48,25 @@ class Qwen2Audio:
     def get_dummy_mm_data(
         self, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Any]:
-        """Audio as long as the model hears."""
+        """The longest audio that the encoder takes."""
         samples = self.context.hf_processor.feature_extractor.n_samples
         bounds = mm_options.get("audio")
         return {"audio": dummy_audios(mm_counts.get("audio", 0), num_samples=samples, bounds=bounds)}
 
     @hookimpl
     def get_placeholder_str(self, modality: str, index: int) -> str | None:
-        """Qwen2-Audio was trained with sounds that are counted, each on a line of its own."""
+        """Numbered, on a line of its own, as in training."""
         processor = self.context.hf_processor
-        sound = f"{processor.audio_bos_token}{processor.audio_token}{processor.audio_eos_token}"
-        return f"Audio {index + 1}: {sound}\n" if modality == "audio" else None
+        audio = f"{processor.audio_bos_token}{processor.audio_token}{processor.audio_eos_token}"
+        return f"Audio {index + 1}: {audio}\n" if modality == "audio" else None
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The sound without any text, which changes nothing of it; refused what would be cut or not be heard at all.
+        """Process the audio without the text, which does not change it; refuse what is too long or too short.
 
         Raises:
-            ProcessorKwargsError: anything but `truncation`: the rest would unfit the spectrogram for the encoder.
-            MediaTooLargeError: longer than the model hears, and no `truncation`.
+            ProcessorKwargsError: an argument other than `truncation`: the encoder would not take the spectrogram.
+            MediaTooLargeError: longer than the encoder takes, without `truncation`.
             MediaError: too short for a single embedding.
         """
         truncation = mm_kwargs.get("truncation", False)
@@ -79,7 +79,7 @@ class Qwen2Audio:
         num_samples, most, rate = len(mm_data["audio"][0]), extractor.n_samples, extractor.sampling_rate
         if num_samples > most and not truncation:
             raise MediaTooLargeError(
-                f"{num_samples} samples ({num_samples / rate:.2f} seconds), but the model hears {most} "
+                f"{num_samples} samples ({num_samples / rate:.2f} seconds), but the model takes {most} "
                 f"({most / rate:g}); give it in parts, or mm_processor_kwargs={{'truncation': True}} to drop the rest",
                 modality="audio", expected=most, got=num_samples,
             )  # fmt: skip
@@ -89,14 +89,14 @@ class Qwen2Audio:
                 f"than {2 * extractor.hop_length}",
                 modality="audio", expected=2 * extractor.hop_length + 1, got=num_samples,
             )  # fmt: skip
-        heard = extractor(
+        outputs = extractor(
             mm_data["audio"], sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
         )
-        return {"input_features": heard["input_features"], "feature_attention_mask": heard["attention_mask"]}
+        return {"input_features": outputs["input_features"], "feature_attention_mask": outputs["attention_mask"]}
 
     @hookimpl
     def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        """`input_features` is `[sounds, mel, frames]`, `feature_attention_mask` `[sounds, frames]`."""
+        """`input_features` is `[items, mel, frames]`, `feature_attention_mask` `[items, frames]`."""
         batched = MultiModalFieldConfig.batched("audio")
         return {"input_features": batched, "feature_attention_mask": batched}
 
@@ -118,11 +118,11 @@ class Qwen2Audio:
 
     @hookimpl
     def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
-        """Encoder, projector, and of each sound the rows that are not padding: `[tokens, hidden_size]`."""
+        """Encoder and projector, without the embeddings of padding: `[tokens, hidden_size]` per item."""
         import torch
         from transformers.masking_utils import create_bidirectional_mask
 
-        features = mm_kwargs["input_features"]  # [sounds, mel, frames]
+        features = mm_kwargs["input_features"]  # [items, mel, frames]
         after_convolution, after_pooling = _lengths(mm_kwargs["feature_attention_mask"].sum(-1))
         tower = model.model.audio_tower
         positions = torch.arange(tower.config.max_source_positions, device=features.device)
@@ -131,12 +131,12 @@ class Qwen2Audio:
             inputs_embeds=features.new_empty(len(features), len(positions), 1),
             attention_mask=(positions < after_convolution[:, None]).long(),
         )
-        hidden = tower(features, attention_mask=mask).last_hidden_state  # [sounds, positions / 2, width]
+        hidden = tower(features, attention_mask=mask).last_hidden_state  # [items, positions / 2, width]
         embeddings = model.model.multi_modal_projector(hidden)
-        return [rows[:count] for rows, count in zip(embeddings, after_pooling.tolist(), strict=True)]
+        return [item[:count] for item, count in zip(embeddings, after_pooling.tolist(), strict=True)]
 
 
 def _lengths(frames: _Count) -> tuple[_Count, _Count]:
-    """How many positions are left of so many frames after the strided convolution, and then after the pooling."""
+    """Number of positions of so many frames after the strided convolution, and after the pooling."""
     positions = (frames - 1) // 2 + 1
     return positions, (positions - 2) // 2 + 1

@@ -10,7 +10,7 @@ from corellm_qwen_audio.tiny import make_tiny_checkpoint
 
 
 class TestQwen2Audio(AdapterContract):
-    """An encoder that hears four seconds: every sound is padded to that, and shorter ones must not hear the padding."""
+    """An encoder of four seconds: shorter audio is padded, and the padding must not change its embeddings."""
 
     adapter = Qwen2Audio
     processor_kwargs = ({"truncation": True},)

@@ -1,7 +1,7 @@
-"""A tiny random Qwen2-Audio checkpoint, written from nothing: for contract tests and anybody's experiments.
+"""A tiny random Qwen2-Audio checkpoint, made without downloads: for contract tests and experiments.
 
-Weights are spread wider than a default initialisation, so that wrong output shows. The chat template is the processor's
-own, which is the published checkpoints', too.
+Weights are spread wider than a default initialisation, so that errors change the output. The chat template is the
+processor's own, as in the published checkpoints.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, seconds: int = 30) 
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
-        seconds: how long a sound the model hears; the published ones hear 30. Every sound is padded to this, so that a
-            shorter one makes for quick tests.
+        seconds: longest audio the encoder takes, 30 in the published checkpoints. All audio is padded to this, so a
+            lower value makes tests faster.
 
     Returns:
         `path`.

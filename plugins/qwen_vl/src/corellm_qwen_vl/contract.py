@@ -16,10 +16,10 @@ from corellm_qwen_vl.hf_oracle import HFProcessors
 
 
 class QwenReference(Reference):
-    """Transformers' own processors in a process of their own, where torchvision seems to be installed.
+    """Transformers' own processors, in a process that has a stand-in for torchvision.
 
-    Images are resized there by torchvision, here and in corellm by Pillow: their pixels come from transformers'
-    processor for that, everything else from the whole one.
+    They resize images by torchvision, corellm by Pillow: the pixels of images are those of transformers' processor for
+    Pillow.
     """
 
     @cached_property
@@ -29,19 +29,19 @@ class QwenReference(Reference):
 
     @cached_property
     def image_processor(self) -> Any:
-        """For Pillow."""
+        """Transformers' processor for Pillow."""
         return transformers.Qwen2VLImageProcessorPil.from_pretrained(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Text, images and clips together; clips at two frames a second, as the family's own tools have it."""
-        images, clips = list(media.get("image", ())), list(media.get("video", ()))
+        """Process text, images and videos together; videos at two frames a second, as the family's own tools do."""
+        images, videos = list(media.get("image", ())), list(media.get("video", ()))
         outputs = self.processors(
             self.checkpoint,
             text=text,
             images=images or None,
-            videos=[frames for frames, _ in clips] or None,
-            video_metadata=[{"total_num_frames": len(frames), **known} for frames, known in clips] or None,
-            **{**({"do_sample_frames": True, "fps": 2.0} if clips else {}), **kwargs},
+            videos=[frames for frames, _ in videos] or None,
+            video_metadata=[{"total_num_frames": len(frames), **known} for frames, known in videos] or None,
+            **{**({"do_sample_frames": True, "fps": 2.0} if videos else {}), **kwargs},
         )
         tensors = {name: torch.from_numpy(value) for name, value in outputs.items()}
         if images:
@@ -50,7 +50,7 @@ class QwenReference(Reference):
         return tensors
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
-        """Of these tensors."""
+        """Generate from these tensors."""
         return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
 
     def close(self) -> None:
@@ -59,18 +59,18 @@ class QwenReference(Reference):
 
 
 class QwenContract(AdapterContract):
-    """What the generations have in common."""
+    """The same for all generations."""
 
     reference = QwenReference
     processor_kwargs = ({"min_pixels": 3136, "max_pixels": 6000}, {"fps": 1.0})
     exceptions: ClassVar[Mapping[str, str]] = {
-        "test_the_dummy_is_the_stated_maximum": "the bound holds for images 200 times as long as wide, too, "
-        "while the dummies are what costs the encoder most: nearly square, and on a CPU not larger than needed"
+        "test_the_dummy_is_the_stated_maximum": "the bound holds for images 200 times as long as wide, too; "
+        "the dummies are those that cost the encoder most: nearly square, and on a CPU not larger than needed"
     }
 
 
 class TestQwen2VL(QwenContract):
-    """The first of dynamic resolution."""
+    """Dynamic resolution."""
 
     adapter = Qwen2VL
     architecture = "Qwen2VLForConditionalGeneration"

@@ -1,12 +1,12 @@
-"""Transformers' own Qwen-VL processors, video included, in a process of their own where `torchvision` can be imported.
+"""Transformers' own Qwen-VL processors, in a process that has a stand-in for `torchvision`.
 
-No torchvision works beside the CPU build of torch, and without one transformers makes no video processor. So a stand-in
-with the few functions that processing calls, each on torch's own operations as torchvision has it, is put in its place
-before transformers is imported. Everything that is compared (sizes, sampling, patches, time stamps, prompt text) is
-transformers' code. Run as a program: reads pickled requests from standard input, writes pickled answers.
+Transformers makes no video processor without torchvision, which is not a dependency here. The stand-in has the few
+functions that processing calls, on torch's own operations as in torchvision; it is installed before transformers is
+imported. Everything that is compared (sizes, sampling, patches, time stamps, prompt text) is transformers' code. Run as
+a program: reads pickled requests from standard input, writes pickled results.
 
 The `resize` here is torchvision's for tensors on a CPU (`transforms/v2/functional/_geometry.py`, `resize_image`): bytes
-are resized as bytes on a CPU, antialiased, and an image of the right size is left alone.
+are resized as bytes on a CPU, antialiased; an image of the right size is not changed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 
 
 class HFProcessors:
-    """Transformers' processors, asked from the process where there is no torchvision."""
+    """Transformers' processors, called from a process without torchvision."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __call__(self, checkpoint: Path, **request: Any) -> dict[str, Any]:
-        """The tensors, as arrays, that a checkpoint's processor makes of `text=`, `images=`, `videos=` and so on.
+        """Return a processor's tensors, as arrays, of `text=`, `images=`, `videos=` and so on.
 
         Raises:
             Exception: what the processor raised.
@@ -37,10 +37,10 @@ class HFProcessors:
         assert self._process.stdout is not None
         pickle.dump((str(checkpoint), request), self._process.stdin)
         self._process.stdin.flush()
-        answer = pickle.load(self._process.stdout)
-        if isinstance(answer, Exception):
-            raise answer
-        arrays: dict[str, Any] = answer
+        result = pickle.load(self._process.stdout)
+        if isinstance(result, Exception):
+            raise result
+        arrays: dict[str, Any] = result
         return arrays
 
     def close(self) -> None:
@@ -125,10 +125,10 @@ def main() -> None:
             processors[path] = transformers.AutoProcessor.from_pretrained(path)
         try:
             outputs = processors[path](**request, return_tensors="pt")
-            answer: Any = {name: value.numpy() for name, value in outputs.items() if hasattr(value, "numpy")}
+            result: Any = {name: value.numpy() for name, value in outputs.items() if hasattr(value, "numpy")}
         except Exception as error:  # the test decides what it means
-            answer = error
-        pickle.dump(answer, sys.stdout.buffer)
+            result = error
+        pickle.dump(result, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 

@@ -1,4 +1,4 @@
-"""The processor of a checkpoint: images by transformers' own, clips by ours; needs no torchvision.
+"""The processor of a checkpoint: images by transformers' own, videos by this plugin's; needs no torchvision.
 
 `AutoProcessor` and `Qwen2VLProcessor` cannot be made without torchvision, for they hold a video processor that imports
 it. Everything is read from the files a checkpoint has, old or new. Knows tensors and arguments, no prompt.
@@ -28,10 +28,10 @@ _MAX_ASPECT_RATIO = 200
 
 
 class QwenVLProcessor:
-    """Images and clips of one request, one at a time, to tensors.
+    """Turns one image or one video into tensors.
 
     Attributes:
-        chat_template: the processor's, if it has one; else the tokenizer's counts.
+        chat_template: the processor's; if None, the tokenizer's is used.
     """
 
     def __init__(self, image_processor: Any, video: VideoSettings, chat_template: Any = None) -> None:
@@ -42,11 +42,11 @@ class QwenVLProcessor:
     def from_pretrained(cls, path: Path, defaults: VideoSettings) -> QwenVLProcessor:
         """Read a checkpoint's files.
 
-        A clip's settings are in `processor_config.json`, else in `video_preprocessor_config.json`, else, as checkpoints
-        of the first years have it, the images' in `preprocessor_config.json` count for both.
+        A video's settings are in `processor_config.json`, else in `video_preprocessor_config.json`, else, as older
+        checkpoints have it, in `preprocessor_config.json` with the images'.
 
         Raises:
-            CheckpointError: there are none, or they want what is not supported.
+            CheckpointError: there are none, or they have settings that are not supported.
         """
         stated, _ = transformers.ProcessorMixin.get_processor_dict(path)
         files = [path / "video_preprocessor_config.json", path / "preprocessor_config.json"]
@@ -54,7 +54,7 @@ class QwenVLProcessor:
         if video is None:
             found = next((file for file in files if file.is_file()), None)
             if found is None:
-                raise CheckpointError(f"{path} says nothing of its processor; put {files[-1].name} there")
+                raise CheckpointError(f"{path} has no processor configuration; put {files[-1].name} there")
             video = json.loads(found.read_text(encoding="utf-8"))
         images = transformers.Qwen2VLImageProcessorPil.from_pretrained(path)
         return cls(images, defaults.of_checkpoint(video), stated.get("chat_template"))
@@ -69,21 +69,21 @@ class QwenVLProcessor:
         max_tokens: int | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Turn one image or one clip into tensors.
+        """Turn one image or one video into tensors.
 
         Args:
-            text: not looked at: the adapter places items in prompts.
+            text: ignored: the adapter places items in prompts.
             images: one image, or none.
-            videos: one clip, or none.
-            return_tensors: torch's whatever it says.
-            max_tokens: what becomes more is refused before it is processed.
+            videos: one video, or none.
+            return_tensors: ignored: tensors are torch's.
+            max_tokens: an item that becomes more is refused before it is processed.
             **kwargs: a request's `mm_processor_kwargs`.
 
         Returns:
-            `pixel_values` and `image_grid_thw`, or what `process_video` gives.
+            `pixel_values` and `image_grid_thw`, or the result of `process_video`.
 
         Raises:
-            ProcessorKwargsError, PromptTooLongError, MediaError: the arguments or the medium, and the way out.
+            ProcessorKwargsError, PromptTooLongError, MediaError: the arguments or the item are wrong.
         """
         given = check_arguments(kwargs)
         outputs: dict[str, Any] = {}
@@ -116,12 +116,12 @@ class QwenVLProcessor:
     # --- the worst case ---------------------------------------------------------------------------------------------
 
     def largest_image(self, tokens: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
-        """Width and height of an image that becomes as many tokens as any may, and not more than `tokens`."""
+        """Width and height of an image of the most tokens, at most `tokens`."""
         _, most = self._image_bounds(check_arguments(kwargs))
         return _near_square(min(tokens, most // self._side**2), self._side)
 
     def largest_video(self, tokens: int, kwargs: Mapping[str, Any]) -> tuple[int, int, int]:
-        """Frames, width and height of such a clip: of few large frames, the costliest for the encoder."""
+        """Frames, width and height of such a video: of few large frames, which cost the encoder most."""
         video = self.video.of_request(check_arguments(kwargs))
         step = video.temporal_patch_size
         per_frame = video.max_pixels // video.factor**2 // (step if video.bounds_all_frames else 1)
@@ -130,7 +130,7 @@ class QwenVLProcessor:
         return min(groups * step, video.max_frames), *_near_square(per_frame, video.factor)
 
     def most_tokens(self, images: Mapping[str, Any], videos: Mapping[str, Any], text_per_step: int) -> dict[str, int]:
-        """`{modality: tokens}` that no image and no video exceeds, where each temporal patch comes with text."""
+        """`{modality: tokens}` that no image and no video exceeds; each temporal patch of a video comes with text."""
         video = self.video.of_request(check_arguments(videos))
         groups = -(-video.max_frames // video.temporal_patch_size)
         least, most = (-(-bound // video.factor**2) for bound in (video.min_pixels, video.max_pixels))
@@ -151,7 +151,7 @@ def _near_square(tokens: int, side: int) -> tuple[int, int]:
 def _most_tokens(least: int, most: int, groups: int) -> int:
     """Tokens of `groups` images, together between `least` and `most` before their sides are rounded to whole ones.
 
-    No side is rounded to nothing, so very long images have more than `most`: a row of one, sqrt(200 n) for n tokens.
+    No side is rounded to zero, so very long images exceed `most`: sqrt(200 n) tokens in one row instead of n.
     Sides that must grow are rounded up: n tokens become at most (a + 1) (b + 1) with a b = n, a + b < 15 sqrt(n).
     """
     return max(

@@ -1,8 +1,8 @@
-"""Qwen2-VL and Qwen2.5-VL: images and clips become a grid of patches, four patches a token, at any resolution.
+"""Qwen2-VL and Qwen2.5-VL: images and videos become a grid of patches, four patches a token, at any resolution.
 
 A placeholder token becomes as many as the item has tokens. Positions have three axes, time, height and width (M-RoPE);
-transformers' model computes them, Qwen2.5-VL's with time in seconds (`second_per_grid_ts`). What is done to pixels is
-`processor`'s and `video_processor`'s business.
+transformers' model computes them, Qwen2.5-VL's with time in seconds (`second_per_grid_ts`). `processor` and
+`video_processor` turn pixels into patches.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from corellm_qwen_vl.settings import VideoSettings
 
 _CPU_DUMMY_TOKENS = 1024
-"""On a CPU nobody measures memory by the dummies, and a real tower needs minutes for more."""
+"""On a CPU memory is not measured by the dummies, and a real tower needs minutes for more."""
 
 
 class Qwen2VL:
-    """The adapter of both; Qwen3-VL's changes a few hooks."""
+    """The adapter of both; Qwen3-VL's is a subclass."""
 
     contract = 1
     text_per_step: ClassVar[int] = 0
-    """Most tokens of text that go with each temporal patch of a clip."""
+    """Most tokens of text with each temporal patch of a video."""
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
@@ -48,13 +48,13 @@ class Qwen2VL:
 
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of images and clips."""
+        """Any number of images and videos."""
         return {"image": None, "video": None}
 
     @hookimpl
     def refuse_embeddings(self) -> str:
-        """Items have their places by their grids."""
-        return "they do not tell the grid of patches by which their tokens have their places"
+        """Positions need the items' grids."""
+        return "they do not have the grid of patches from which their tokens' positions are computed"
 
     @hookimpl
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
@@ -74,25 +74,25 @@ class Qwen2VL:
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Any]:
-        """The largest that the checkpoint's and the operator's bounds allow and that fit a sequence."""
-        tokens = max(1, seq_len - 32)  # for the texts around
+        """The largest that the checkpoint's and the operator's bounds allow, at most as long as a sequence."""
+        tokens = max(1, seq_len - 32)  # for the text around it
         if self.context.device.type == "cpu":
             tokens = min(tokens, _CPU_DUMMY_TOKENS)
         processor = self.context.hf_processor
         width, height = processor.largest_image(tokens, self.context.kwargs_for("image"))
         images = dummy_images(mm_counts.get("image", 0), width=width, height=height, bounds=mm_options.get("image"))
         frames, width, height = processor.largest_video(tokens, self.context.kwargs_for("video"))
-        clips = dummy_videos(
+        videos = dummy_videos(
             mm_counts.get("video", 0), width=width, height=height, num_frames=frames, bounds=mm_options.get("video")
         )
         return {
             "image": images,
-            "video": [(clip, {"do_sample_frames": False}) for clip in clips],
+            "video": [(video, {"do_sample_frames": False}) for video in videos],
         }
 
     @hookimpl
     def get_mm_max_tokens_per_item(self, seq_len: int) -> Mapping[str, int]:
-        """A bound, without processing anything; what would be longer than a sequence is refused."""
+        """A bound computed from the settings; items longer than a sequence are refused."""
         images, videos = self.context.kwargs_for("image"), self.context.kwargs_for("video")
         most = self.context.hf_processor.most_tokens(images, videos, self.text_per_step)
         return {modality: min(tokens, seq_len) for modality, tokens in most.items()}
@@ -111,21 +111,21 @@ class Qwen2VL:
 
     @hookimpl
     def register_processor(self) -> Callable[..., Any]:
-        """Ours, for transformers' needs torchvision."""
+        """Return a factory of `QwenVLProcessor`, as transformers' needs torchvision."""
         from corellm_qwen_vl.processor import QwenVLProcessor
 
         return lambda path: QwenVLProcessor.from_pretrained(path, self._video_defaults())
 
     @hookimpl
     def get_mm_kwargs_names(self, modality: str) -> Sequence[str]:
-        """Images have a size; how videos are sampled does not change them."""
+        """The sampling of videos does not change images."""
         from corellm_qwen_vl.settings import ACCEPTED, FOR_IMAGES
 
         return FOR_IMAGES if modality == "image" else ACCEPTED
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One item; refused before any work if it cannot fit."""
+        """Process one item; one that is too long is refused before."""
         from corellm_qwen_vl.settings import check_arguments
 
         images, videos = mm_data.get("image", ()), mm_data.get("video", ())
@@ -136,7 +136,7 @@ class Qwen2VL:
 
     @hookimpl
     def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
-        """Pixels are `[patches of all items, ...]`, everything else has a row per item."""
+        """Pixels are `[patches of all items, ...]`; other tensors are `[items, ...]`."""
         fields = {}
         for modality, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
             grids = f"{modality}_grid_thw"
@@ -151,7 +151,7 @@ class Qwen2VL:
     def get_prompt_updates(
         self, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
     ) -> list[PromptReplacement]:
-        """A placeholder becomes one per token of its item."""
+        """A placeholder becomes as many as its item has tokens."""
 
         def update(modality: str) -> PromptReplacement:
             items = out_mm_kwargs.get(modality, ())
@@ -160,7 +160,7 @@ class Qwen2VL:
         return [update("image"), update("video")]
 
     def _expanded(self, modality: str, item: MultiModalKwargsItem) -> PromptUpdateDetails:
-        """What an item's placeholder becomes."""
+        """Return the expansion of an item's placeholder."""
         return PromptUpdateDetails.from_seq([self._token(modality)] * sum(self._tokens_per_step(modality, item)))
 
     def _tokens_per_step(self, modality: str, item: MultiModalKwargsItem) -> list[int]:
@@ -173,8 +173,8 @@ class Qwen2VL:
     @hookimpl
     def get_multimodal_embeddings(self, model: Any, modality: str, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
         """Tower and merger: `[tokens, hidden_size]` per item."""
-        rows: Sequence[Tensor] = self._encode(model, modality, mm_kwargs).pooler_output
-        return rows
+        embeddings: Sequence[Tensor] = self._encode(model, modality, mm_kwargs).pooler_output
+        return embeddings
 
     def _encode(self, model: Any, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
         if modality == "image":
@@ -185,7 +185,7 @@ class Qwen2VL:
     def get_rope_positions(
         self, model: Any, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
     ) -> tuple[Tensor, int]:
-        """Tokens of an item have their place in its grid; text after it counts on from the grid's longer side."""
+        """Positions of an item's tokens are those of its grid; text after it continues from the grid's longest side."""
         import torch
 
         ids = torch.tensor([token_ids])
@@ -194,13 +194,13 @@ class Qwen2VL:
             border = second.placeholder.offset
             if first.placeholder.end == border and kinds[0, border - 1] == kinds[0, border] != 0:
                 raise PlaceholderError(
-                    f"{first.modality} {first.item} and {second.item} stand side by side; the model needs something "
+                    f"{first.modality} {first.item} and {second.item} stand side by side; the model needs text "
                     f"between them, such as {self.get_placeholder_str(first.modality)} for each",
                     modality=second.modality, item=second.item,
                 )  # fmt: skip
         stacked: dict[str, Any] = {}
         for name in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts"):
-            rows = [feature.data[name].data for feature in mm_features if name in feature.data]
-            stacked[name] = torch.stack(rows) if rows else None
+            tensors = [feature.data[name].data for feature in mm_features if name in feature.data]
+            stacked[name] = torch.stack(tensors) if tensors else None
         positions, offset = model.model.get_rope_index(ids, kinds, **stacked)
         return positions[:, 0], int(offset)

@@ -1,6 +1,6 @@
-"""Qwen3-VL: each pair of frames has its time written before it; what the tower sees on the way joins the decoder, too.
+"""Qwen3-VL: a time stamp before each pair of frames, and features of the tower's layers added in the decoder.
 
-A row of encoder output is the token's embedding followed by its deepstack features, one for each of the decoder's first
+An encoder embedding is the token's embedding followed by its deepstack features, one for each of the decoder's first
 layers (DeepStack, https://arxiv.org/abs/2406.04334).
 """
 
@@ -30,7 +30,7 @@ class Qwen3VL(Qwen2VL):
         return QWEN3
 
     def _expanded(self, modality: str, item: MultiModalKwargsItem) -> PromptUpdateDetails:
-        """A clip becomes `<0.3 seconds>`, vision start, its tokens, vision end for each pair of frames."""
+        """A video becomes `<0.3 seconds>`, vision start, its tokens, vision end for each pair of frames."""
         if modality == "image":
             return super()._expanded(modality, item)
         config, encode = self.context.hf_config, self.context.tokenizer.encode
@@ -53,14 +53,14 @@ class Qwen3VL(Qwen2VL):
         import torch
 
         encoded = self._encode(model, modality, mm_kwargs)
-        rows = torch.cat([torch.cat(encoded.pooler_output), *encoded.deepstack_features], dim=-1)
-        return torch.split(rows, [len(item) for item in encoded.pooler_output])
+        embeddings = torch.cat([torch.cat(encoded.pooler_output), *encoded.deepstack_features], dim=-1)
+        return torch.split(embeddings, [len(item) for item in encoded.pooler_output])
 
     @hookimpl
     def merge_multimodal_embeddings(
         self, inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
     ) -> tuple[Tensor, Mapping[str, Any]]:
-        """Embeddings are written in; the decoder gets the features of this step's tokens."""
+        """Write the embeddings; the decoder gets the deepstack features of this step's tokens."""
         import torch
 
         embeds, *deepstack = torch.split(multimodal_embeddings, inputs_embeds.shape[-1], dim=-1)

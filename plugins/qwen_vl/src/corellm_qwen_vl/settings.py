@@ -1,6 +1,6 @@
-"""How images and clips are processed: what a checkpoint's files say, and what a request says on top, checked.
+"""How images and videos are processed: a checkpoint's settings, overridden by a request's checked arguments.
 
-Knows names, types and bounds of arguments; knows no image and no clip. Defaults are those of transformers 5.17.
+Knows names, types and bounds of arguments; knows no pixels. Defaults are those of transformers 5.17.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OUR_OWN = {"bounds_all_frames", "sampling_asked"}
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """How clips are sampled, resized and cut. Names are the processor files', but for two of our own."""
+    """How videos are sampled, resized and cut. Names are the processor files', but for `_OUR_OWN`."""
 
     bounds_all_frames: bool
     """Whether the bounds on pixels are for all frames together (Qwen3-VL) or for each (the generations before)."""
@@ -39,7 +39,7 @@ class VideoSettings:
     image_std: Sequence[float]
     max_video_tokens: int
     do_sample_frames: bool
-    """Whether frames that came without a rate are sampled, too."""
+    """Whether frames without a rate are sampled, too."""
     temporal_patch_size: int = 2
     merge_size: int = 2
     rescale_factor: float = 1 / 255
@@ -49,7 +49,7 @@ class VideoSettings:
     max_frames: int = 768
     cap_pixels_per_frame: bool = False
     sampling_asked: bool | None = None
-    """Whether the request wants sampling, where it says so."""
+    """Whether the request asks for sampling; None if it does not say."""
 
     @property
     def factor(self) -> int:
@@ -57,10 +57,10 @@ class VideoSettings:
         return self.patch_size * self.merge_size
 
     def of_checkpoint(self, stated: Mapping[str, Any]) -> VideoSettings:
-        """With a processor file laid over.
+        """Return these settings, overridden by a processor file.
 
         Raises:
-            CheckpointError: frames would have to be processed otherwise than resized (bicubic) and normalised.
+            CheckpointError: the file asks for other processing than bicubic resizing and normalisation.
         """
         usual = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3}
         other = [f"{name}={stated[name]}" for name in usual if stated.get(name) not in (None, usual[name])]
@@ -73,7 +73,7 @@ class VideoSettings:
         return replace(self, **{name: value for name, value in found.items() if value is not None})
 
     def of_request(self, kwargs: Mapping[str, Any]) -> VideoSettings:
-        """With a request's arguments laid over, which `check_arguments` has passed.
+        """Return these settings, overridden by a request's arguments, which `check_arguments` returned.
 
         Raises:
             ProcessorKwargsError: they contradict each other or the checkpoint.
@@ -106,7 +106,7 @@ QWEN3 = VideoSettings(
 
 
 def pixel_bounds(least: int, most: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
-    """Fewest and most pixels, by `size`, `min_pixels` and `max_pixels` where the request has them.
+    """Fewest and most pixels, overridden by the request's `size`, `min_pixels` and `max_pixels`.
 
     A lower `max_pixels` lowers a checkpoint's `min_pixels`, too.
 
@@ -126,7 +126,7 @@ def pixel_bounds(least: int, most: int, kwargs: Mapping[str, Any]) -> tuple[int,
 
 
 def check_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's processor arguments, those that are None left out.
+    """Return a request's processor arguments without those that are None.
 
     Raises:
         ProcessorKwargsError: an unknown name, a value of a wrong type or out of range, values that contradict each
@@ -147,14 +147,14 @@ def check_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
             )
     if {"fps", "num_frames"} <= set(given):
         raise ProcessorKwargsError(
-            "mm_processor_kwargs: give either fps or num_frames, not both (None takes back what was given at start)"
+            "mm_processor_kwargs: give either fps or num_frames, not both (None unsets what was given at start)"
         )
-    pixel_bounds(1, sys.maxsize, given)  # whatever the checkpoint's are
+    pixel_bounds(1, sys.maxsize, given)  # by any checkpoint
     return given
 
 
 def _wanted(name: str, value: Any) -> str | None:
-    """What an argument ought to be; None if it is."""
+    """Return what an argument must be, or None if it is that."""
     if name in _FLAGS:
         return None if isinstance(value, bool) else "True or False"
     if name == "fps":

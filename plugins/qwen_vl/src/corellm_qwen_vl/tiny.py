@@ -1,6 +1,6 @@
-"""Tiny random Qwen2-VL, Qwen2.5-VL and Qwen3-VL checkpoints, written from nothing: for tests and experiments.
+"""Tiny random Qwen2-VL, Qwen2.5-VL and Qwen3-VL checkpoints, made without downloads: for tests and experiments.
 
-Weights are spread wider than a default initialisation, so that wrong output shows.
+Weights are spread wider than a default initialisation, so that errors change the output.
 """
 
 from __future__ import annotations

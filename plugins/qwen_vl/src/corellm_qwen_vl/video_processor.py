@@ -1,7 +1,7 @@
-"""Clips to patches, as transformers' `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor`, but without torchvision.
+"""Videos to patches, as transformers' `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor`, but without torchvision.
 
-Knows which frames of a clip are taken, to which size they are brought and how they are cut; knows no prompt. Frames are
-read and resized one at a time, after everything that can be refused has been. Sampling, sizes, rounding and layout
+Knows which frames of a video are taken, their size and how they are cut; knows no prompt. Frames are read and resized
+one at a time, after all checks. Sampling, sizes, rounding and layout
 follow transformers 5.17 (`models/qwen2_vl/video_processing_qwen2_vl.py`, `models/qwen3_vl/...`); where this departs
 from it, the plugin's README says so.
 """
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from corellm.multimodal import Video
 
 UNKNOWN_FPS = 24
-"""What frames that come without a rate are taken to have been recorded at."""
+"""Assumed rate of frames without one."""
 
 
 def process_video(video: Video, settings: VideoSettings, max_tokens: int | None) -> dict[str, Any]:
-    """Turn one clip into what the encoder takes.
+    """Turn one video into the encoder's input.
 
     Args:
-        video: the clip.
+        video: the video.
         settings: the request's.
-        max_tokens: a clip that becomes more is refused before its frames are read; None for any number.
+        max_tokens: a video that becomes more is refused before its frames are read; None for any number.
 
     Returns:
         `pixel_values_videos` `[t * h * w, 3 * temporal_patch_size * patch_size ** 2]`; `video_grid_thw` `[1, 3]`:
-        patches `t, h, w`; `second_per_grid_ts` `[1]`: how long a temporal patch lasts; `video_timestamps` `[1, t]`:
-        when each is, in seconds.
+        patches `t, h, w`; `second_per_grid_ts` `[1]`: duration of a temporal patch; `video_timestamps` `[1, t]`: its
+        time, both in seconds.
 
     Raises:
-        PromptTooLongError, MediaTooLargeError: the clip is too long or too large for these settings.
-        ProcessorKwargsError: the clip cannot be sampled as asked.
+        PromptTooLongError, MediaTooLargeError: the video is too long or too large for these settings.
+        ProcessorKwargsError: the video cannot be sampled as asked.
         MediaError: a frame cannot be decoded.
     """
     step, patch = settings.temporal_patch_size, settings.patch_size
@@ -75,10 +75,10 @@ def process_video(video: Video, settings: VideoSettings, max_tokens: int | None)
 
 
 def _count_frames(video: Video, settings: VideoSettings) -> tuple[int, bool]:
-    """How many frames are taken, and whether they are a sample of what is there.
+    """Number of frames to take, and whether they are sampled.
 
-    A clip whose `frames_indices` are known is a sample already. Else the caller's word counts, then the request's; else
-    everything that has a rate is sampled, and what has none as the generation does it.
+    A video with `frames_indices` is a sample already. Else `do_sample_frames` of the video decides, then the request's;
+    else videos with a rate are sampled, and those without one by the generation's default.
     """
     metadata, total = video.metadata, video.num_frames
     if metadata.frames_indices is not None:
@@ -93,8 +93,8 @@ def _count_frames(video: Video, settings: VideoSettings) -> tuple[int, bool]:
         return _count_sample(total, metadata.fps, settings), True
     if total > settings.max_frames:
         raise MediaTooLargeError(
-            f"the video has {total} frames and is not to be sampled, more than max_frames={settings.max_frames}; let "
-            "it be sampled, give fewer frames, or raise max_frames in mm_processor_kwargs"
+            f"the video has {total} frames and is not sampled, more than max_frames={settings.max_frames}; have "
+            "it sampled, give fewer frames, or raise max_frames in mm_processor_kwargs"
         )
     return total, False
 
@@ -113,7 +113,7 @@ def _count_sample(total: int, fps: float | None, settings: VideoSettings) -> int
     else:
         if fps is None:
             raise ProcessorKwargsError(
-                "the video came as frames without their rate, and is to be sampled by it; give (frames, {'fps': 25}), "
+                "the video came as frames without their rate, and must be sampled by it; give (frames, {'fps': 25}), "
                 "or num_frames or do_sample_frames=False in mm_processor_kwargs"
             )
         most = min(settings.max_frames, total) // step * step
@@ -122,7 +122,7 @@ def _count_sample(total: int, fps: float | None, settings: VideoSettings) -> int
 
 
 def _spread(total: int, count: int, settings: VideoSettings) -> list[int]:
-    """Indices of `count` frames: from the first to the last (Qwen3-VL), or each at the start of its share."""
+    """Indices of `count` frames: evenly from the first to the last (Qwen3-VL), or at the start of equal parts."""
     if settings.bounds_all_frames:
         indices: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
         return indices
@@ -131,7 +131,7 @@ def _spread(total: int, count: int, settings: VideoSettings) -> list[int]:
 
 
 def _seconds(video: Video, indices: Sequence[int]) -> list[float]:
-    """When the frames are shown: by the average rate, as transformers has it, unless the clip's rate varies."""
+    """Times of the frames: by the average rate, as in transformers, unless the rate varies."""
     metadata = video.metadata
     source = metadata.frames_indices or range(video.num_frames)
     by_rate = [source[i] / (metadata.fps or UNKNOWN_FPS) for i in indices]
@@ -147,7 +147,7 @@ def _seconds(video: Video, indices: Sequence[int]) -> list[float]:
 
 
 def frame_size(settings: VideoSettings, count: int, height: int, width: int) -> tuple[int, int]:
-    """Height and width to which `count` frames are brought.
+    """Height and width of `count` frames after resizing.
 
     Raises:
         MediaError: one side is more than 200 times the other.
@@ -158,7 +158,7 @@ def frame_size(settings: VideoSettings, count: int, height: int, width: int) -> 
             if settings.cap_pixels_per_frame:
                 share = min(settings.max_video_tokens * factor**2, most // count)
                 most = max(share, int(least * 1.05)) * count
-            return _smart_resize_clip(max(count, step), height, width, step, factor, least, most)
+            return _smart_resize_video(max(count, step), height, width, step, factor, least, most)
         if settings.cap_pixels_per_frame:
             total = int(settings.max_video_tokens * factor * factor * 0.9)
             most = max(min(most, total * step // count), int(least * 1.05))
@@ -168,7 +168,7 @@ def frame_size(settings: VideoSettings, count: int, height: int, width: int) -> 
     return size
 
 
-def _smart_resize_clip(
+def _smart_resize_video(
     count: int, height: int, width: int, step: int, factor: int, least: int, most: int
 ) -> tuple[int, int]:
     """Qwen3-VL's: like `smart_resize`, but the bounds are for all frames together."""
@@ -200,8 +200,8 @@ def _resize(frame: np.ndarray[Any, Any], height: int, width: int) -> Tensor:
 def _patches(frames: Iterator[Tensor], grid: tuple[int, int, int], settings: VideoSettings) -> Tensor:
     """Normalise and cut `temporal_patch_size` frames at a time: `[t * h * w, 3 * step * patch * patch]`.
 
-    Rows are grouped by token: the `merge_size ** 2` patches of one follow each other. Too few last frames are filled up
-    with the very last.
+    Patches are grouped by token: the `merge_size ** 2` patches of one follow each other. The last frame is repeated to
+    fill the last group.
     """
     step, patch, merge = settings.temporal_patch_size, settings.patch_size, settings.merge_size
     mean, std = (
@@ -210,9 +210,9 @@ def _patches(frames: Iterator[Tensor], grid: tuple[int, int, int], settings: Vid
     )
     _, high, wide = grid
     patches = torch.empty(grid[0], high * wide, 3 * step * patch * patch)
-    for rows in patches:
+    for group_patches in patches:
         group = list(islice(frames, step))
-        clip = torch.stack(group + group[-1:] * (step - len(group))).float().sub_(mean).div_(std)
-        clip = clip.view(step, 3, high // merge, merge, patch, wide // merge, merge, patch)
-        rows.copy_(clip.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows.shape))
+        pixels = torch.stack(group + group[-1:] * (step - len(group))).float().sub_(mean).div_(std)
+        pixels = pixels.view(step, 3, high // merge, merge, patch, wide // merge, merge, patch)
+        group_patches.copy_(pixels.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(group_patches.shape))
     return patches.flatten(0, 1)

@@ -1,6 +1,6 @@
-"""The original Qwen-VL for corellm: `QWenLMHeadModel`, whose checkpoints bring code of their own that is never run.
+"""The original Qwen-VL for corellm: `QWenLMHeadModel`, whose checkpoints come with code that is never run.
 
-An image of any shape is squeezed to 448 x 448 pixels and becomes 256 embeddings between `<img>` and `</img>`.
+An image of any shape is resized to 448 x 448 pixels and becomes 256 embeddings between `<img>` and `</img>`.
 Configuration, tokenizer, processor and vision tower are here; the text decoder is transformers' Qwen2.
 """
 
@@ -47,18 +47,18 @@ class QwenVL:
     @staticmethod
     @hookimpl
     def register_config() -> Callable[..., Any]:
-        """Ours; transformers knows no `qwen`."""
+        """Return the configuration factory; transformers has no `qwen`."""
         return load_qwen_vl_config
 
     @staticmethod
     @hookimpl
     def register_tokenizer() -> Callable[..., Any]:
-        """Ours, from `qwen.tiktoken`."""
+        """Return the tokenizer factory, which reads `qwen.tiktoken`."""
         return load_tokenizer
 
     @hookimpl
     def register_processor(self) -> Callable[..., Any]:
-        """Ours; the family has none."""
+        """Return the processor factory; the family has no processor."""
         from corellm_qwen_vl.original.processor import QwenVLProcessor
 
         return lambda _: QwenVLProcessor(self.context.tokenizer, self.context.hf_config.visual)
@@ -92,7 +92,7 @@ class QwenVL:
         add_generation_prompt: bool,
         chat_template: str | None,
     ) -> ChatPrompt | None:
-        """The family's chatml, unless the operator has a template or the checkpoint is the one not made for chat."""
+        """The family's chatml, unless there is a chat template or the checkpoint is not for chat."""
         config = self.context.hf_config
         if chat_template is not None or config.chat_format != "chatml":
             return None
@@ -110,13 +110,13 @@ class QwenVL:
 
     @hookimpl
     def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
-        """Drop paths and URLs between the tags: images come beside the prompt."""
+        """Remove paths and URLs between the tags: images come beside the prompt."""
         collapsed: list[int] = self.context.hf_processor.collapse(token_ids)
         return collapsed
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The image without any text, which changes nothing of it; arguments are the core's to check."""
+        """Process the image without the text, which does not change it; the core checks arguments."""
         if mm_kwargs:
             return None
         outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")
@@ -129,7 +129,7 @@ class QwenVL:
 
     @hookimpl
     def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptReplacement]:
-        """Between the tags, a pad per embedding."""
+        """One pad per embedding between the tags."""
         processor = self.context.hf_processor
         pad = self.context.tokenizer.convert_tokens_to_ids(IMAGE_PAD)
 
@@ -142,7 +142,7 @@ class QwenVL:
 
     @hookimpl
     def load_model(self, load_config: LoadConfig) -> nn.Module:
-        """Ours, with the tokens at which the family's own `chat` stops.
+        """Return the model, with the stop tokens of the family's own `chat`.
 
         Raises:
             CheckpointError: a file is broken or of another checkpoint.

@@ -1,4 +1,4 @@
-"""Qwen-VL's own way to make a prompt of a conversation: chatml, images numbered, old turns left out to fit."""
+"""Qwen-VL's own prompt of a conversation: chatml, numbered images, without the oldest turns if they do not fit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 @dataclass
 class _Turn:
-    """What is said from one message of the user to the next, and the images in it."""
+    """The text and images from one user message to the next."""
 
     text: str = ""
     images: list[Any] = field(default_factory=list)
 
 
 def placeholder(index: int) -> str:
-    """An image in a prompt, numbered from 1 through the whole conversation."""
+    """Return the prompt text of an image, numbered from 1 in the whole conversation."""
     return f"Picture {index + 1}: {IMAGE_START}{IMAGE_END}\n"
 
 
@@ -36,13 +36,13 @@ def make_context(
 ) -> ChatPrompt:
     """Make the prompt; the newest turns are kept, as many whole ones as fit below `max_tokens`.
 
-    As in the family's own function, except that the newest turn counts too: it is kept in any case. Numbers of
-    images stay those of the whole conversation, so what is said of "Picture 2" stays true.
+    As in the family's own function, except that the newest turn counts too: it is kept in any case. Images keep
+    their numbers in the whole conversation, so a later "Picture 2" still names the same one.
 
     Args:
         messages: normalized messages.
-        max_tokens: the prompt shall have fewer.
-        count_tokens: of a text with so many images in it.
+        max_tokens: the prompt has fewer, if the newest turn does.
+        count_tokens: number of tokens of a text and a number of images.
         add_generation_prompt: whether to end with the start of the assistant's turn.
 
     Raises:
@@ -65,7 +65,7 @@ def make_context(
 
 
 def _split_turns(messages: Sequence[Mapping[str, Any]]) -> tuple[_Turn, list[_Turn]]:
-    """The system's words, the default ones where there are none, and the turns after them."""
+    """Return the system turn, by default `DEFAULT_SYSTEM`, and the turns after it."""
     system, turns = _Turn(), [_Turn()]
     num_images = 0
     for message in messages:

@@ -1,8 +1,8 @@
-"""A Qwen-VL checkpoint's configuration, told in transformers' words.
+"""A Qwen-VL checkpoint's configuration as one of transformers.
 
 The text decoder is transformers' Qwen2 under older names: one fused projection with a bias for query, key and value,
-none elsewhere, and an `intermediate_size` that counts gate and up projection together. So what is made here is a
-`Qwen2Config`, with the vision tower's settings beside it. Knows JSON only; nothing that `auto_map` names is imported.
+none elsewhere, and an `intermediate_size` that counts gate and up projection together. The result is a `Qwen2Config`
+with the vision tower's settings. Knows JSON only; nothing that `auto_map` names is imported.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def load_config(path: Path) -> Any:
 
 
 def _refuse_what_is_different(file: Path, published: Mapping[str, Any]) -> None:
-    """Refuse relatives with the same architecture name."""
+    """Refuse other models with the same architecture name."""
     if not isinstance(published.get("visual"), Mapping):
         raise CheckpointError(f"{file} has no 'visual' section: this is a Qwen without vision, not a Qwen-VL")
     missing = sorted(set(_VISION_KEYS) - set(published["visual"]))

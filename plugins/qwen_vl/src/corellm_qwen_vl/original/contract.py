@@ -26,11 +26,11 @@ class QwenVLReference(Reference):
 
     @cached_property
     def tokenizer(self) -> PlainTokenizer:
-        """Ranks."""
+        """Merges by rank."""
         return PlainTokenizer(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every image in its published layout, squeezed to a square."""
+        """Return the published layout of tokens, and images resized to a square."""
         outputs: dict[str, Any] = {"input_ids": [self.tokenizer.encode_prompt(text, self.model.num_queries)]}
         if media:
             size = self.model.visual["image_size"]
@@ -38,7 +38,7 @@ class QwenVLReference(Reference):
         return outputs
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
-        """Without the tokens that end a text."""
+        """Generate without the tokens that end a text."""
         ids = self.tokenizer.encode_prompt(text, self.model.num_queries)
         ends = [self.tokenizer.specials[token] for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
         return Continuation(ids, *self.model.generate(ids, media.get("image", ()), max_tokens, never=ends))

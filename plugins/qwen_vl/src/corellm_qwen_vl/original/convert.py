@@ -1,7 +1,7 @@
 """Turn a downloaded Qwen-VL checkpoint's pickles into safetensors: `python -m corellm_qwen_vl.original.convert DIR`.
 
-Reads with torch's restricted unpickler, which builds tensors and runs nothing. One file becomes one file beside it;
-names of weights stay, so no index is needed.
+Reads with torch's restricted unpickler, which builds tensors and runs no code. Each file becomes one beside it; weights
+keep their names, so no index is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def convert(path: Path) -> list[Path]:
     for source in sources:
         try:
             weights = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # whatever a broken or hostile pickle raises
+        except Exception as error:  # a broken or hostile pickle raises anything
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CheckpointError(f"{source}: not a file of weights that can be read safely: {reason}") from error
         target = source.with_name(source.stem.replace("pytorch_model", "model") + ".safetensors")

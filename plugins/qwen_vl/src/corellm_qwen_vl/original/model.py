@@ -1,6 +1,7 @@
 """The model: the vision tower beside transformers' Qwen2, and where each of the checkpoint's weights belongs in it.
 
-Reads safetensors only, in one file or many; knows no pickle. Nothing is left at random and nothing is left over.
+Reads safetensors only, in one file or many; reads no pickle. Every weight of the model is in the checkpoint, and the
+reverse.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _IN_LAYER = {
     "mlp.c_proj": ("mlp.down_proj",),
 }
 _COMPUTED = re.compile(r".*\.(masked_bias|rotary_emb\.inv_freq)")
-"""Constants that older checkpoints carry along."""
+"""Constants in older checkpoints, computed here."""
 
 
 class QwenVLModel(nn.Module):
     """Vision tower and text decoder.
 
     Args:
-        config: what `load_config` gave.
+        config: the result of `load_config`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -100,7 +101,7 @@ def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
 
 
 def weight_names(name: str) -> tuple[str, ...]:
-    """What a weight of the checkpoint is called here; several names divide it equally, none leaves it out."""
+    """Return the names here of a checkpoint's weight: it is split equally among several, and skipped for none."""
     if _COMPUTED.fullmatch(name):
         return ()
     match = _LAYER.fullmatch(name)
@@ -113,7 +114,7 @@ def weight_names(name: str) -> tuple[str, ...]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files with weights: those that the index names, else all.
+    """Return the files with weights: those that the index names, else all.
 
     Raises:
         CheckpointError: there is none, or not all are there.

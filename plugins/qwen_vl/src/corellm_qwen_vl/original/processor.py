@@ -1,8 +1,8 @@
 """Images and prompts as Qwen-VL takes them, with the call signature of a Hugging Face processor.
 
 In a prompt an image is what stands between `<img>` and `</img>`. In the published code that is the image's path or
-URL, drowned in padding to 256 tokens; here images are handed over beside the text and bound in order, so whatever
-stands there is dropped and every image is `<img>`, 256 times `<imgpad>`, `</img>`.
+URL, padded to 256 tokens; here images come beside the text and are bound in order, so the text between the tags is
+dropped and every image is `<img>`, 256 times `<imgpad>`, `</img>`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)[:, None,
 
 
 class NoArguments:
-    """Qwen-VL's preprocessing has nothing to choose: `mm_processor_kwargs` are refused by name."""
+    """Qwen-VL's preprocessing has no arguments: `mm_processor_kwargs` are refused by name."""
 
 
 class QwenVLProcessor:
@@ -54,7 +54,7 @@ class QwenVLProcessor:
             `pixel_values` `[images, 3, image_size, image_size]`.
 
         Raises:
-            ValueError: as many images as the prompts name were not given.
+            ValueError: the prompts name another number of images.
         """
         from transformers import BatchFeature
 
@@ -74,9 +74,9 @@ class QwenVLProcessor:
         return BatchFeature(data, tensor_type=return_tensors)  # type: ignore[no-any-return]
 
     def collapse(self, token_ids: Sequence[int]) -> list[int]:
-        """Bring every image of a prompt to `<img><imgpad></img>`, whatever path or padding stood in it.
+        """Reduce every image of a prompt to `<img><imgpad></img>`, without the path or padding in it.
 
-        An image that is nothing but padding already is left as it is: the engine knows what to say of it.
+        An image that is already expanded to padding is kept: the engine refuses it.
 
         Raises:
             PromptError: an `<img>` without its `</img>`.
@@ -103,7 +103,7 @@ class QwenVLProcessor:
         return [token for given in collapsed for token in (whole if given == self._pad else [given])]
 
     def _pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """`[3, size, size]`: squeezed to a square whatever its shape, bicubic, normalized as for CLIP."""
+        """`[3, size, size]`: resized to a square, bicubic, normalized as for CLIP."""
         size = (self.image_size, self.image_size)
         squeezed = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
         pixels = np.asarray(squeezed).transpose(2, 0, 1).astype(np.float32, order="C")

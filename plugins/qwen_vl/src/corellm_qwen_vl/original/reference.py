@@ -1,7 +1,7 @@
-"""The original Qwen-VL once more, as plainly as it can be said: what the plugin's results are compared with.
+"""A plain second implementation of the original Qwen-VL: the oracle of the plugin's tests.
 
-Written from the published description, with loops where the plugin has reshapes, and sharing nothing with it: reads
-the checkpoint's own files by their published names, tokenizes by ranks as `tiktoken` does, runs without any cache.
+Written from the published description, with loops where the plugin has reshapes, and without code of the plugin: reads
+the checkpoint's files by their published names, tokenizes by ranks as `tiktoken` does, runs without a cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
 
 class PlainTokenizer:
-    """Ranks, applied by looking for the best pair again and again."""
+    """Merges the pair of lowest rank until none is left."""
 
     def __init__(self, path: Path) -> None:
         self.ranks: dict[bytes, int] = {}
@@ -75,8 +75,8 @@ class PlainTokenizer:
 
 def pixels(image: Image.Image, size: int) -> Tensor:
     """`[3, size, size]`: what torchvision's Resize (of a PIL image), ToTensor and Normalize do."""
-    squeezed = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
-    tensor = torch.from_numpy(np.array(squeezed)).permute(2, 0, 1).float().div(255)
+    resized = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+    tensor = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float().div(255)
     return tensor.sub(MEAN[:, None, None]).div(STD[:, None, None])
 
 
@@ -157,7 +157,7 @@ class PlainModel:
 
     @torch.no_grad()
     def hidden(self, ids: Sequence[int], images: Sequence[Tensor]) -> Tensor:
-        """`[tokens, hidden_size]`; the images' embeddings take all places between `<img>` and `</img>`."""
+        """`[tokens, hidden_size]`; the images' embeddings replace all tokens between `<img>` and `</img>`."""
         w, start = self.weights, self.visual["image_start_id"]
         x = w["transformer.wte.weight"][torch.tensor(ids)]
         begins = [i for i, token in enumerate(ids) if token == start]
@@ -188,7 +188,7 @@ class PlainModel:
         return self.linear(torch.cat(heads, -1), f"{name}.c_proj")
 
     def rotated(self, x: Tensor) -> Tensor:
-        """Dimension `i` turns with dimension `i + half`, by position times a frequency that falls with `i`."""
+        """Rotate dimensions `i` and `i + half` by position times a frequency that falls with `i`."""
         half = x.shape[-1] // 2
         frequencies = self.config["rotary_emb_base"] ** -(torch.arange(half).double() / half)
         angles = torch.arange(len(x)).double()[:, None] * frequencies
@@ -200,7 +200,7 @@ class PlainModel:
     def generate(
         self, ids: Sequence[int], images: Sequence[Image.Image], max_tokens: int, never: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Greedy tokens, none of `never` among them, and their log-probabilities; computed anew for each."""
+        """Return greedy tokens, none of them in `never`, and their log-probabilities; without a cache."""
         encoded = [self.encode_image(image) for image in images]
         tokens: list[int] = []
         logprobs: list[float] = []

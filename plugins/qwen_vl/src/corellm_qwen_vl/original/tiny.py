@@ -1,6 +1,6 @@
-"""A tiny random Qwen-VL checkpoint, written from nothing, with the files and names of the published ones.
+"""A tiny random Qwen-VL checkpoint, made without downloads, with the files and names of the published ones.
 
-Its `auto_map` names modules of the checkpoint's own, as the published ones do; nothing may ever import them.
+Its `auto_map` names modules of the checkpoint's own, as the published ones do; they must never be imported.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int, num_shards: int) -> None:
-    """Spread wider than a default initialisation, so that wrong output shows."""
+    """Spread wider than a default initialisation, so that errors change the output."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,8 +1,8 @@
 """The tokenizer of a Qwen-VL checkpoint, made from `qwen.tiktoken`.
 
 The file lists byte strings by rank; text is cut by a pattern, and in each piece the adjacent pair whose joint string
-has the lowest rank is merged until none is left. Said as merge rules, that is every split of every string into two
-listed ones, in the order of the joint string's rank; the `tokenizers` library does the rest.
+has the lowest rank is merged until none is left. As merge rules, that is every split of every string into two listed
+ones, in the order of the joint string's rank, which the `tokenizers` library applies.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END, *(f"<|extra_{i}|>" for i in ra
 _GROUNDING_TOKENS = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
 _IMAGE_TOKENS = (IMAGE_START, IMAGE_END, IMAGE_PAD)
 NUM_ADDED_TOKENS = len(_CONTROL_TOKENS) + len(_GROUNDING_TOKENS) + len(_IMAGE_TOKENS)
-"""They follow the ranks, in this order."""
+"""Number of added tokens: they follow the ranks, in this order."""
 
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The pattern, a letter-for-letter fact of the checkpoint: tokens depend on it."""
+"""The published pattern, unchanged: tokens depend on it."""
 
 
 def load_tokenizer(path: Path) -> Any:
     """Make the tokenizer; about two seconds for the published 151,643 ranks.
 
-    `<ref>`, `<box>` and `<quad>` are tokens of their own but not special ones: they are the model's answer to "where?",
-    and stay in the text it gives.
+    `<ref>`, `<box>` and `<quad>` are tokens of their own but not special ones: the model says with them where something
+    is, so they stay in its output text.
 
     Args:
         path: the checkpoint's directory.
@@ -70,10 +70,10 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:
-    """The byte strings in the order of their ranks, which count from 0.
+    """Return `{byte string: rank}`, by rank from 0.
 
     Raises:
-        CheckpointError: names the line.
+        CheckpointError: the file cannot be read, or a line is wrong.
     """
     ranks: dict[bytes, int] = {}
     try:
@@ -102,7 +102,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def _merge_rules(ranks: dict[bytes, int]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Ranks as the vocabulary and the merges of a byte-level BPE, whose strings have a printable character per byte."""
+    """Return the vocabulary and merges of a byte-level BPE, whose strings have a printable character per byte."""
     table = byte_characters()
     strings = {token: token.decode("latin-1").translate(table) for token in ranks}
     merges: list[tuple[str, str]] = []

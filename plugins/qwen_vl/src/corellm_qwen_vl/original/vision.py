@@ -1,6 +1,6 @@
-"""The vision tower: a plain ViT over 448 x 448 pixels, and a resampler that reads it out with 256 learned queries.
+"""The vision tower: a plain ViT over 448 x 448 pixels, and a resampler with 256 learned queries.
 
-Parameters are called as in the checkpoint. Two peculiarities of the published tower: query, key and value lie
+Parameters have the checkpoint's names. Two peculiarities of the published tower: query, key and value lie
 interleaved by head in `in_proj`, and both tables of positions are of a 16 x 16 grid, stretched to the 32 x 32 patches.
 """
 
@@ -48,7 +48,7 @@ class VisionTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of the tower: attention and MLP, each after a norm and added to what came in."""
+    """One layer of the tower: attention and MLP, each after a norm, with a residual connection."""
 
     def __init__(self, width: int, heads: int, mlp_width: int) -> None:
         super().__init__()
