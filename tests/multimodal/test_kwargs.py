@@ -89,13 +89,13 @@ def test_the_two_parts_differ() -> None:
 def test_requests_are_laid_over_operators_one_by_one(
     operators: Any, request_: Any, image: dict[str, Any], video: dict[str, Any]
 ) -> None:
-    """In whichever form either gave an argument; what nobody knows goes everywhere, to be refused."""
+    """In whichever form either gave an argument; an unknown argument goes to every modality, to be refused."""
     given_before = repr((operators, request_))
     assert KwargsByModality(operators, NAMES).resolve(request_) == {"image": image, "video": video}
     assert repr((operators, request_)) == given_before
 
 
-def test_what_is_not_known_to_be_anothers_is_everybodys() -> None:
+def test_an_argument_that_no_other_modality_knows_is_kept() -> None:
     """A modality whose arguments are not known gets all; another that has none of its own too, but for others'."""
     names = {"image": None, "video": frozenset({"fps"}), "audio": frozenset[str]()}
     resolved = KwargsByModality({}, names).resolve({"fps": 1, "gain": 2, "images_kwargs": {"what": 3}})
@@ -217,13 +217,13 @@ def test_items_are_shared_exactly_when_the_adapter_sees_the_same() -> None:
     @settings(max_examples=60, deadline=None)
     def compare(operators: dict[str, Any], a: dict[str, Any], b: dict[str, Any], grouped: dict[str, Any]) -> None:
         adapter, processor = make_both(mm_processor_cache_gb=0, mm_processor_kwargs=operators)
-        answers = []
+        results = []
         for kwargs in (a, b, {**b, "size": 1}, {name: value for name, value in b.items() if name != "size"} | grouped):
             adapter.seen.clear()
             _, identifiers = ask(processor, **kwargs)
-            answers.append((dict(adapter.seen), identifiers))
-        for seen, found in answers:
-            for other_seen, other_found in answers:
+            results.append((dict(adapter.seen), identifiers))
+        for seen, found in results:
+            for other_seen, other_found in results:
                 for modality in ("image", "video"):
                     shared = found[modality] == other_found[modality]
                     assert shared == (seen[modality] == other_seen[modality])
@@ -231,9 +231,9 @@ def test_items_are_shared_exactly_when_the_adapter_sees_the_same() -> None:
     compare()
 
 
-@pytest.mark.parametrize("answer", ["size", 5, [1], {"size": 1}.values()])
-def test_what_the_hook_may_answer(answer: Any) -> None:
+@pytest.mark.parametrize("names", ["size", 5, [1], {"size": 1}.values()])
+def test_hook_results_that_are_not_names(names: Any) -> None:
     """Names; a single string is not a list of them."""
-    broken = type("Broken", (Toy,), {"get_mm_kwargs_names": hookimpl(lambda self: answer)})()
+    broken = type("Broken", (Toy,), {"get_mm_kwargs_names": hookimpl(lambda self: names)})()
     with pytest.raises(ContractError, match=r"get_mm_kwargs_names returned .*; it must return names of arguments"):
         _ = make(broken).profile

@@ -1,4 +1,4 @@
-"""Which formats of files are let in: all that are read, or fewer by the operator's choice; by content, not by name."""
+"""Which file formats are accepted: all that can be decoded, or the operator's choice; by content, not by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from PIL import Image
 from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
 from corellm.errors import ConfigError, MediaError
 from corellm.multimodal import DataParser
-from tests.multimodal.clips import encode, plain
 from tests.multimodal.test_audio_streams import encoded, tones
+from tests.multimodal.videos import encode, plain
 
 RATE = 16_000
 FRAMES = [plain(n) for n in range(3)]
@@ -63,7 +63,7 @@ def test_every_format_has_a_file_here() -> None:
 
 @pytest.mark.parametrize(("modality", "name"), FILES, ids="-".join)
 def test_a_format_is_let_in_alone_or_kept_out_alone(modality: str, name: str, tmp_path: Path) -> None:
-    """As bytes and as a file, whose name says nothing; the error names what is let in."""
+    """As bytes and as a file, whose name says nothing; the error names what is accepted."""
     data = FILES[modality, name]()
     path = tmp_path / "file.png"
     path.write_bytes(data)

@@ -375,7 +375,7 @@ def test_no_token_id(wrong):
     ("updates", "counts", "words"),
     [
         ([], {"image": 2}, ["no update for image 0 of 2 images", "PromptReplacement"]),
-        ([LLAVA], {"image": 1, "audio": 1}, ["no update for audio 0 of 1 audio clip"]),
+        ([LLAVA], {"image": 1, "audio": 1}, ["no update for audio 0 of 1 audio item"]),
         ([PromptReplacement("image", "<image>", "II")], {"image": 1}, ["'image'", "image"]),
         (["<image>"], {"image": 1}, ["'<image>'", "neither"]),
         ([PromptReplacement("image", "", "II")], {"image": 1}, ["image 0", "target '' has no tokens", ".start()"]),
@@ -429,7 +429,7 @@ def test_overlapping_updates():
     ],
 )
 def test_contract_errors_of_details(make):
-    """Flags that are no flags, and two answers to one question, are refused where they are given."""
+    """Flags that are no flags, and two masks for one content, are refused where they are given."""
     with pytest.raises(ContractError, match="is_embed"):
         make()
 

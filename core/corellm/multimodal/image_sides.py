@@ -1,7 +1,7 @@
-"""Images much longer than wide: let through to the model's processor, unless it would make them enormous.
+"""Images much longer than wide: refused only where the model's processor would scale them above the limit.
 
-Many processors take them, so what one refuses is for it to say; a processor that scales by the shorter side makes
-gigabytes of a line of a few bytes. Knows Hugging Face image processors from the outside only.
+Many processors accept them, others raise an error of their own; one that scales by the shorter side turns a line of a
+few bytes into gigabytes. Knows Hugging Face image processors from the outside only.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 USUAL_RATIO = 200
-"""Of the longer side to the shorter: up to here an image may be scaled to more than `max_image_pixels`."""
+"""Longer side to shorter side: up to this ratio an image may be scaled to more than `max_image_pixels`."""
 
 
 def plain_size(size: Any) -> Any:
-    """A size as people write it, not as transformers' class of that name."""
+    """A size as a plain dict or number, not transformers' class."""
     given = asdict(size) if is_dataclass(size) and not isinstance(size, type) else size
     return {side: value for side, value in given.items() if value is not None} if isinstance(given, Mapping) else given
 
@@ -30,7 +30,7 @@ def check_scaled(image: Image, processor: Any, mm_kwargs: Mapping[str, Any], max
     """Refuse an image that the processor would scale by its shorter side to more than `max_pixels`.
 
     Raises:
-        MediaTooLargeError: with the size it would have.
+        MediaTooLargeError: names the size it would have.
     """
     size = plain_size(mm_kwargs.get("size", getattr(getattr(processor, "image_processor", None), "size", None)))
     if not isinstance(size, Mapping) or set(size) != {"shortest_edge"}:
@@ -48,11 +48,11 @@ def check_scaled(image: Image, processor: Any, mm_kwargs: Mapping[str, Any], max
 
 
 @contextmanager
-def refusals_named(images: Sequence[Image]) -> Iterator[None]:
-    """What a processor says of images of extreme sides is the request's fault, not the adapter's.
+def naming_extreme_sides(images: Sequence[Image]) -> Iterator[None]:
+    """Raise a processor's errors about images of extreme sides as the request's error, not the adapter's.
 
     Raises:
-        MediaError: it refuses one.
+        MediaError: the processor refused one.
     """
     try:
         yield

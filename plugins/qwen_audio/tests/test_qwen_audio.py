@@ -163,8 +163,8 @@ def test_precomputed_embeddings(llm: LLM) -> None:
     [
         (sound(LONGEST + 1), MediaTooLargeError, r"64001 samples \(4\.00 seconds\), but the model hears 64000 \(4\)"),
         (sound(320), MediaError, r"320 samples \(20\.0 ms\) are too few for the model; it needs more than 320"),
-        (sound(0), MediaError, "audio 0: the sound is empty"),
-        (b"RIFF", MediaError, "audio 0: the data is not a WAV, FLAC, Ogg or MP3 sound"),
+        (sound(0), MediaError, "audio 0: the audio is empty"),
+        (b"RIFF", MediaError, "audio 0: the data is not WAV, FLAC, Ogg, MP3"),
         ([], SurplusPlaceholderError, r"<\|AUDIO\|>"),
         ([sound(999)] * 2, MissingPlaceholderError, "1"),
     ],

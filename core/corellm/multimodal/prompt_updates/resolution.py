@@ -26,7 +26,7 @@ from corellm.multimodal.prompt_updates.updates import (
 
 Tokenize = Callable[[str], Sequence[int]]
 _UTF_32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
-_NOUNS = {"image": "image", "video": "video", "audio": "audio clip"}
+_NOUNS = {"image": "image", "video": "video", "audio": "audio item"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def noun(modality: str) -> str:
 
 
 def name_items(modality: str, count: int) -> str:
-    """`1 image`, `2 audio clips`."""
+    """`1 image`, `2 audio items`."""
     return f"{count} {noun(modality)}{'' if count == 1 else 's'}"
 
 

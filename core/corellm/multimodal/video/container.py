@@ -227,7 +227,7 @@ def _video_stream(container: InputContainer) -> VideoStream:
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             if stream.codec_context is None or stream.codec_context.name not in DECODERS:
-                raise MediaError(f"has a video codec that is not read; those that are: {', '.join(DECODERS)}")
+                raise MediaError(f"has a video codec that is not supported; supported: {', '.join(DECODERS)}")
             return stream
     raise MediaError("has no video stream")
 

@@ -18,7 +18,7 @@ from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.files import check_format
 from corellm.multimodal.items import is_array, is_image, is_tensor
-from corellm.multimodal.video.clip import Video, VideoMetadata
+from corellm.multimodal.video.video import Video, VideoMetadata
 
 if TYPE_CHECKING:
     import numpy as np
