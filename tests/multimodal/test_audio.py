@@ -221,8 +221,8 @@ NOISE = np.random.default_rng(0).bytes(5000)
     [
         (b"", "the data is empty"),
         (NOISE, "the data is not WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM audio"),
-        (b"RIFF....AVI LIST", "not a WAV"),
-        (encoded(tones(99), 44_100, "AIFF"), "not a WAV"),
+        (b"RIFF....AVI LIST", "not WAV"),
+        (encoded(tones(99), 44_100, "AIFF"), "not WAV"),
         (encoded(tones(0), 44_100, "WAV"), r"the audio is empty \(0 samples\)"),
         (encoded(tones(0), 44_100, "OGG"), r"the audio is empty \(0 samples\)"),
         (b"RIFF" + NOISE[:4] + b"WAVE" + NOISE, "broken or truncated WAV"),
@@ -500,7 +500,7 @@ def test_counted_alike_before_and_after(parser: DataParser, value: Any, count: i
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (b"hello", "audio 1: the data is not a WAV"),
+        (b"hello", "audio 1: the data is not WAV"),
         ("https://example.com/a.mp3", "audio 1: remote URLs are not fetched here"),
         ("a.mp3", r"audio 1: no such file: 'a\.mp3'"),
         (np.zeros(RATE * 21), r"audio 1: 21\.0 seconds or more"),

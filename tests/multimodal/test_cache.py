@@ -135,7 +135,7 @@ class Gate:
 def waiting(cache: ProcessorCache, key: str, threads: int) -> None:
     """Wait until that many threads wait for `key`: there is no event for it, so look at the event they wait on."""
     deadline = time.monotonic() + WAIT_S
-    landed: Any = cache._flights[key].landed
+    landed: Any = cache._in_progress[key].finished
     while len(landed._cond._waiters) < threads:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -187,7 +187,7 @@ def test_an_error_is_its_callers_alone(error: BaseException) -> None:
     thread.join(WAIT_S)
     assert caught == [error]
     assert len(calls) == 1
-    assert not cache._flights
+    assert not cache._in_progress
 
 
 def test_errors_are_not_remembered() -> None:

@@ -108,7 +108,9 @@ def test_what_is_not_cached_has_to_be_sent() -> None:
     """Never seen, evicted, seen with other arguments, or nothing is cached at all; the item is named."""
     processor = make(Toy())
     ask(processor, make_image(3), "x")
-    with pytest.raises(ItemNotCachedError, match=r"^image 1: only its uuid 'z' came.*send it with its data") as caught:
+    with pytest.raises(
+        ItemNotCachedError, match=r"^image 1: only its uuid 'z' was given.*send it with its data"
+    ) as caught:
         ask(processor, [None, None], ["x", "z"])
     assert (caught.value.modality, caught.value.item, caught.value.status) == ("image", 1, 400)
     with pytest.raises(ItemNotCachedError, match="these processor arguments"):
