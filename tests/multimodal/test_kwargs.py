@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessorKwargs
 from transformers.processing_utils import VideosKwargs
 
-from corellm.errors import ContractError, ProcessorKwargsError
+from corellm.errors import ContractError, ProcessorKwargsError, SurplusPlaceholderError
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import MultiModalFieldConfig, PromptReplacement
 from corellm.multimodal.defaults import declared_arguments
@@ -147,12 +147,12 @@ class Both(Toy):
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         (modality,) = mm_data
         self.seen.append((modality, dict(mm_kwargs)))
-        return {"rows": torch.tensor([[mm_kwargs.get("fps") or 1]]), "kind": torch.tensor([modality == "video"])}
+        return {"values": torch.tensor([[mm_kwargs.get("fps") or 1]]), "kind": torch.tensor([modality == "video"])}
 
     @hookimpl
     def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
         batched = MultiModalFieldConfig.batched("video" if hf_inputs["kind"] else "image")
-        return {"rows": batched, "kind": batched}
+        return {"values": batched, "kind": batched}
 
     @hookimpl
     def get_prompt_updates(self, mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
@@ -204,6 +204,22 @@ def test_an_argument_for_both_changes_both() -> None:
     assert adapter.seen[2:] == [("image", {"size": 2}), ("video", {"size": 2})]
     assert one == {"image": both["image"], "video": plain["video"]}
     assert not set(plain.values()) & set(both.values())
+
+
+class WithAudio(Both):
+    """Has a placeholder for audio, too, of two ordinary tokens."""
+
+    @hookimpl
+    def get_prompt_updates(self, mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
+        return [*super().get_prompt_updates(mm_kwargs), PromptReplacement("audio", target=[65, 66], replacement=[65])]
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"fps": 2}])
+def test_a_placeholder_of_a_modality_without_items_is_surplus(kwargs: dict[str, Any]) -> None:
+    """With any arguments: also where updates are asked for each modality by itself."""
+    processor = make(WithAudio())
+    with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* for 0 audio items"):
+        processor.process([IMAGE, 65, 66, VIDEO], {"image": make_image(3), "video": [video(1)]}, kwargs)
 
 
 ARGUMENTS = st.dictionaries(st.sampled_from(["size", "fps", "colour"]), st.sampled_from([1, 2, None]), max_size=3)

@@ -12,8 +12,11 @@ import soundfile
 from PIL import Image
 
 from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
-from corellm.errors import ConfigError, MediaError
+from corellm.errors import ConfigError, MediaError, MediaTooLargeError
 from corellm.multimodal import DataParser
+from corellm.multimodal.audio import load_audio
+from corellm.multimodal.files import MAX_FILE_BYTES
+from corellm.multimodal.image import load_image
 from tests.multimodal.test_audio_streams import encoded, tones
 from tests.multimodal.videos import encode, plain
 
@@ -88,3 +91,15 @@ def test_names_that_are_none() -> None:
         EngineConfig.from_kwargs(model="demo", media_formats=["png", "jpg"])
     with pytest.raises(ConfigError, match=r"media_formats must be a list like .*, got 'png'"):
         MultiModalConfig(media_formats="png")
+
+
+@pytest.mark.parametrize("start", [b"\xff\xd8\xff", b"RIFF\0\0\0\0WAVE", b"\0\0\0\x20ftypM4A "])
+def test_a_file_is_read_up_to_a_size(tmp_path: Path, start: bytes) -> None:
+    """Also where the readers are called with a path; nothing of a larger file is read."""
+    path = tmp_path / "large"
+    with path.open("wb") as stream:
+        stream.write(start)
+        stream.truncate(MAX_FILE_BYTES + 1)
+    for load in (lambda: load_image(path, 10**6), lambda: load_audio(path, RATE, 60)):
+        with pytest.raises(MediaTooLargeError, match=f"has {MAX_FILE_BYTES + 1} bytes, more than"):
+            load()

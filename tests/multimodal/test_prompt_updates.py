@@ -376,7 +376,7 @@ def test_no_token_id(wrong):
     [
         ([], {"image": 2}, ["no update for image 0 of 2 images", "PromptReplacement"]),
         ([LLAVA], {"image": 1, "audio": 1}, ["no update for audio 0 of 1 audio item"]),
-        ([PromptReplacement("image", "<image>", "II")], {"image": 1}, ["'image'", "image"]),
+        ([PromptReplacement("depth", "<image>", "II")], {"image": 1}, ["'depth'", "image"]),
         (["<image>"], {"image": 1}, ["'<image>'", "neither"]),
         ([PromptReplacement("image", "", "II")], {"image": 1}, ["image 0", "target '' has no tokens", ".start()"]),
         ([PromptReplacement("image", [], "II")], {"image": 0}, ["target [] has no tokens"]),

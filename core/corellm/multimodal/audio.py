@@ -29,7 +29,7 @@ import numpy as np
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
-from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
+from corellm.multimodal.files import check_format, name_of, read_file
 from corellm.multimodal.items import is_array, is_tensor
 
 MAX_CHANNELS = 32
@@ -89,11 +89,10 @@ def load_audio(
                 got=tuple(source.shape),
             )
         return _from_samples(source, sampling_rate, sampling_rate, max_seconds)
+    if isinstance(source, (str, os.PathLike)):
+        source = read_file(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds, formats)
-    if isinstance(source, (str, os.PathLike)):
-        with open_regular_file(source) as stream:
-            return _decode(stream, shown_path(source), sampling_rate, max_seconds, formats)
     raise MediaError(
         f"{type(source).__name__} is not audio; give a path, bytes, (samples, rate), or an array at the model's rate",
         got=type(source).__name__,

@@ -59,10 +59,18 @@ def encoded_bytes(value: Any) -> bytes | None:
     source = read_url(value) if isinstance(value, str) else value
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
-    if not isinstance(source, (str, os.PathLike)):
-        return None
-    name = shown_path(source)
-    with open_regular_file(source) as stream:
+    return read_file(source) if isinstance(source, (str, os.PathLike)) else None
+
+
+def read_file(path: str | os.PathLike[Any]) -> FileContent:
+    """Content of a regular file.
+
+    Raises:
+        MediaError: no such file, or not a regular one.
+        MediaTooLargeError: more than `MAX_FILE_BYTES`; nothing is read.
+    """
+    name = shown_path(path)
+    with open_regular_file(path) as stream:
         try:
             size = os.fstat(stream.fileno()).st_size
             content = b"" if size > MAX_FILE_BYTES else stream.read(MAX_FILE_BYTES + 1)

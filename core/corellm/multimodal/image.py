@@ -38,7 +38,7 @@ from PIL import (
 
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
+from corellm.multimodal.files import check_format, name_of, read_file
 from corellm.multimodal.image_cost import check_bmp, check_jpeg, check_tiff, check_tiff_parts
 from corellm.multimodal.items import is_array, is_tensor
 from corellm.multimodal.pixels import array_to_rgb, channels_last, to_rgb
@@ -102,11 +102,10 @@ def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FO
         pixels = channels_last(source)
         _check_size(pixels.shape[1], pixels.shape[0], max_pixels)
         return array_to_rgb(pixels)
+    if isinstance(source, (str, os.PathLike)):
+        source = read_file(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _decode(BytesIO(source), name_of(source), max_pixels, formats)
-    if isinstance(source, (str, os.PathLike)):
-        with open_regular_file(source) as stream:
-            return _decode(stream, shown_path(source), max_pixels, formats)
     raise MediaError(
         f"{type(source).__name__} is not an image; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,

@@ -27,9 +27,9 @@ MAX_BMP_BYTES, MAX_BMP_WIDTH = 1 << 22, 1 << 16
 
 _SCAN, _END = 0xDA, 0xD9
 _SCAN_MARKER = b"\xff\xda"
-_MARKER = re.compile(rb"\xff([^\x00\xff])")
-_FIRST_WITH_LENGTH = 0xC0
-_WITHOUT_LENGTH = range(0xD0, 0xD9)  # restarts, and the start of an image
+_SEGMENT = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")  # markers with a length, and the end; restarts have none
+MAX_SEGMENTS = 1 << 16
+"""Most segments of a JPEG with many scans: encoders write a few hundred."""
 
 _STRIPS, _TILES = (273, 279), (324, 325)  # TIFF's tags: where each part begins, and its bytes
 _COMPRESSION, _JPEG = 259, (6, 7)
@@ -116,11 +116,10 @@ def _count_scans(data: bytes) -> int:
     if data.count(_SCAN_MARKER) <= _SCANS_AT_LIMIT:  # all there can be, hidden in metadata or not
         return data.count(_SCAN_MARKER)
     scans = at = 0
-    while (found := _MARKER.search(data, at)) is not None:
-        marker, at = found[1][0], found.end()
-        if marker == _END:
-            break
-        scans += marker == _SCAN
-        if marker >= _FIRST_WITH_LENGTH and marker not in _WITHOUT_LENGTH:
-            at += int.from_bytes(data[at : at + 2], "big")
-    return scans
+    for _ in range(MAX_SEGMENTS):
+        found = _SEGMENT.search(data, at)
+        if found is None or found[1][0] == _END:
+            return scans
+        scans += found[1][0] == _SCAN
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    raise MediaTooLargeError(f"a JPEG of more than {MAX_SEGMENTS} segments; save it again", expected=MAX_SEGMENTS)

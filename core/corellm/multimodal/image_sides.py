@@ -6,9 +6,11 @@ few bytes into gigabytes. Knows Hugging Face image processors from the outside o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CorellmError, MediaError, MediaTooLargeError
@@ -32,19 +34,28 @@ def check_scaled(image: Image, processor: Any, mm_kwargs: Mapping[str, Any], max
     Raises:
         MediaTooLargeError: names the size it would have.
     """
-    size = plain_size(mm_kwargs.get("size", getattr(getattr(processor, "image_processor", None), "size", None)))
-    if not isinstance(size, Mapping) or set(size) != {"shortest_edge"}:
-        return
+    edge = _shortest_edge(getattr(processor, "image_processor", None), mm_kwargs)
     short, long = sorted(image.size)
-    edge = int(size["shortest_edge"])
+    if edge is None or long <= USUAL_RATIO * short:
+        return
     scaled = edge * (edge * long // short)
-    if long > USUAL_RATIO * short and scaled > max_pixels:
+    if scaled > max_pixels:
         raise MediaTooLargeError(
             f"{image.width} x {image.height} pixels: one side is {long / short:.0f} times the other, and this model's "
             f"processor scales the shorter one to {edge}, to {scaled} pixels in all, more than the {max_pixels} "
             "allowed; crop it",
             expected=max_pixels, got=scaled,
         )  # fmt: skip
+
+
+def _shortest_edge(part: Any, mm_kwargs: Mapping[str, Any]) -> int | None:
+    """The length to which an image processor scales the shorter side; None if it scales otherwise."""
+    size = plain_size(mm_kwargs.get("size", getattr(part, "size", None)))
+    if isinstance(size, Mapping) and set(size) == {"shortest_edge"}:
+        size = size["shortest_edge"]
+    elif mm_kwargs.get("default_to_square", getattr(part, "default_to_square", True)):
+        return None
+    return int(size) if isinstance(size, Real) and math.isfinite(size) else None  # the processor refuses all else
 
 
 @contextmanager

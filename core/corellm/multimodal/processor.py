@@ -243,12 +243,15 @@ class MultiModalProcessor:
             return []
         if len(kwargs) == 1 or not any(kwargs.values()):
             return updates_for(next(iter(kwargs.values())))
-        return [
-            update
-            for modality, arguments in kwargs.items()
-            for update in updates_for(arguments)
-            if getattr(update, "modality", modality) == modality
-        ]
+        updates: list[Any] = []
+        for i, (modality, arguments) in enumerate(kwargs.items()):
+            # Updates of modalities without items are kept, once: they tell which placeholders are surplus.
+            others = kwargs.keys() - {modality} if i == 0 else None
+            for update in updates_for(arguments):
+                owner = getattr(update, "modality", modality)
+                if owner == modality or (others is not None and owner not in others):
+                    updates.append(update)
+        return updates
 
     def _named_token(self, match: re.Match[str]) -> str:
         """`token 32000` with its text: `'<image>' (token 32000)`."""
