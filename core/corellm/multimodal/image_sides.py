@@ -55,9 +55,7 @@ def _shortest_edge(part: Any, mm_kwargs: Mapping[str, Any]) -> int | None:
         size = size["shortest_edge"]
     elif mm_kwargs.get("default_to_square", getattr(part, "default_to_square", True)):
         return None
-    return (
-        int(float(size)) if isinstance(size, Real) and math.isfinite(size) else None
-    )  # the processor refuses all else
+    return int(float(size)) if isinstance(size, Real) and math.isfinite(size) else None  # else it is refused
 
 
 @contextmanager
