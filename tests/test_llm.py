@@ -194,7 +194,7 @@ def test_a_uuid_stands_in_for_an_image_sent_before(llm: LLM) -> None:
     want, others = tokens(llm, ask(first)), tokens(llm, ask(other))
     assert want != others
     assert tokens(llm, ask(first, **named)) == tokens(llm, ask([None], **named)) == want
-    with pytest.raises(ItemNotCachedError, match="image 0: only its uuid 'scan' came"):
+    with pytest.raises(ItemNotCachedError, match="image 0: only its uuid 'scan' was given"):
         tokens(llm, ask([None], **named | {"cache_salt": "second"}))
     (output,) = llm.generate(ask(other, **named | {"cache_salt": "second"}), GREEDY, use_tqdm=False)
     assert (output.outputs[0].token_ids, output.num_cached_tokens) == (others, 0)

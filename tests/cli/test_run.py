@@ -166,7 +166,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path
         (["photo.heic", QUESTION], "no such file: 'photo.heic'"),
         (["https://example.com/a.jpg", QUESTION], "remote URLs are not fetched; download https://example.com/a.jpg"),
         (["--mm-processor-kwargs", '{"sise": 1}', "image.png", QUESTION], "does not take 'sise'; accepted: "),
-        (["--media-formats", "jpeg,mp4", "image.png", QUESTION], "is of the format png, which is not let in here"),
+        (["--media-formats", "jpeg,mp4", "image.png", QUESTION], "is of the format png, which is not accepted here"),
         (["--media-formats", "png,jpg", "image.png", QUESTION], "unknown media format 'jpg'; known: jpeg, png, gif"),
         (["missing.png", QUESTION], "no such file: 'missing.png'"),
         (["notes.txt", QUESTION], "'notes.txt' is no image (JPEG"),

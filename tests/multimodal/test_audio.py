@@ -1,4 +1,4 @@
-"""Sounds of every kind come out whole, mono, at the model's rate, sample for sample as librosa gives them; bad ones are
+"""Audio of every kind comes out whole, mono, at the model's rate, sample for sample as librosa gives them; bad ones are
 refused, early.
 
 Files are written by libsndfile and FFmpeg; hostile ones are made from these byte by byte.
@@ -42,8 +42,8 @@ def tones(num_samples: int, channels: int = 2, rate: int = 44_100) -> np.ndarray
     """A different tone and some noise in every channel, `[n, channels]`."""
     noise = np.random.default_rng(num_samples).standard_normal((num_samples, channels))
     at = np.arange(num_samples)[:, None] / rate
-    sound = 0.3 * np.sin(2 * np.pi * 220 * (1 + np.arange(channels)) * at) + 0.03 * noise
-    return sound.astype(np.float32)
+    signal = 0.3 * np.sin(2 * np.pi * 220 * (1 + np.arange(channels)) * at) + 0.03 * noise
+    return signal.astype(np.float32)
 
 
 def encoded(samples: np.ndarray[Any, Any], rate: int, container: str, subtype: str | None = None) -> bytes:
@@ -112,7 +112,7 @@ def test_unusual_rates_and_channels(rate: int, channels: int) -> None:
 def test_whatever_it_comes_in(tmp_path: Path) -> None:
     """Bytes, views, paths and text paths give the same."""
     data = encoded(tones(5000), 44_100, "FLAC")
-    path = tmp_path / "a sound"
+    path = tmp_path / "some audio"
     path.write_bytes(data)
     want = load(data)
     for source in (bytearray(data), memoryview(data), path, str(path)):
@@ -130,14 +130,14 @@ def test_a_file_of_the_standard_library(tmp_path: Path) -> None:
     assert load(path).tolist() == [0.0, 0.0, 0.25, -1.0]
 
 
-def test_files_with_something_around_the_sound() -> None:
+def test_files_with_something_around_the_audio() -> None:
     """Tags before and after, and a WAV that was written to a pipe, which does not know its size."""
-    sound = tones(30_000)
+    samples = tones(30_000)
     tag = b"ID3\x04\x00\x00\x00\x00\x00\x0a" + bytes(10)
-    mp3, flac, wav = (encoded(sound, 44_100, kind) for kind in ("MP3", "FLAC", "WAV"))
+    mp3, flac, wav = (encoded(samples, 44_100, kind) for kind in ("MP3", "FLAC", "WAV"))
     assert np.array_equal(load(tag + mp3 + b"TAG" + bytes(125)), load(mp3))
     assert np.array_equal(load(flac + b"TAG" + bytes(125)), load(flac))
-    assert np.array_equal(load(encoded(sound, 44_100, "OGG") + bytes(100)), load(encoded(sound, 44_100, "OGG")))
+    assert np.array_equal(load(encoded(samples, 44_100, "OGG") + bytes(100)), load(encoded(samples, 44_100, "OGG")))
     at = wav.index(b"data") + 4
     for unknown in (b"\xff\xff\xff\xff", b"\x00\xf0\xff\x7f"):
         assert np.array_equal(load(wav[:4] + unknown + wav[8:at] + unknown + wav[at + 4 :]), load(wav))
@@ -205,7 +205,7 @@ def test_integers_are_pcm_and_floats_are_not_clipped(samples: Any, want: list[fl
 @pytest.mark.parametrize("num_samples", [1, 2, 10, 1000, 200_001])
 @pytest.mark.parametrize("rate", [1_000, 8_000, 11_025, 44_100, 48_000.0, np.int64(96_000), 384_000])
 def test_resampling_is_librosas(rate: Any, num_samples: int) -> None:
-    """Bit for bit, also of very short sounds, whose last sample soxr leaves out."""
+    """Bit for bit, also of very short audio, whose last sample soxr leaves out."""
     samples = tones(num_samples, 1)[:, 0][: int(LONGEST * rate)]
     want = librosa.resample(samples, orig_sr=rate, target_sr=RATE, res_type="soxr_hq")
     assert np.array_equal(load((samples, rate)), want)
@@ -220,11 +220,11 @@ NOISE = np.random.default_rng(0).bytes(5000)
     ("source", "words"),
     [
         (b"", "the data is empty"),
-        (NOISE, "the data is not a WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM sound"),
-        (b"RIFF....AVI LIST", "not a WAV"),
-        (encoded(tones(99), 44_100, "AIFF"), "not a WAV"),
-        (encoded(tones(0), 44_100, "WAV"), r"the sound is empty \(0 samples\)"),
-        (encoded(tones(0), 44_100, "OGG"), r"the sound is empty \(0 samples\)"),
+        (NOISE, "the data is not WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM audio"),
+        (b"RIFF....AVI LIST", "not WAV"),
+        (encoded(tones(99), 44_100, "AIFF"), "not WAV"),
+        (encoded(tones(0), 44_100, "WAV"), r"the audio is empty \(0 samples\)"),
+        (encoded(tones(0), 44_100, "OGG"), r"the audio is empty \(0 samples\)"),
         (b"RIFF" + NOISE[:4] + b"WAVE" + NOISE, "broken or truncated WAV"),
         (b"fLaC" + NOISE, "broken or truncated FLAC"),
         (b"OggS" + NOISE, "Ogg"),
@@ -232,9 +232,9 @@ NOISE = np.random.default_rng(0).bytes(5000)
         (b"ID3\x04\0\0\0\0\0\x0a" + bytes(10) + encoded(tones(999), 44_100, "FLAC"), "but FLAC"),
         ("no/such/file.wav", "no such file"),
         (".", "is a directory"),
-        (np.zeros(0, np.float32), r"the sound is empty \(0 samples\)"),
-        (([], 44_100), r"the sound is empty \(0 samples\)"),
-        ((np.zeros((2, 0)), RATE), r"the sound is empty \(0 samples\)"),
+        (np.zeros(0, np.float32), r"the audio is empty \(0 samples\)"),
+        (([], 44_100), r"the audio is empty \(0 samples\)"),
+        ((np.zeros((2, 0)), RATE), r"the audio is empty \(0 samples\)"),
         (np.array([0.0, math.nan]), "not finite"),
         ((np.array([0.0, -math.inf]), 44_100), "not finite"),
         ((np.array([[math.inf], [-math.inf]]), 44_100), "not finite"),
@@ -259,13 +259,13 @@ NOISE = np.random.default_rng(0).bytes(5000)
         ((MONO, 10**400), "sampling rate of inf Hz"),
         ((np.zeros((33, 40)), RATE), "33 channels, more than the 32"),
         ((np.zeros((2, 2, 2)), RATE), r"shape \(2, 2, 2\); give \[n\], \[channels, n\] or \[n, channels\]"),
-        (np.float32(0.5), r"shape \(\)|is not a sound"),
+        (np.float32(0.5), r"shape \(\)|is not audio"),
         (np.zeros((2, 100)), r"shape \(2, 100\): give \(samples, rate\).*a list if .*'audio_embeds'"),
         (torch.zeros(5, device="meta"), "dense tensor"),
         (torch.zeros(5).to_sparse(), "dense tensor"),
-        (5, "int is not a sound"),
-        ([0.5], "list is not a sound"),
-        ({"array": MONO}, "dict is not a sound"),
+        (5, "int is not audio"),
+        ([0.5], "list is not audio"),
+        ({"array": MONO}, "dict is not audio"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,  # a file's bytes hold the time
 )
@@ -296,8 +296,8 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_never_half_a_sound(name: str) -> None:
-    """A file cut anywhere, or with a piece missing, is an error and not a shorter sound."""
+def test_truncated_audio_is_an_error(name: str) -> None:
+    """A file cut anywhere, or with a piece missing, is an error and not shorter audio."""
     data = FILES[name]
     for end in {*range(1, 200, 7), *(len(data) * i // 50 for i in range(1, 50)), len(data) - 1}:
         with pytest.raises(MediaError):
@@ -317,18 +317,18 @@ def test_formats_with_checksums_notice_a_changed_byte(name: str) -> None:
             load(bytes(broken))
 
 
-def test_sounds_joined_end_to_end() -> None:
+def test_audio_files_joined_end_to_end() -> None:
     """Decoders play the first and say nothing of the others."""
     high, low = (mp3_without_index(tones(40_000), 44_100, rate) for rate in (320_000, 64_000))
-    sounds = [FILES["Vorbis"] + FILES["Opus"], FILES["MP3"] + FILES["MP3"], FILES["MP3"] + low]
-    for data in sounds:
-        with pytest.raises(MediaError, match=r"several (Ogg|MP3) sounds one after the other"):
+    joined = [FILES["Vorbis"] + FILES["Opus"], FILES["MP3"] + FILES["MP3"], FILES["MP3"] + low]
+    for data in joined:
+        with pytest.raises(MediaError, match=r"several (Ogg|MP3) files joined end to end"):
             load(data)
     with pytest.raises(MediaError, match=r"only .* seconds can be decoded"):
         load(high + low * 3)  # the guess from the first frame's bit rate is too short
 
 
-def test_any_damage_is_an_error_or_a_sound() -> None:
+def test_any_damage_is_an_error_or_finite_audio() -> None:
     """Files with bytes changed, left out and put in: nothing else is raised, and nothing but samples comes out."""
     rng = random.Random(0)
     for data in FILES.values():
@@ -338,11 +338,11 @@ def test_any_damage_is_an_error_or_a_sound() -> None:
                 at = rng.randrange(min(rng.choice([64, len(broken)]), len(broken)))
                 broken[at : at + rng.choice([0, 1, 4, 30])] = rng.choice([b"", b"\xff" * 4, bytes(4), rng.randbytes(9)])
             try:
-                sound = load(bytes(broken))
+                samples = load(bytes(broken))
             except MediaError:
                 continue
-            assert sound.size
-            assert np.isfinite(sound).all()
+            assert samples.size
+            assert np.isfinite(samples).all()
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def test_samples_that_are_too_long() -> None:
     ],
 )
 def test_hostile_headers(offset: int, value: bytes, words: str) -> None:
-    """Rates and channels that no sound has."""
+    """Rates and channels that no audio has."""
     data = FILES["WAV"]
     with pytest.raises(MediaError, match=words):
         load(data[:offset] + value + data[offset + len(value) :] if value else data[:-10])
@@ -488,7 +488,7 @@ URL = "data:audio/wav;base64," + base64.b64encode(FILES["WAV"]).decode()
     ],
 )
 def test_counted_alike_before_and_after(parser: DataParser, value: Any, count: int) -> None:
-    """One value or a list; a pair with a number is one sound."""
+    """One value or a list; a pair with a number is one item."""
     assert parser.count({"audio": value}) == {"audio": count}
     items = parser.parse({"audio": value})["audio"]
     assert items.count == count
@@ -500,12 +500,12 @@ def test_counted_alike_before_and_after(parser: DataParser, value: Any, count: i
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (b"hello", "audio 1: the data is not a WAV"),
+        (b"hello", "audio 1: the data is not WAV"),
         ("https://example.com/a.mp3", "audio 1: remote URLs are not fetched here"),
         ("a.mp3", r"audio 1: no such file: 'a\.mp3'"),
         (np.zeros(RATE * 21), r"audio 1: 21\.0 seconds or more"),
         (None, "audio 1: None in place of audio data"),
-        (0.5, "audio 1: float is not a sound"),
+        (0.5, "audio 1: float is not audio"),
     ],
 )
 def test_errors_name_the_item(parser: DataParser, value: Any, words: str) -> None:
@@ -515,7 +515,7 @@ def test_errors_name_the_item(parser: DataParser, value: Any, words: str) -> Non
     assert (caught.value.modality, caught.value.item) == ("audio", 1)
 
 
-def test_the_rate_is_asked_for_only_when_there_is_a_sound() -> None:
+def test_the_rate_is_read_only_when_there_is_audio() -> None:
     """A Hugging Face processor takes seconds to make."""
     asked: list[int] = []
 

@@ -21,7 +21,7 @@ import pytest
 
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.audio import load_audio
-from tests.multimodal.clips import encode, plain
+from tests.multimodal.videos import encode, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(aifc|audioop|sunau):DeprecationWarning")  # librosa imports them
 
@@ -204,7 +204,7 @@ def test_a_codec_that_is_not_read() -> None:
         frame.sample_rate = 48_000
         for packet in [*stream.encode(frame), *stream.encode(None)]:
             output.mux(packet)
-    with pytest.raises(MediaError, match="audio codec that is not read; those that are: aac, alac"):
+    with pytest.raises(MediaError, match="audio codec that is not supported; supported: aac, alac"):
         load(buffer.getvalue())
 
 

@@ -80,7 +80,7 @@ def test_looking_whether_a_key_is_there_does_not_make_it_younger() -> None:
     assert ("b" in cache, "c" in cache) == (True, False)
 
 
-def test_what_is_larger_than_the_budget_is_not_stored_and_evicts_nobody() -> None:
+def test_what_is_larger_than_the_budget_is_not_stored_and_evicts_nothing() -> None:
     """Except an earlier value of the same key, which is not true any more."""
     cache = ProcessorCache(10)
     cache.put("a", 1, 5)
@@ -135,7 +135,7 @@ class Gate:
 def waiting(cache: ProcessorCache, key: str, threads: int) -> None:
     """Wait until that many threads wait for `key`: there is no event for it, so look at the event they wait on."""
     deadline = time.monotonic() + WAIT_S
-    landed: Any = cache._flights[key].landed
+    landed: Any = cache._in_progress[key].finished
     while len(landed._cond._waiters) < threads:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -187,7 +187,7 @@ def test_an_error_is_its_callers_alone(error: BaseException) -> None:
     thread.join(WAIT_S)
     assert caught == [error]
     assert len(calls) == 1
-    assert not cache._flights
+    assert not cache._in_progress
 
 
 def test_errors_are_not_remembered() -> None:
@@ -201,7 +201,7 @@ def test_errors_are_not_remembered() -> None:
 
 
 def test_waiting_has_a_deadline() -> None:
-    """Whoever has waited long enough for a thread that hangs computes for itself."""
+    """A caller that has waited long enough for a thread that hangs computes the value itself."""
     cache, gate = ProcessorCache(10, patience=0.05), Gate("late")
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(cache.get_or_compute, "k", gate)
@@ -221,7 +221,7 @@ def test_a_computation_that_asks_for_itself_is_an_error_not_a_deadlock() -> None
 
 
 def test_many_threads_never_exceed_the_budget_nor_mix_up_keys() -> None:
-    """A storm of lookups of more keys than fit; every answer belongs to its key."""
+    """A storm of lookups of more keys than fit; every value belongs to its key."""
     cache = ProcessorCache(50)
 
     def storm(seed: int) -> int:

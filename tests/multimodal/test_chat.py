@@ -153,7 +153,7 @@ def test_text_without_literals_is_not_touched() -> None:
 
 
 def test_borders_between_texts() -> None:
-    """A literal cannot be put together from neighbouring texts, whoever wrote them."""
+    """A literal cannot be put together from neighbouring texts of any roles."""
     guards = Guards(others=Guard(["</s>", "<image>"]), operator=Guard(["<image>"]))
     for roles, texts, guarded in (
         (("user", "user"), ("<ima", "ge>"), True),
@@ -170,7 +170,7 @@ def test_borders_between_texts() -> None:
 
 
 def test_whose_text_is_guarded_against_what() -> None:
-    """Placeholders in anybody's text; other special tokens in users', tools' and the assistant's. Keys count, too."""
+    """Placeholders in any text; other special tokens in users', tools' and the assistant's. Keys count, too."""
     guards = Guards(others=Guard(["</s>", "<image>"]), operator=Guard(["<image>"]))
     for role in ("system", "developer", "user", "assistant", "tool"):
         (message,) = normalize_messages(
@@ -240,7 +240,7 @@ def test_templates_find_media_by_key_or_by_type(also: str) -> None:
 
 
 def test_joined_without_a_template() -> None:
-    """Plain lines; they end with the assistant's name only where an answer shall begin."""
+    """Plain lines; they end with the assistant's name only where the model's turn begins."""
     messages = normalize_messages([{"role": "system", "content": "Be brief."}, user("Hi")], OPEN)
     assert join_chat(messages, lambda *_: None, add_generation_prompt=True).prompt == "Be brief.\nUSER: Hi\nASSISTANT:"
     assert join_chat(messages, lambda *_: None, add_generation_prompt=False).prompt == "Be brief.\nUSER: Hi"
@@ -255,5 +255,5 @@ def test_continuing_without_a_template() -> None:
     for prompt in ("USER: Hi\nASSISTANT: ...", [1, 2]):
         with pytest.raises(PromptError, match="the last message's text is not in the prompt"):
             cut_at_end(ChatPrompt(prompt), messages)
-    with pytest.raises(PromptError, match=r"messages\[1\] has no text that continue_final_message could go on with"):
+    with pytest.raises(PromptError, match=r"messages\[1\] has no text that continue_final_message could continue"):
         mark_end(normalize_messages([user("Hi"), {"role": "assistant", "content": None}], OPEN))

@@ -1,4 +1,4 @@
-"""The core's own answer to `call_hf_processor`: the tensors of text and image, without the text where it may go."""
+"""The core's own `call_hf_processor`: the tensors of text and image, and without text where it is not needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.templates.renderer import TemplateRenderer
 from tests.conftest import random_image
 
-PICTURE = random_image(90, 70, 0)
+IMAGE = random_image(90, 70, 0)
 
 
 class Insisting(transformers.LlavaProcessor):  # type: ignore[misc]
@@ -32,14 +32,14 @@ def call(processor: Any) -> Any:
     """What the default makes of the image with this processor."""
     context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
     defaults = ProcessingDefaults(context, MultiModalConfig(), TemplateRenderer())
-    return defaults.call_hf_processor("<image>", {"image": [PICTURE]}, {})
+    return defaults.call_hf_processor("<image>", {"image": [IMAGE]}, {})
 
 
 @pytest.mark.parametrize("insists", [False, True])
 def test_dummy_text_only_where_it_is_needed(tiny_llava: Path, insists: bool) -> None:
     """The image's tensor is that of text and image; the placeholder is tokenized only for a class that looks."""
     plain = transformers.AutoProcessor.from_pretrained(tiny_llava)
-    expected = plain(text="<image>", images=[PICTURE], return_tensors="pt")
+    expected = plain(text="<image>", images=[IMAGE], return_tensors="pt")
     outputs = call(Insisting.from_pretrained(tiny_llava) if insists else plain)
     assert torch.equal(outputs["pixel_values"], expected["pixel_values"])
     assert ("input_ids" in outputs) == insists

@@ -100,7 +100,7 @@ def with_info(image: Image.Image, **info: Any) -> Image.Image:
     return image
 
 
-PICTURES = {
+IMAGES = {
     "1 bit": (of_mode("1", 0, 255), [BLACK, WHITE]),
     "grey": (of_mode("L", 0, 77, 255), [BLACK, (77, 77, 77), WHITE]),
     "16-bit": (of_mode("I;16", 0, 32768, 65535), [BLACK, (128, 128, 128), WHITE]),
@@ -128,10 +128,10 @@ def state(image: Image.Image) -> tuple[Any, ...]:
     return image.mode, image.size, image.tobytes(), dict(image.info), palette
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_every_mode_gives_the_colours_a_viewer_shows(name: str) -> None:
-    """Transparency on white, wide values scaled rather than clipped; the caller's image stays as it was."""
-    image, colours = PICTURES[name]
+    """Transparency on white, wide values scaled rather than cut off; the caller's image stays as it was."""
+    image, colours = IMAGES[name]
     before = state(image)
     got = load_image(image, LIMIT)
     assert got.mode == "RGB"
@@ -161,7 +161,7 @@ def test_what_callers_do_with_theirs_afterwards() -> None:
 )  # fmt: skip
 def test_modes_survive_their_files(name: str, format_name: str) -> None:
     """The same colours after a trip through an encoded file, where other code paths of Pillow set mode and info."""
-    image, colours = PICTURES[name]
+    image, colours = IMAGES[name]
     got = load_image(encoded(image, format_name, **image.info), LIMIT)
     for x, colour in enumerate(colours):
         assert near(got.getpixel((x, 0)), colour), (x, got.getpixel((x, 0)))
@@ -223,7 +223,7 @@ def test_first_frame_of_an_animation(format_name: str, options: dict[str, Any]) 
 
 
 def test_open_animation_gives_its_current_frame() -> None:
-    """Whoever has moved to a frame wants that one, and stays there."""
+    """An image that was moved to a frame gives that frame, and stays there."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN, BLUE)]
     animation = Image.open(BytesIO(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])))
     animation.seek(1)
@@ -338,7 +338,7 @@ def test_channels_at_both_ends() -> None:
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(source: Any, words: str) -> None:
-    """Never clipped, never guessed."""
+    """Never cut off, never guessed."""
     with pytest.raises(MediaError, match=words):
         load_image(source, LIMIT)
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.multimodal.image import load_image
-from corellm.multimodal.image_cost import MAX_BMP_BYTES, MAX_PARTS, MAX_SCANS
+from corellm.multimodal.image_cost import MAX_BMP_BYTES, MAX_PARTS, MAX_SCANS, MAX_SEGMENTS
 
 LIMIT = 1_000_000
 SIDE = 2800
@@ -190,6 +190,15 @@ def test_scans_hidden_where_a_decoder_resynchronizes_are_counted() -> None:
     hidden = b"\xff\x02\xff\xff" + data[data.rindex(b"\xff\xda") : -2] * 200
     with pytest.raises(MediaTooLargeError, match=r"a JPEG of 2\d\d scans"):
         load_image(data[:-2] + hidden + data[-2:], LIMIT)
+
+
+def test_restarts_and_empty_segments_cost_no_time() -> None:
+    """Restart markers are skipped by the search; segments, however short, are counted up to a limit."""
+    data = encoded(gradient(64).convert("RGB"), "JPEG", progressive=True)
+    scans = data[data.rindex(b"\xff\xda") : -2] * 15
+    assert load_image(data[:-2] + b"\xff\xd0" * MAX_SEGMENTS + scans + data[-2:], LIMIT).size == (64, 64)
+    with pytest.raises(MediaTooLargeError, match=f"a JPEG of more than {MAX_SEGMENTS} segments"):
+        load_image(data[:-2] + scans + b"\xff\xfe\0\0" * MAX_SEGMENTS + data[-2:], LIMIT)
 
 
 # --- TIFF -------------------------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
 
 from corellm.config import MultiModalConfig
-from corellm.errors import MediaError, MediaTooLargeError
+from corellm.errors import MediaError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import DataParser
 from corellm.multimodal.defaults import ProcessingDefaults
@@ -55,6 +56,23 @@ def test_what_would_become_enormous_is_refused_unscaled(processor: Any, monkeypa
         call(processor, image, max_image_pixels=edge * edge * 60_000)
     with pytest.raises(pytest.fail.Exception, match="scaled it"):
         call(processor, image, {"size": {"shortest_edge": 1}}, max_image_pixels=60_000)
+
+
+@pytest.mark.parametrize("form", ["number", "numpy", "float", "dict"])
+def test_any_form_of_size_is_bounded(processor: Any, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """A plain number is the shorter side, too, as in transformers."""
+    edge = processor.image_processor.size.shortest_edge
+    forms = {"number": edge, "numpy": np.int64(edge), "float": float(edge), "dict": {"shortest_edge": np.int64(edge)}}
+    monkeypatch.setattr(type(processor.image_processor), "resize", lambda *_, **__: pytest.fail("scaled it"))
+    with pytest.raises(MediaTooLargeError):
+        call(processor, Image.new("RGB", (60_000, 1)), {"size": forms[form]}, max_image_pixels=60_000)
+
+
+@pytest.mark.parametrize("edge", ["x", [1], float("nan"), float("inf")])
+def test_a_size_that_is_none_is_the_requests_fault(processor: Any, edge: Any) -> None:
+    """Also for an image of extreme sides."""
+    with pytest.raises((MediaError, ProcessorKwargsError)):
+        call(processor, Image.new("RGB", (300, 1)), {"size": {"shortest_edge": edge}})
 
 
 def test_a_small_limit_of_pixels_is_for_images_as_they_come(processor: Any) -> None:

@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessorKwargs
 from transformers.processing_utils import VideosKwargs
 
-from corellm.errors import ContractError, ProcessorKwargsError
+from corellm.errors import ContractError, ProcessorKwargsError, SurplusPlaceholderError
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import MultiModalFieldConfig, PromptReplacement
 from corellm.multimodal.defaults import declared_arguments
@@ -89,13 +89,13 @@ def test_the_two_parts_differ() -> None:
 def test_requests_are_laid_over_operators_one_by_one(
     operators: Any, request_: Any, image: dict[str, Any], video: dict[str, Any]
 ) -> None:
-    """In whichever form either gave an argument; what nobody knows goes everywhere, to be refused."""
+    """In whichever form either gave an argument; an unknown argument goes to every modality, to be refused."""
     given_before = repr((operators, request_))
     assert KwargsByModality(operators, NAMES).resolve(request_) == {"image": image, "video": video}
     assert repr((operators, request_)) == given_before
 
 
-def test_what_is_not_known_to_be_anothers_is_everybodys() -> None:
+def test_an_argument_that_no_other_modality_knows_is_kept() -> None:
     """A modality whose arguments are not known gets all; another that has none of its own too, but for others'."""
     names = {"image": None, "video": frozenset({"fps"}), "audio": frozenset[str]()}
     resolved = KwargsByModality({}, names).resolve({"fps": 1, "gain": 2, "images_kwargs": {"what": 3}})
@@ -147,12 +147,12 @@ class Both(Toy):
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         (modality,) = mm_data
         self.seen.append((modality, dict(mm_kwargs)))
-        return {"rows": torch.tensor([[mm_kwargs.get("fps") or 1]]), "kind": torch.tensor([modality == "video"])}
+        return {"values": torch.tensor([[mm_kwargs.get("fps") or 1]]), "kind": torch.tensor([modality == "video"])}
 
     @hookimpl
     def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
         batched = MultiModalFieldConfig.batched("video" if hf_inputs["kind"] else "image")
-        return {"rows": batched, "kind": batched}
+        return {"values": batched, "kind": batched}
 
     @hookimpl
     def get_prompt_updates(self, mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
@@ -206,6 +206,22 @@ def test_an_argument_for_both_changes_both() -> None:
     assert not set(plain.values()) & set(both.values())
 
 
+class WithAudio(Both):
+    """Has a placeholder for audio, too, of two ordinary tokens."""
+
+    @hookimpl
+    def get_prompt_updates(self, mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
+        return [*super().get_prompt_updates(mm_kwargs), PromptReplacement("audio", target=[65, 66], replacement=[65])]
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"fps": 2}])
+def test_a_placeholder_of_a_modality_without_items_is_surplus(kwargs: dict[str, Any]) -> None:
+    """With any arguments: also where updates are asked for each modality by itself."""
+    processor = make(WithAudio())
+    with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* for 0 audio items"):
+        processor.process([IMAGE, 65, 66, VIDEO], {"image": make_image(3), "video": [video(1)]}, kwargs)
+
+
 ARGUMENTS = st.dictionaries(st.sampled_from(["size", "fps", "colour"]), st.sampled_from([1, 2, None]), max_size=3)
 GROUPED = st.dictionaries(st.sampled_from(["images_kwargs", "videos_kwargs"]), st.just({"size": 2}), max_size=2)
 
@@ -217,13 +233,13 @@ def test_items_are_shared_exactly_when_the_adapter_sees_the_same() -> None:
     @settings(max_examples=60, deadline=None)
     def compare(operators: dict[str, Any], a: dict[str, Any], b: dict[str, Any], grouped: dict[str, Any]) -> None:
         adapter, processor = make_both(mm_processor_cache_gb=0, mm_processor_kwargs=operators)
-        answers = []
+        results = []
         for kwargs in (a, b, {**b, "size": 1}, {name: value for name, value in b.items() if name != "size"} | grouped):
             adapter.seen.clear()
             _, identifiers = ask(processor, **kwargs)
-            answers.append((dict(adapter.seen), identifiers))
-        for seen, found in answers:
-            for other_seen, other_found in answers:
+            results.append((dict(adapter.seen), identifiers))
+        for seen, found in results:
+            for other_seen, other_found in results:
                 for modality in ("image", "video"):
                     shared = found[modality] == other_found[modality]
                     assert shared == (seen[modality] == other_seen[modality])
@@ -231,9 +247,9 @@ def test_items_are_shared_exactly_when_the_adapter_sees_the_same() -> None:
     compare()
 
 
-@pytest.mark.parametrize("answer", ["size", 5, [1], {"size": 1}.values()])
-def test_what_the_hook_may_answer(answer: Any) -> None:
+@pytest.mark.parametrize("names", ["size", 5, [1], {"size": 1}.values()])
+def test_hook_results_that_are_not_names(names: Any) -> None:
     """Names; a single string is not a list of them."""
-    broken = type("Broken", (Toy,), {"get_mm_kwargs_names": hookimpl(lambda self: answer)})()
+    broken = type("Broken", (Toy,), {"get_mm_kwargs_names": hookimpl(lambda self: names)})()
     with pytest.raises(ContractError, match=r"get_mm_kwargs_names returned .*; it must return names of arguments"):
         _ = make(broken).profile

@@ -1,4 +1,4 @@
-"""Which formats of files are let in: all that are read, or fewer by the operator's choice; by content, not by name."""
+"""Which file formats are accepted: all that can be decoded, or the operator's choice; by content, not by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import soundfile
 from PIL import Image
 
 from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
-from corellm.errors import ConfigError, MediaError
+from corellm.errors import ConfigError, MediaError, MediaTooLargeError
 from corellm.multimodal import DataParser
-from tests.multimodal.clips import encode, plain
+from corellm.multimodal.audio import load_audio
+from corellm.multimodal.files import MAX_FILE_BYTES
+from corellm.multimodal.image import load_image
 from tests.multimodal.test_audio_streams import encoded, tones
+from tests.multimodal.videos import encode, plain
 
 RATE = 16_000
 FRAMES = [plain(n) for n in range(3)]
@@ -63,7 +66,7 @@ def test_every_format_has_a_file_here() -> None:
 
 @pytest.mark.parametrize(("modality", "name"), FILES, ids="-".join)
 def test_a_format_is_let_in_alone_or_kept_out_alone(modality: str, name: str, tmp_path: Path) -> None:
-    """As bytes and as a file, whose name says nothing; the error names what is let in."""
+    """As bytes and as a file, whose name says nothing; the error names what is accepted."""
     data = FILES[modality, name]()
     path = tmp_path / "file.png"
     path.write_bytes(data)
@@ -88,3 +91,15 @@ def test_names_that_are_none() -> None:
         EngineConfig.from_kwargs(model="demo", media_formats=["png", "jpg"])
     with pytest.raises(ConfigError, match=r"media_formats must be a list like .*, got 'png'"):
         MultiModalConfig(media_formats="png")
+
+
+@pytest.mark.parametrize("start", [b"\xff\xd8\xff", b"RIFF\0\0\0\0WAVE", b"\0\0\0\x20ftypM4A "])
+def test_a_file_is_read_up_to_a_size(tmp_path: Path, start: bytes) -> None:
+    """Also where the readers are called with a path; nothing of a larger file is read."""
+    path = tmp_path / "large"
+    with path.open("wb") as stream:
+        stream.write(start)
+        stream.truncate(MAX_FILE_BYTES + 1)
+    for load in (lambda: load_image(path, 10**6), lambda: load_audio(path, RATE, 60)):
+        with pytest.raises(MediaTooLargeError, match=f"has {MAX_FILE_BYTES + 1} bytes, more than"):
+            load()

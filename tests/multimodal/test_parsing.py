@@ -31,10 +31,10 @@ from corellm.multimodal.parsing import DataParser, ModalityParser, RawItems
 
 HIDDEN = 16
 LIMITS = MultiModalConfig(max_image_pixels=1000)
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8))
-ARRAY = np.asarray(PICTURE)
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8))
+ARRAY = np.asarray(IMAGE)
 BUFFER = BytesIO()
-PICTURE.save(BUFFER, "PNG")
+IMAGE.save(BUFFER, "PNG")
 PNG = BUFFER.getvalue()
 BASE64 = base64.b64encode(PNG).decode()
 
@@ -56,9 +56,9 @@ def embeddings(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("value", "count"),
     [
-        (PICTURE, 1),
-        ([PICTURE, PICTURE], 2),
-        ((PICTURE,), 1),
+        (IMAGE, 1),
+        ([IMAGE, IMAGE], 2),
+        ((IMAGE,), 1),
         (ARRAY, 1),
         (np.moveaxis(ARRAY, -1, 0), 1),
         (np.stack([ARRAY] * 3), 3),
@@ -67,7 +67,7 @@ def embeddings(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         (torch.from_numpy(ARRAY.copy()).permute(2, 0, 1) / 255, 1),
         (torch.from_numpy(ARRAY.copy()) / 255, 1),
         (torch.from_numpy(np.stack([ARRAY] * 2)), 2),
-        ([torch.from_numpy(ARRAY.copy()), ARRAY, PICTURE, PNG], 4),
+        ([torch.from_numpy(ARRAY.copy()), ARRAY, IMAGE, PNG], 4),
         (PNG, 1),
         (bytearray(PNG), 1),
         (f"data:image/png;base64,{BASE64}", 1),
@@ -91,7 +91,7 @@ def test_images_in_any_form(parser: DataParser, value: Any, count: int | None) -
         assert (images.modality, len(images)) == ("image", images.count)
         for i in range(len(images)):
             assert images.get(i).mode == "RGB"
-            assert images.get(i).tobytes() == PICTURE.tobytes()
+            assert images.get(i).tobytes() == IMAGE.tobytes()
             assert images.num_embeddings(i) is None
 
 
@@ -100,7 +100,7 @@ def test_paths(parser: DataParser, tmp_path: Path) -> None:
     path = tmp_path / "an image.png"
     path.write_bytes(PNG)
     items = parser.parse({"image": [str(path), path]})["image"]
-    assert [items.get(i).tobytes() for i in (0, 1)] == [PICTURE.tobytes()] * 2
+    assert [items.get(i).tobytes() for i in (0, 1)] == [IMAGE.tobytes()] * 2
 
 
 def test_grey_tensors_of_integers_are_images(parser: DataParser) -> None:
@@ -114,11 +114,11 @@ def test_grey_tensors_of_integers_are_images(parser: DataParser) -> None:
 
 def test_any_mapping_will_do_and_nothing_in_it_is_changed(parser: DataParser) -> None:
     """A list given is not the list kept."""
-    images = [PICTURE]
+    images = [IMAGE]
     items = parser.parse(UserDict({"image": images}))
-    images.append(PICTURE)
+    images.append(IMAGE)
     assert items.get_counts() == {"image": 1}
-    assert items["image"].get(0) is not PICTURE
+    assert items["image"].get(0) is not IMAGE
     assert parser.parse({}) == {}
 
 
@@ -141,7 +141,7 @@ def test_any_mapping_will_do_and_nothing_in_it_is_changed(parser: DataParser) ->
         (None, "image 1: None in place of image data"),
         (5, "image 1: int is not an image"),
         ({"type": "image_url"}, "image 1: dict is not an image"),
-        ([PICTURE], "image 1: list is not an image"),
+        ([IMAGE], "image 1: list is not an image"),
         (np.full((6, 9), 2.0), "image 1: pixels of dtype float64 must be from 0 to 1"),
         (embeddings(1, 5, HIDDEN), "image 1: pixels .* from 0 to 1.*'image_embeds'"),
         (embeddings(2, 5, HIDDEN), r"image 1: shape \(2, 5, 16\).*'image_embeds'"),
@@ -150,7 +150,7 @@ def test_any_mapping_will_do_and_nothing_in_it_is_changed(parser: DataParser) ->
 )
 def test_a_bad_image_is_named(parser: DataParser, value: Any, words: str) -> None:
     """In text and in attributes; counting alone finds nothing wrong, for it opens nothing."""
-    data = {"image": [PICTURE, value, PICTURE]}
+    data = {"image": [IMAGE, value, IMAGE]}
     assert parser.count(data) == {"image": 3}
     with pytest.raises(MediaError, match=words) as caught:
         parser.parse(data)["image"].get(1)
@@ -165,12 +165,12 @@ def test_files_are_known_by_their_bytes(parser: DataParser, tmp_path: Path, monk
     decoded: list[Any] = []
     load = DataParser.load_image
     monkeypatch.setattr(DataParser, "load_image", lambda self, value: decoded.append(value) or load(self, value))
-    items = parser.parse({"image": [PNG, path, f"data:image/png;base64,{BASE64}", PICTURE]})["image"]
+    items = parser.parse({"image": [PNG, path, f"data:image/png;base64,{BASE64}", IMAGE]})["image"]
     assert [items.content(i) for i in range(3)] == [PNG] * 3
-    assert decoded == [PICTURE]
+    assert decoded == [IMAGE]
     assert items.content(3) is items.get(3)
     assert items.get(0) is items.get(0)
-    assert decoded == [PICTURE, PNG]
+    assert decoded == [IMAGE, PNG]
 
 
 def test_a_broken_file_is_named_when_it_is_asked_for(parser: DataParser, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_under_their_own_key_embeddings_may_look_like_a_image(parser: DataParser
 
 @pytest.mark.parametrize(
     "value",
-    [embeddings(5, HIDDEN), torch.zeros(5, HIDDEN), [PICTURE, torch.zeros(5, HIDDEN)], [torch.zeros(5, HIDDEN), PNG]],
+    [embeddings(5, HIDDEN), torch.zeros(5, HIDDEN), [IMAGE, torch.zeros(5, HIDDEN)], [torch.zeros(5, HIDDEN), PNG]],
 )
 def test_doubt_is_an_error(parser: DataParser, value: Any) -> None:
     """A flat float tensor alone, or among images, may be either; the message says how to say which."""
@@ -270,10 +270,10 @@ def test_bad_embeddings_are_named(parser: DataParser, value: Any, words: str, ex
 
 @pytest.mark.parametrize(
     "value",
-    [embeddings(5, HIDDEN), embeddings(1, 2, 5, HIDDEN), embeddings(2, 5, HIDDEN).numpy(), PICTURE, 5, b"", "a.pt"],
+    [embeddings(5, HIDDEN), embeddings(1, 2, 5, HIDDEN), embeddings(2, 5, HIDDEN).numpy(), IMAGE, 5, b"", "a.pt"],
 )
 def test_what_is_no_collection_of_embeddings(parser: DataParser, value: Any) -> None:
-    """A single flat tensor would fall apart into its rows; paths are not unpickled."""
+    """A single flat tensor would be split into single embeddings; paths are not unpickled."""
     with pytest.raises(EmbeddingInputError, match=r"image_embeds: expected a torch tensor \[items, tokens, hidden\]"):
         parser.parse({"image_embeds": value})
 
@@ -297,7 +297,7 @@ def test_any_width_where_the_model_does_not_say(parser: DataParser) -> None:
 
 
 @pytest.mark.parametrize("key", ["depth", "images", "image_embeds_embeds", "depth_embeds", "_embeds", 5])
-@pytest.mark.parametrize("value", [None, [], PICTURE])
+@pytest.mark.parametrize("value", [None, [], IMAGE])
 def test_unknown_modalities(parser: DataParser, key: Any, value: Any) -> None:
     """With the accepted names, whatever is under the key."""
     for method in (parser.count, parser.parse):
@@ -309,11 +309,11 @@ def test_unknown_modalities(parser: DataParser, key: Any, value: Any) -> None:
 def test_images_and_embeddings_together(parser: DataParser) -> None:
     """Their order in the prompt would be a guess; None is no item and disturbs nothing."""
     with pytest.raises(MultiModalError, match="either 'image' or 'image_embeds', not both"):
-        parser.count({"image": PICTURE, "image_embeds": embeddings(2, 5, HIDDEN)})
-    assert parser.count({"image": PICTURE, "image_embeds": None}) == {"image": 1}
+        parser.count({"image": IMAGE, "image_embeds": embeddings(2, 5, HIDDEN)})
+    assert parser.count({"image": IMAGE, "image_embeds": None}) == {"image": 1}
 
 
-@pytest.mark.parametrize("data", [None, [PICTURE], PICTURE, "image"])
+@pytest.mark.parametrize("data", [None, [IMAGE], IMAGE, "image"])
 def test_what_is_no_mapping(parser: DataParser, data: Any) -> None:
     """Says what it should look like."""
     with pytest.raises(MultiModalError, match=r'must be a dict such as \{"image": image\}'):
@@ -336,7 +336,7 @@ def test_a_plugin_can_add_a_modality() -> None:
             return np.asarray(value, np.float32)
 
     parser = WithDepth(LIMITS, hidden_size=HIDDEN)
-    data = {"depth": [[0.0, 1.0], []], "image": PICTURE}
+    data = {"depth": [[0.0, 1.0], []], "image": IMAGE}
     assert parser.count(data) == {"depth": 2, "image": 1}
     with pytest.raises(MediaError, match="depth 1: no values") as caught:
         parser.parse(data)
@@ -363,10 +363,10 @@ def test_a_plugins_own_reading_sees_what_was_given(tmp_path: Path) -> None:
 
     class Own(DataParser):
         def load_image(self, value: Any) -> Image.Image:
-            return PICTURE if value in ("s3://bucket/a.png", tmp_path) else super().load_image(value)
+            return IMAGE if value in ("s3://bucket/a.png", tmp_path) else super().load_image(value)
 
     items = Own().parse({"image": ["s3://bucket/a.png", tmp_path, PNG]})["image"]
-    assert [items.get(i).tobytes() for i in range(3)] == [PICTURE.tobytes()] * 3
+    assert [items.get(i).tobytes() for i in range(3)] == [IMAGE.tobytes()] * 3
 
 
 def test_files_too_large_are_not_read(parser: DataParser, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_errors_name_the_item() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "answer", "error", "message"),
+    ("hook", "result", "error", "message"),
     [
         (
             "call_hf_processor",
@@ -157,9 +157,9 @@ def test_errors_name_the_item() -> None:
         ("get_mm_fields_config", lambda self: None, ContractError, "get_mm_fields_config returned None"),
     ],
 )
-def test_adapters_that_fail(hook: str, answer: Any, error: type[Exception], message: str) -> None:
+def test_adapters_that_fail(hook: str, result: Any, error: type[Exception], message: str) -> None:
     """A failing hook fails the one request, with a typed error that names it."""
-    broken = type("Broken", (Toy,), {hook: hookimpl(answer)})()
+    broken = type("Broken", (Toy,), {hook: hookimpl(result)})()
     processor = make(broken)
     items = processor._parser.parse({"image": make_image(2)})
     with pytest.raises(error, match=message):
@@ -179,7 +179,7 @@ def test_stated_maximum_must_cover_the_dummy() -> None:
 
 
 def test_dummies_are_not_bound_by_the_operators_limits() -> None:
-    """Which hold for what users send, whoever made the parser: a low one neither stops the start nor is forgotten."""
+    """Limits hold for what users send, also with an adapter's own parser: a low one does not stop the start."""
     processor = make(Toy(), max_image_pixels=10)
     assert processor.profile.max_tokens == {"image": 20}
     assert len(processor.process([IMAGE], {"image": make_image(5)})[1]) == 1
@@ -189,10 +189,10 @@ def test_dummies_are_not_bound_by_the_operators_limits() -> None:
 
 def test_embeddings_are_refused_with_the_adapters_reason() -> None:
     """Before anything is made of them."""
-    hook = hookimpl(lambda self, modality: f"a toy has no {modality} rows")
+    hook = hookimpl(lambda self, modality: f"a toy has no {modality} embeddings")
     processor = make(type("Refusing", (Toy,), {"refuse_embeddings": hook})())
     with pytest.raises(
-        EmbeddingInputError, match="image: this model takes no precomputed embeddings: a toy has no image rows"
+        EmbeddingInputError, match="image: this model takes no precomputed embeddings: a toy has no image embeddings"
     ):
         processor.process([IMAGE], {"image_embeds": torch.zeros(1, 2, 8)})
     assert len(make(Toy()).process([IMAGE], {"image": make_image(2)})[1]) == 1

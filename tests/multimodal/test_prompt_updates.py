@@ -375,8 +375,8 @@ def test_no_token_id(wrong):
     ("updates", "counts", "words"),
     [
         ([], {"image": 2}, ["no update for image 0 of 2 images", "PromptReplacement"]),
-        ([LLAVA], {"image": 1, "audio": 1}, ["no update for audio 0 of 1 audio clip"]),
-        ([PromptReplacement("image", "<image>", "II")], {"image": 1}, ["'image'", "image"]),
+        ([LLAVA], {"image": 1, "audio": 1}, ["no update for audio 0 of 1 audio item"]),
+        ([PromptReplacement("depth", "<image>", "II")], {"image": 1}, ["'depth'", "image"]),
         (["<image>"], {"image": 1}, ["'<image>'", "neither"]),
         ([PromptReplacement("image", "", "II")], {"image": 1}, ["image 0", "target '' has no tokens", ".start()"]),
         ([PromptReplacement("image", [], "II")], {"image": 0}, ["target [] has no tokens"]),
@@ -429,7 +429,7 @@ def test_overlapping_updates():
     ],
 )
 def test_contract_errors_of_details(make):
-    """Flags that are no flags, and two answers to one question, are refused where they are given."""
+    """Flags that are no flags, and two masks for one content, are refused where they are given."""
     with pytest.raises(ContractError, match="is_embed"):
         make()
 

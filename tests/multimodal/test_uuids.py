@@ -39,7 +39,7 @@ def test_another_tenants_uuid_is_another_item() -> None:
     assert [widths(features) for features in first] == [[3], [4], [5]]
     assert len({features[0].identifier for features in first}) == 3
     assert [widths(ask(processor, None, "x", salt)) for salt in tenants] == [[3], [4], [5]]
-    with pytest.raises(ItemNotCachedError, match="uuid 'x' came, and it is not cached for this cache_salt"):
+    with pytest.raises(ItemNotCachedError, match="uuid 'x' was given, and it is not cached for this cache_salt"):
         ask(processor, None, "x", "c")
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_cached_has_to_be_sent() -> None:
     """Never seen, evicted, seen with other arguments, or nothing is cached at all; the item is named."""
     processor = make(Toy())
     ask(processor, make_image(3), "x")
-    with pytest.raises(ItemNotCachedError, match=r"^image 1: only its uuid 'z' came.*send it with its data") as caught:
+    with pytest.raises(ItemNotCachedError, match=r"^image 1: only its uuid 'z' was .*send it with its data") as caught:
         ask(processor, [None, None], ["x", "z"])
     assert (caught.value.modality, caught.value.item, caught.value.status) == ("image", 1, 400)
     with pytest.raises(ItemNotCachedError, match="these processor arguments"):

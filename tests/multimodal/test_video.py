@@ -21,16 +21,16 @@ from corellm.multimodal.defaults import video_arguments
 from corellm.multimodal.hashing import hash_item
 from corellm.multimodal.items import EmbeddingItems
 from corellm.multimodal.video import load_video
-from tests.multimodal.clips import HEIGHT, WIDTH, encode, plain, same_colour
+from tests.multimodal.videos import HEIGHT, WIDTH, encode, plain, same_colour
 
 ARRAY = np.stack([plain(n) for n in range(4)])
 TENSOR = torch.from_numpy(ARRAY.copy())
-PICTURES = [Image.fromarray(frame) for frame in ARRAY]
+IMAGES = [Image.fromarray(frame) for frame in ARRAY]
 LIMITS = MultiModalConfig()
 
 
 @functools.cache
-def clip() -> bytes:
+def file() -> bytes:
     """The same frames in a file."""
     return encode(list(ARRAY), "mjpeg", "mov", pixels="yuvj444p")
 
@@ -56,9 +56,9 @@ def parse(value: Any, **limits: int) -> list[Video]:
     ("value", "count"),
     [
         (ARRAY, 1), (TENSOR, 1), (TENSOR.permute(0, 3, 1, 2), 1), (np.moveaxis(ARRAY, -1, 1), 1),
-        (ARRAY.astype(np.float32) / 255, 1), (PICTURES, 1), (tuple(PICTURES), 1), (list(ARRAY), 1), (list(TENSOR), 1),
-        ([PICTURES[0], *ARRAY[1:]], 1), ((ARRAY, {"fps": 2}), 1), ((PICTURES, {}), 1),
-        ([ARRAY, ARRAY], 2), ([PICTURES, PICTURES], 2), ([(ARRAY, {"fps": 2}), (PICTURES, {})], 2),
+        (ARRAY.astype(np.float32) / 255, 1), (IMAGES, 1), (tuple(IMAGES), 1), (list(ARRAY), 1), (list(TENSOR), 1),
+        ([IMAGES[0], *ARRAY[1:]], 1), ((ARRAY, {"fps": 2}), 1), ((IMAGES, {}), 1),
+        ([ARRAY, ARRAY], 2), ([IMAGES, IMAGES], 2), ([(ARRAY, {"fps": 2}), (IMAGES, {})], 2),
         (np.stack([ARRAY, ARRAY, ARRAY]), 3), (torch.stack([TENSOR, TENSOR]), 2), ([], 0),
     ],
 )  # fmt: skip
@@ -81,21 +81,21 @@ def test_videos_in_any_form(value: Any, count: int) -> None:
     [
         (bytes, 1), (bytearray, 1), (memoryview, 1), (data_url, 1), (lambda file: [file, file], 2),
         (lambda file: (file, data_url(file)), 2),
-        (lambda file: [ARRAY, PICTURES, file, data_url(file), (TENSOR, {})], 5),
+        (lambda file: [ARRAY, IMAGES, file, data_url(file), (TENSOR, {})], 5),
     ],
 )  # fmt: skip
 def test_files_in_any_form(form: Callable[[bytes], Any], count: int) -> None:
     """As frames are."""
-    test_videos_in_any_form(form(clip()), count)
+    test_videos_in_any_form(form(file()), count)
 
 
 def test_paths_and_no_addresses(tmp_path: Path) -> None:
     """Strings are paths; nothing is fetched."""
-    path = tmp_path / "clip.mov"
-    path.write_bytes(clip())
+    path = tmp_path / "file.mov"
+    path.write_bytes(file())
     assert [video.num_frames for video in parse([path, str(path)])] == [4, 4]
     with pytest.raises(MediaError, match="video 0: remote URLs are not fetched here"):
-        parse("https://example.com/clip.mp4")
+        parse("https://example.com/file.mp4")
 
 
 def test_what_is_given_may_change_afterwards() -> None:
@@ -109,15 +109,15 @@ def test_what_is_given_may_change_afterwards() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([PICTURES[0], b"file"], r"^video: a list of frames is one video.*number 0 is, number 1 is not"),
+        ([IMAGES[0], b"file"], r"^video: a list of frames is one video.*number 0 is, number 1 is not"),
         ([[]], "^video 0: the video has no frames"),
         (ARRAY[:0], "^video 0: the video has no frames"),
         (ARRAY[0], "^video 0: frame 0|^video 0: shape"),
         ([ARRAY, None], "^video 1: None in place of video data"),
         ([ARRAY, 5], "^video 1: int is not a video; give a path, bytes, or frames"),
-        ([[PICTURES[0], PICTURES[1].resize((9, 9))]], r"^video 0: frame 1 has 9 x 9 pixels, the first has 64 x 48"),
+        ([[IMAGES[0], IMAGES[1].resize((9, 9))]], r"^video 0: frame 1 has 9 x 9 pixels, the first has 64 x 48"),
         (ARRAY.astype(np.float32), "^video 0: frame 1: pixels of dtype float32 must be from 0 to 1"),
-        ([[PICTURES[0], "x"]], "^video 0: frame 1: str is not an image"),
+        ([[IMAGES[0], "x"]], "^video 0: frame 1: str is not an image"),
         ([b"", b"file"], r"^video 0: the video is empty \(0 bytes\)"),
         ([ARRAY, b"file"], "^video 1: the video is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video"),
         ((b"file", {"fps": 3}), "^video 0: metadata go with frames only"),
@@ -163,10 +163,10 @@ def test_limits() -> None:
     """Of pixels and bytes when it is parsed, of frames when it is read."""
     with pytest.raises(MediaTooLargeError, match="video 0: frame 0: 64 x 48 = 3072 pixels, more than the 3000 allowed"):
         parse(ARRAY, max_video_pixels=3000)
-    for form in (ARRAY, PICTURES):
+    for form in (ARRAY, IMAGES):
         with pytest.raises(MediaTooLargeError, match="takes 36864 bytes of memory, more than the 36863 allowed"):
             parse([form], max_video_bytes=4 * 64 * 48 * 3 - 1)
-    for form in (ARRAY, clip()):
+    for form in (ARRAY, file()):
         (video,) = parse([form], max_video_frames=3)
         with pytest.raises(MediaTooLargeError, match="4 frames to read at once, more than the 3 allowed; sample fewer"):
             video.read()
@@ -191,7 +191,7 @@ def test_limits_are_checked_at_the_start(name: str, value: Any) -> None:
 @pytest.mark.parametrize("form", ["frames", "file"])
 def test_indices(form: str) -> None:
     """Ascending, repeats allowed, each an array of its own; anything else is the caller's mistake."""
-    (video,) = parse([ARRAY if form == "frames" else clip()])
+    (video,) = parse([ARRAY if form == "frames" else file()])
     for chosen in ([0, 0, 2, 2, 2, 3], [3], [], np.array([1, 3]), range(0, 4, 2)):
         frames = list(video.read(chosen))
         assert len(frames) == len(chosen)
@@ -278,10 +278,10 @@ def identity(value: Any) -> str:
 
 def test_equal_videos_have_equal_hashes(tmp_path: Path) -> None:
     """However they come: a file by its bytes, frames by their pixels."""
-    path = tmp_path / "clip"
-    path.write_bytes(clip())
-    assert len({identity(form) for form in (clip(), bytearray(clip()), path, str(path), data_url(clip()))}) == 1
-    assert len({identity(form) for form in (ARRAY, TENSOR, PICTURES, list(ARRAY), (ARRAY, {}))}) == 1
+    path = tmp_path / "file"
+    path.write_bytes(file())
+    assert len({identity(form) for form in (file(), bytearray(file()), path, str(path), data_url(file()))}) == 1
+    assert len({identity(form) for form in (ARRAY, TENSOR, IMAGES, list(ARRAY), (ARRAY, {}))}) == 1
 
 
 def test_different_videos_have_different_hashes() -> None:
@@ -290,7 +290,7 @@ def test_different_videos_have_different_hashes() -> None:
     pixel[3, 0, 0, 0] ^= 1
     taller = ARRAY.reshape(4, WIDTH, HEIGHT, 3)
     forms = [
-        clip(), clip() + b"\0\0\0\x08free", ARRAY, pixel, ARRAY[::-1], ARRAY[:3], taller,
+        file(), file() + b"\0\0\0\x08free", ARRAY, pixel, ARRAY[::-1], ARRAY[:3], taller,
         (ARRAY, {"fps": 2}), (ARRAY, {"fps": 3}), (ARRAY, {"duration": 2}), (ARRAY, {"frames_indices": [0, 1, 2, 3]}),
         (ARRAY, {"frames_indices": [0, 1, 2, 3], "total_num_frames": 5}), (ARRAY, {"do_sample_frames": True}),
         (ARRAY, {"do_sample_frames": False}),
@@ -305,7 +305,7 @@ def test_all_frames_for_a_processor_that_samples_itself() -> None:
     """One array and its metadata under transformers' names; a sample is not to be sampled again."""
     from transformers.video_utils import VideoMetadata
 
-    arguments = video_arguments(load_video(clip(), LIMITS), 10**6)
+    arguments = video_arguments(load_video(file(), LIMITS), 10**6)
     assert sorted(arguments) == ["video_metadata", "videos"]
     (frames,) = arguments["videos"]
     assert (frames.shape, frames.dtype) == (ARRAY.shape, np.uint8)
@@ -319,4 +319,4 @@ def test_all_frames_for_a_processor_that_samples_itself() -> None:
     with pytest.raises(
         MediaTooLargeError, match="all 4 frames of 64 x 48 pixels at once, 36864 bytes, more than the 36863"
     ):
-        video_arguments(load_video(clip(), LIMITS), 36863)
+        video_arguments(load_video(file(), LIMITS), 36863)

@@ -17,7 +17,7 @@ import pytest
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.multimodal.video import Video, load_video
-from tests.multimodal.clips import colour, encode, moving, plain, same_colour
+from tests.multimodal.videos import colour, encode, moving, plain, same_colour
 
 REORDERED = {"x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=2:b-adapt=0"}
 VIDEOS: dict[str, dict[str, Any]] = {
@@ -117,7 +117,7 @@ def test_a_transport_stream_that_begins_anew_is_refused() -> None:
         track = bytes([data[at + 1] & 0x1F, data[at + 2]])
         counts[track] = counts.get(track, -1) + bool(data[at + 3] & 0x10)  # counted where there is content
         data[at + 3] = data[at + 3] & 0xF0 | counts[track] & 0x0F
-    with pytest.raises(MediaError, match="begins anew on its way; cut it there"):
+    with pytest.raises(MediaError, match="starts over part way through; cut it there"):
         load(bytes(data))
 
 

@@ -25,12 +25,12 @@ from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.multimodal.video import Video, load_video
 from corellm.multimodal.video.frame import Orientation
-from tests.multimodal.clips import HEIGHT, WIDTH, colour, decode, encode, measure, moving, plain, same_colour
+from tests.multimodal.videos import HEIGHT, WIDTH, colour, decode, encode, measure, moving, plain, same_colour
 
 X264 = "keyint=8:min-keyint=8:scenecut=0:bframes=3:"
 X265 = {"x265-params": "keyint=8:min-keyint=8:scenecut=0:bframes=3:log-level=none:pools=1:"}
 ALTREF = {"auto-alt-ref": "1", "lag-in-frames": "8", "cpu-used": "4"}  # references between frames out of order
-CLIPS: dict[str, dict[str, Any]] = {
+VIDEOS: dict[str, dict[str, Any]] = {
     "H.264": {"options": {"x264-params": X264}},
     "H.264, open groups": {"options": {"x264-params": X264 + "open-gop=1"}},
     "H.264, intra refresh": {"options": {"x264-params": "keyint=8:intra-refresh=1"}},
@@ -68,7 +68,7 @@ def load(data: bytes | Path, **limits: int) -> Video:
 
 
 @pytest.fixture(scope="module")
-def clip() -> bytes:
+def file() -> bytes:
     """Thirty frames of H.264 in MP4, one second."""
     return encode([plain(n) for n in range(30)], rate=30, options={"x264-params": X264})
 
@@ -76,10 +76,10 @@ def clip() -> bytes:
 # --- frames and times -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("name", VIDEOS)
 def test_few_frames_are_the_same_as_all(name: str) -> None:
     """Frames read alone equal those of decoding everything, which equal PyAV's, in number, order, time and pixels."""
-    data = encode([moving(n) for n in range(30)], **CLIPS[name])
+    data = encode([moving(n) for n in range(30)], **VIDEOS[name])
     expected = decode(data)
     video = load(data)
     frames = list(video.read())
@@ -96,20 +96,20 @@ def test_few_frames_are_the_same_as_all(name: str) -> None:
             assert np.array_equal(frame, frames[index]), (chosen, index)
 
 
-def test_an_edit_list_cuts(clip: bytes) -> None:
+def test_an_edit_list_cuts(file: bytes) -> None:
     """Frames before the cut are decoded, as others refer to them, but do not count; the first frame shown is at 0."""
-    data = encode([plain(n) for n in range(30)], **CLIPS["H.264, cut by an edit list"])
+    data = encode([plain(n) for n in range(30)], **VIDEOS["H.264, cut by an edit list"])
     video = load(data)
     assert video.num_frames == 30 - 11
     assert all(same_colour(frame, n + 11) for n, frame in enumerate(video.read()))
     assert video.timestamps([0, 1]) == [0.0, 0.04]
 
 
-def test_what_is_known_of_a_clip(clip: bytes, tmp_path: Path) -> None:
+def test_metadata_of_a_file(file: bytes, tmp_path: Path) -> None:
     """From its header and packets, the same from bytes and from a file."""
-    path = tmp_path / "clip"
-    path.write_bytes(clip)
-    for form in (clip, bytearray(clip), memoryview(clip), path, str(path)):
+    path = tmp_path / "file"
+    path.write_bytes(file)
+    for form in (file, bytearray(file), memoryview(file), path, str(path)):
         video = load(form)
         known = video.metadata
         assert (known.total_num_frames, known.width, known.height) == (30, WIDTH, HEIGHT)
@@ -161,8 +161,8 @@ def test_frames_come_upright(matrix: tuple[int, int, int, int], corners: str) ->
     frame = np.array([colours[c] for c in "RGBW"], np.uint8).reshape(2, 2, 3)
     frame = frame.repeat(HEIGHT // 2, axis=0).repeat(WIDTH // 2, axis=1)
     a, b, c, d = (value << 16 for value in matrix)
-    clip = encode([frame], "mjpeg", "mov", pixels="yuvj444p", matrix=(a, b, 0, c, d, 0, 0, 0, 1 << 30))
-    video = load(clip)
+    file = encode([frame], "mjpeg", "mov", pixels="yuvj444p", matrix=(a, b, 0, c, d, 0, 0, 0, 1 << 30))
+    video = load(file)
     upright = next(video.read())
     assert upright.shape == (video.metadata.height, video.metadata.width, 3)
     assert upright.shape[:2] == ((HEIGHT, WIDTH) if matrix[0] else (WIDTH, HEIGHT))
@@ -174,8 +174,8 @@ def test_rotation_where_side_data_cannot_be_listed() -> None:
     """PyAV raises on kinds it does not know; the angle it gives on its own leads to the same orientation."""
     for matrix in ((1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0)):
         a, b, c, d = (value << 16 for value in matrix)
-        clip = encode([plain(0)], "mjpeg", "mov", pixels="yuvj444p", matrix=(a, b, 0, c, d, 0, 0, 0, 1 << 30))
-        with av.open(BytesIO(clip)) as container:
+        file = encode([plain(0)], "mjpeg", "mov", pixels="yuvj444p", matrix=(a, b, 0, c, d, 0, 0, 0, 1 << 30))
+        with av.open(BytesIO(file)) as container:
             frame = next(container.decode(video=0))
 
         class Unlisted:
@@ -271,8 +271,8 @@ def test_frames_that_change_their_size() -> None:
         list(frames)
 
 
-def with_sound(container: str) -> bytes:
-    """Image and sound, the tags in a character set of old."""
+def with_audio(container: str) -> bytes:
+    """Video and audio, the tags in a character set of old."""
     data = BytesIO()
     with av.open(data, "w", container) as output:
         video: Any = output.add_stream("libx264", 25, options={"x264-params": X264})
@@ -281,9 +281,9 @@ def with_sound(container: str) -> bytes:
         for n in range(10):
             for packet in video.encode(av.VideoFrame.from_ndarray(plain(n)).reformat(format="yuv420p")):
                 output.mux(packet)
-            sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-            sound.sample_rate, sound.pts = 16000, n * 1024
-            for packet in audio.encode(sound):
+            block = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            block.sample_rate, block.pts = 16000, n * 1024
+            for packet in audio.encode(block):
                 output.mux(packet)
         for packet in [*video.encode(None), *audio.encode(None)]:
             output.mux(packet)
@@ -291,14 +291,14 @@ def with_sound(container: str) -> bytes:
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
-def test_sound_is_passed_over(container: str) -> None:
+def test_audio_is_skipped(container: str) -> None:
     """In MP4 FFmpeg does not get to see its track."""
-    data = with_sound(container)
+    data = with_audio(container)
     assert all(same_colour(frame, n) for n, frame in enumerate(load(data).read()))
     if container == "mp4":
         broken = bytearray(data)
-        sound = broken.rfind(b"stsz")
-        broken[sound + 8 : sound + 16] = struct.pack(">II", 1, 2**31)
+        place = broken.rfind(b"stsz")
+        broken[place + 8 : place + 16] = struct.pack(">II", 1, 2**31)
         assert load(bytes(broken)).num_frames == 10
 
 
@@ -332,15 +332,15 @@ def test_ten_minutes_are_read_in_steps(ten_minutes: bytes) -> None:
 @LINUX
 def test_memory_does_not_grow_with_the_length(ten_minutes: bytes, tmp_path: Path) -> None:
     """Less than a tenth of what its frames would take."""
-    measured = measure({"clip": ten_minutes}, tmp_path, SAMPLE)["clip"]
+    measured = measure({"file": ten_minutes}, tmp_path, SAMPLE)["file"]
     assert measured.frames == 20
     assert measured.kilobytes < 16_000 + len(ten_minutes) // 1024
 
 
 @LINUX
-def test_readers_share_a_video_but_no_decoder(clip: bytes) -> None:
+def test_readers_share_a_video_but_no_decoder(file: bytes) -> None:
     """From several threads, interleaved in one, and given up half way."""
-    video = load(clip)
+    video = load(file)
 
     def read(start: int) -> bool:
         return all(
@@ -380,7 +380,7 @@ def remux(data: bytes, *, drop: int = 0, all_keys: bool = False) -> bytes:
 @pytest.mark.parametrize("name", ["H.264", "H.264, open groups", "HEVC", "VP9", "AV1", "MPEG-4", "MPEG-2"])
 def test_key_frames_that_are_none(name: str) -> None:
     """A container that calls every frame a key frame does not mislead: decoding starts anew, from the start."""
-    source = encode([moving(n) for n in range(20)], **CLIPS[name])
+    source = encode([moving(n) for n in range(20)], **VIDEOS[name])
     expected = list(decode(source).values())
     # In MP4 the key frames are those of a table; without it, all are.
     video = load(source.replace(b"stss", b"free") if b"stss" in source else remux(source, all_keys=True))
@@ -390,17 +390,17 @@ def test_key_frames_that_are_none(name: str) -> None:
 
 def test_decoding_anew_is_counted_in_one() -> None:
     """The packet that was no key frame, and the nineteen from the start."""
-    clip = still(WIDTH, HEIGHT, 20).replace(b"stss", b"free")
+    file = still(WIDTH, HEIGHT, 20).replace(b"stss", b"free")
     pixels = 20 * WIDTH * HEIGHT
-    assert len(list(load(clip, max_video_decoded_pixels=pixels).read([18]))) == 1
+    assert len(list(load(file, max_video_decoded_pixels=pixels).read([18]))) == 1
     with pytest.raises(MediaTooLargeError, match=f"takes {pixels} pixels .* raise max_video_decoded_pixels"):
-        next(load(clip, max_video_decoded_pixels=pixels - 1).read([18]))
+        next(load(file, max_video_decoded_pixels=pixels - 1).read([18]))
 
 
 @pytest.mark.parametrize("name", ["H.264", "H.264, open groups", "HEVC, open groups", "VP9", "MPEG-4"])
-def test_a_clip_cut_out_of_a_longer_one(name: str) -> None:
-    """Frames whose references are gone do not count; all others come, wherever the cut is, as PyAV decodes them."""
-    source = encode([moving(n) for n in range(30)], **CLIPS[name])
+def test_a_video_cut_out_of_a_longer_one(name: str) -> None:
+    """Frames whose references are missing do not count; all others come, wherever the cut is, as PyAV decodes them."""
+    source = encode([moving(n) for n in range(30)], **VIDEOS[name])
     whole = {pixels.tobytes() for pixels in decode(source).values()}
     for drop in range(1, 20, 3):
         video = load(remux(source, drop=drop))
@@ -412,11 +412,11 @@ def test_a_clip_cut_out_of_a_longer_one(name: str) -> None:
 
 def test_images_only_others_refer_to() -> None:
     """A VP8 packet whose image is not shown is no frame."""
-    clip = encode([plain(n) for n in range(12)], "libvpx", "webm", group=8)
-    with av.open(BytesIO(clip)) as container:
+    file = encode([plain(n) for n in range(12)], "libvpx", "webm", group=8)
+    with av.open(BytesIO(file)) as container:
         hidden = bytes([packet for packet in container.demux(video=0) if packet.size][5])
-    place = clip.index(hidden)
-    video = load(clip[:place] + bytes([hidden[0] & ~0x10]) + clip[place + 1 :])
+    place = file.index(hidden)
+    video = load(file[:place] + bytes([hidden[0] & ~0x10]) + file[place + 1 :])
     assert video.num_frames == 11
     shown = [n for n in range(12) if n != 5]
     assert all(same_colour(frame, n) for n, frame in zip(shown, video.read(), strict=True))
@@ -446,9 +446,9 @@ def test_texts_that_name_other_places_open_nothing(
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = text % server.getsockname()[1] if b"%d" in text else text
         server.settimeout(0.01)
-        for name in ("clip.mp4", "clip.m3u8", "clip.sdp"):
+        for name in ("file.mp4", "file.m3u8", "file.sdp"):
             (tmp_path / name).write_bytes(text)
-            with pytest.raises(MediaError, match=r"clip.* is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video$"):
+            with pytest.raises(MediaError, match=r"file.* is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video$"):
                 load(tmp_path / name)
         with pytest.raises(TimeoutError):
             server.accept()
@@ -464,13 +464,13 @@ def test_a_signature_alone_does_not_help(begin: bytes) -> None:
 
 
 def test_no_video(tmp_path: Path) -> None:
-    """Nothing, a directory, no file, and sound alone: one line each."""
+    """Nothing, a directory, no file, and audio alone: one line each."""
     (tmp_path / "empty").touch()
-    sound = with_sound("mp4").replace(b"vide", b"nope")
+    audio = with_audio("mp4").replace(b"vide", b"nope")
     for source, words in (
         (b"", "is empty"), (tmp_path / "empty", "is empty"), (tmp_path, "is a directory"),
         (tmp_path / "no", "no such file: .*no"), (Path("/dev/zero"), "not a regular file"),
-        (sound, "has no video stream"),
+        (audio, "has no video stream"),
     ):  # fmt: skip
         with pytest.raises(MediaError, match=words):
             load(source)
@@ -483,7 +483,7 @@ SMALL = (
 
 
 @functools.cache
-def small_clip(name: str) -> bytes:
+def small_file(name: str) -> bytes:
     """Eight frames, by one of `SMALL`."""
     if name == "gif":
         buffer = BytesIO()
@@ -505,7 +505,7 @@ def small_clip(name: str) -> bytes:
 @pytest.mark.parametrize("name", SMALL)
 def test_cut_anywhere_it_is_refused(name: str) -> None:
     """Never half a video. (A fragmented MP4 cut between two fragments is a whole one: nothing says how many follow.)"""
-    data = small_clip(name)
+    data = small_file(name)
     whole = load(data).num_frames
     for end in range(0, len(data), max(1, len(data) // 80)):
         try:
@@ -519,7 +519,7 @@ def test_cut_anywhere_it_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_damaged_anywhere_nothing_worse_happens_than_an_error(name: str) -> None:
     """Bytes changed at random: a `MediaError`, or frames of the size and number announced; no crash."""
-    data = small_clip(name)
+    data = small_file(name)
     rng = np.random.default_rng(0)
     for _ in range(120):
         damaged = bytearray(data)
@@ -534,11 +534,11 @@ def test_damaged_anywhere_nothing_worse_happens_than_an_error(name: str) -> None
         assert {frame.shape for frame in frames} == {(video.metadata.height, video.metadata.width, 3)}
 
 
-def test_a_frame_that_does_not_decode_is_named(clip: bytes) -> None:
+def test_a_frame_that_does_not_decode_is_named(file: bytes) -> None:
     """Those before it can be read, and those of other groups."""
-    with av.open(BytesIO(clip)) as container:
+    with av.open(BytesIO(file)) as container:
         packet = [p for p in container.demux(video=0) if p.size][9]
-    broken = bytearray(clip)
+    broken = bytearray(file)
     assert packet.pos is not None
     broken[packet.pos + 5 : packet.pos + packet.size] = b"\xff" * (packet.size - 5)
     video = load(bytes(broken))
@@ -555,9 +555,9 @@ def patched(data: bytes, kind: bytes, offset: int, *values: int) -> bytes:
     return data[:place] + packed + data[place + len(packed) :]
 
 
-def many_samples(clip: bytes, count: int) -> bytes:
+def many_samples(file: bytes, count: int) -> bytes:
     """Tables that announce `count` frames of one byte each, in a few bytes."""
-    sized = patched(clip, b"stsz", 4, 1, count)
+    sized = patched(file, b"stsz", 4, 1, count)
     return patched(patched(sized, b"stts", 8, count), b"stsc", 12, count)
 
 
@@ -582,18 +582,18 @@ def still_gif(side: int, count: int) -> bytes:
     return b"GIF89a" + struct.pack("<HHBBB", side, side, 0, 0, 0) + image * count + b";"
 
 
-def bombs(clip: bytes) -> dict[str, bytes]:
+def bombs(file: bytes) -> dict[str, bytes]:
     """Small files that announce much."""
-    gif = small_clip("gif")
+    gif = small_file("gif")
     nested = b"".join(struct.pack(">I4s", 8 * (100_000 - n), b"trak") for n in range(100_000))
     return {
-        "30000 x 30000 in MP4": patched(clip, b"avc1", 24, 30000 << 16 | 30000),
+        "30000 x 30000 in MP4": patched(file, b"avc1", 24, 30000 << 16 | 30000),
         "30000 x 30000 in GIF": gif[:6] + struct.pack("<HH", 30000, 30000) + gif[10:],
-        "two billion frames": many_samples(clip, 2 * 10**9),
-        "twenty million frames": many_samples(clip, 2 * 10**7),
-        "run lengths": patched(clip, b"ctts", 8, 2**31),
-        "edits": patched(clip, b"elst", 4, 10**6),
-        "fragments": patched(small_clip("libx264 in frag"), b"trun", 4, 2**31),
+        "two billion frames": many_samples(file, 2 * 10**9),
+        "twenty million frames": many_samples(file, 2 * 10**7),
+        "run lengths": patched(file, b"ctts", 8, 2**31),
+        "edits": patched(file, b"elst", 4, 10**6),
+        "fragments": patched(small_file("libx264 in frag"), b"trun", 4, 2**31),
         "boxes": b"\0\0\0\x08free" * 2_100_000,
         "boxes in boxes": struct.pack(">I4s", 8 + len(nested), b"moov") + nested,
         "clusters": b"\x1aE\xdf\xa3\x80\x18S\x80g\x01" + b"\xff" * 7 + b"\x1fC\xb6u\xff" * 2_100_000,
@@ -608,9 +608,9 @@ BOMBS = (
 
 
 @pytest.fixture(scope="module")
-def exploded(clip: bytes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def exploded(file: bytes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of all bombs, in one process."""
-    return measure(bombs(clip), tmp_path_factory.mktemp("bombs"))
+    return measure(bombs(file), tmp_path_factory.mktemp("bombs"))
 
 
 @LINUX
@@ -644,8 +644,8 @@ def test_a_gif_takes_a_few_canvases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("disposal", [1, 2, 3])
-def test_images_that_are_gone_before_anybody_looks(disposal: int) -> None:
-    """Are not decoded: a broken one is in nobody's way, unless it is to stay."""
+def test_images_that_are_never_shown(disposal: int) -> None:
+    """Are not decoded: a broken one is no error, unless it stays visible."""
     images = [gif_image(Image.fromarray(plain(n)), 0, 0, disposal, 10) for n in range(9)]
     size = struct.unpack_from("<B", images[4], 17)[0] & 7
     images[4] = images[4][: 18 + (6 << size)] + b"\x08\0"  # no data
@@ -659,32 +659,32 @@ def test_images_that_are_gone_before_anybody_looks(disposal: int) -> None:
 
 def test_frames_larger_than_the_header_says() -> None:
     """A late frame with another size is refused before it is decoded."""
-    clip = bytearray(encode([plain(n) for n in range(4)], "mjpeg", "mov", pixels="yuvj420p"))
-    place = clip.rfind(b"\xff\xc0\0\x11")
-    clip[place + 5 : place + 9] = struct.pack(">HH", 30000, 30000)
-    video = load(bytes(clip))
+    file = bytearray(encode([plain(n) for n in range(4)], "mjpeg", "mov", pixels="yuvj420p"))
+    place = file.rfind(b"\xff\xc0\0\x11")
+    file[place + 5 : place + 9] = struct.pack(">HH", 30000, 30000)
+    video = load(bytes(file))
     assert len(list(video.read([0, 1, 2]))) == 3
     with pytest.raises(MediaError, match="frame 3 "):
         next(video.read([3]))
 
 
-def test_limits(clip: bytes, tmp_path: Path) -> None:
+def test_limits(file: bytes, tmp_path: Path) -> None:
     """Each names both numbers."""
-    path = tmp_path / "clip"
-    path.write_bytes(clip)
+    path = tmp_path / "file"
+    path.write_bytes(file)
     with pytest.raises(MediaTooLargeError, match="64 x 48 = 3072 pixels, more than the 3071 allowed"):
-        load(clip, max_video_pixels=3071)
-    for form in (clip, path):
+        load(file, max_video_pixels=3071)
+    for form in (file, path):
         with pytest.raises(
-            MediaTooLargeError, match=rf"takes {len(clip)} bytes .* more than the {len(clip) - 1} allowed"
+            MediaTooLargeError, match=rf"takes {len(file)} bytes .* more than the {len(file) - 1} allowed"
         ):
-            load(form, max_video_bytes=len(clip) - 1)
-        assert load(form, max_video_bytes=len(clip), max_video_pixels=3072).num_frames == 30
+            load(form, max_video_bytes=len(file) - 1)
+        assert load(form, max_video_bytes=len(file), max_video_pixels=3072).num_frames == 30
 
 
-def test_without_pyav_the_error_names_the_command(clip: bytes, tmp_path: Path) -> None:
+def test_without_pyav_the_error_names_the_command(file: bytes, tmp_path: Path) -> None:
     """And frames in memory need none."""
-    (tmp_path / "clip.mp4").write_bytes(clip)
+    (tmp_path / "file.mp4").write_bytes(file)
     code = (
         "import sys; sys.modules['av'] = None\n"
         "import numpy as np\n"
@@ -696,4 +696,4 @@ def test_without_pyav_the_error_names_the_command(clip: bytes, tmp_path: Path) -
         "except MissingExtraError as error: assert \"pip install 'corellm[video]'\" in str(error)\n"
         "else: raise SystemExit('no error')\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "clip.mp4")], check=True)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "file.mp4")], check=True)

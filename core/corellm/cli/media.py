@@ -1,6 +1,6 @@
-"""Files on the command line: which words are media, of which modality, and whether they can be read.
+"""Media files on the command line: which arguments are files, of which modality, and whether they can be read.
 
-Reading is the core's own (`multimodal.parsing`), so that what is accepted here is what requests accept.
+Files are read by `multimodal.parsing`, so the same files are accepted here as in requests.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ SUFFIXES = {
     "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mts", ".m2ts", ".mpg", ".mpeg", ".wmv"},
     "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma"},
 }
-"""By which a word is taken for a file even if there is none, so that a typing error is reported as one. A GIF is a
-image unless it comes as `--video`.
+"""Suffixes by which a word is a file even if none exists, so that a misspelt name is reported. A GIF is an image unless
+given as `--video`.
 """
 
-_SAMPLING_RATE = 16_000  # of sounds that are only checked here
+_SAMPLING_RATE = 16_000  # of audio that is only checked here
 
 
 @dataclass(frozen=True)
 class MediaFile:
-    """One image, video or sound to go with a prompt."""
+    """One image, video or audio file of a prompt."""
 
     path: str
     modality: str
     about: str
-    """Its size or length, for people."""
+    """Its size or length, for display."""
 
     @property
     def part(self) -> dict[str, Any]:
@@ -70,15 +70,15 @@ def _modality_of(name: str) -> str | None:
 
 
 def open_file(name: str, modality: str | None = None, formats: Collection[str] = MEDIA_FORMATS) -> MediaFile:
-    """Read a file, to know before a model is loaded that it can be read.
+    """Read a file, to report what is wrong with it before a model is loaded.
 
     Args:
         name: of the file; `~` is expanded.
-        modality: None to go by the name's ending, and where that says nothing, by what can read it.
-        formats: those let in.
+        modality: None to decide by the suffix, else by what can read it.
+        formats: those accepted.
 
     Raises:
-        RequestError: what is wrong with it.
+        RequestError: the file cannot be read.
     """
     if name.startswith(("http://", "https://")):
         raise RequestError(f"remote URLs are not fetched; download {name} and give the file's path")
@@ -95,12 +95,12 @@ def open_file(name: str, modality: str | None = None, formats: Collection[str] =
         raise RequestError(f"{named}{reasons[0]}") from reasons[0]
     raise RequestError(
         f"{name!r} is no image (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, AVI, MPEG-TS, GIF) or "
-        f"sound (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
+        f"audio (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
     ) from reasons[0]
 
 
 def _read(path: Path, modality: str, formats: Collection[str]) -> str:
-    """Read it, and say how large or long it is."""
+    """Size or length of a file that can be read."""
     from corellm.multimodal.parsing import DataParser
 
     limits = MultiModalConfig(media_formats=formats)

@@ -1,9 +1,9 @@
-"""One sound, from whatever it comes as, to mono float32 samples at the model's rate.
+"""Audio in any accepted form to mono float32 samples at the model's rate.
 
-Knows sample formats, channels, rates and how long a sound may be; whether a file is whole is `audio_files`' business,
-and what FFmpeg reads is in `audio_streams`; it knows neither requests nor models. Files are decoded in blocks, and
-resampled as they come by soxr (the same samples, bit for bit, as `librosa.load` gives), so that neither a header's lies
-nor a small file full of silence can take more memory than the longest sound allowed.
+Knows sample formats, channels, rates and limits of length. `audio_files` checks that a file is whole, `audio_streams`
+decodes what only FFmpeg reads. Knows neither requests nor models. Files are decoded in blocks, and each block is
+resampled by soxr at once (bit for bit the samples of `librosa.load`), so that neither a false header nor a small file
+full of silence takes more memory than the longest audio allowed.
 
 - Channels become one by their mean.
 - Integers are PCM: int16 and int32 are divided by their largest magnitude, uint8 is centred on 128.
@@ -29,7 +29,7 @@ import numpy as np
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
-from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
+from corellm.multimodal.files import check_format, name_of, read_file
 from corellm.multimodal.items import is_array, is_tensor
 
 MAX_CHANNELS = 32
@@ -37,13 +37,13 @@ MIN_RATE, MAX_RATE = 1_000, 384_000
 """Hertz. A header may announce any number; extreme ratios of rates need filters of any size."""
 
 _SAMPLES_PER_SECOND = 2 * 192_000
-"""Samples of all channels together that may be decoded, per second that a sound may last."""
+"""Samples of all channels together that may be decoded, per second of the longest audio allowed."""
 _LOUDEST = 256.0
 """Far above what any recording reaches, far below what 16-bit PCM in floats does."""
 _BLOCK_FRAMES = 1 << 16
 
 _FORMATS: tuple[tuple[str, re.Pattern[bytes], frozenset[str] | str], ...] = (
-    # What it is called here, how it begins, what libsndfile may then take it for, or FFmpeg's name for it.
+    # Name, signature, and libsndfile's names for it (a set) or FFmpeg's (a string).
     ("WAV", re.compile(rb"RIFF.{4}WAVE", re.DOTALL), frozenset({"WAV", "WAVEX"})),
     ("FLAC", re.compile(rb"fLaC"), frozenset({"FLAC"})),
     ("Ogg", re.compile(rb"OggS"), frozenset({"OGG"})),
@@ -54,13 +54,13 @@ _FORMATS: tuple[tuple[str, re.Pattern[bytes], frozenset[str] | str], ...] = (
 )
 _READ = "WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM"
 _SIGNATURE_BYTES = 12
-_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's word for it
+_UNKNOWN_FRAMES = 2**63 - 1  # what libsndfile says
 
 
 def load_audio(
     source: Any, sampling_rate: int, max_seconds: float, formats: Collection[str] = MEDIA_FORMATS
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Read one sound.
+    """Return one audio item as mono samples at `sampling_rate`.
 
     Args:
         source: encoded bytes (WAV, FLAC, Ogg Vorbis or Opus, MP3, AAC; M4A, MP4, MOV, MKV or WebM, of which the first
@@ -68,15 +68,15 @@ def load_audio(
             samples a numpy array, torch tensor or list of floats, `[n]`, or `[channels, n]` or `[n, channels]` (the
             shorter side is the channels); a bare array or tensor `[n]`, taken to be at `sampling_rate` already.
         sampling_rate: samples per second of the result.
-        max_seconds: a longer sound is refused, as soon as that can be known.
-        formats: of files that are let in.
+        max_seconds: longer audio is refused, as soon as its length is known.
+        formats: file formats that are accepted.
 
     Returns:
         `[num_samples]`, at least one, finite. Memory of its own.
 
     Raises:
         MediaTooLargeError: longer than allowed.
-        MediaError: no such file, no sound, broken, truncated, without samples, or with values that are no samples.
+        MediaError: no such file, no audio, broken, truncated, empty, or samples that are not finite or too large.
         MissingExtraError: soundfile or PyAV, or soxr where the rates differ, is not installed.
     """
     if isinstance(source, tuple) and len(source) == 2:
@@ -85,22 +85,21 @@ def load_audio(
         if source.ndim != 1:
             raise MediaError(
                 f"samples of shape {tuple(source.shape)}: give (samples, rate) if it has several channels, a list if "
-                "these are several sounds (precomputed embeddings go under 'audio_embeds')",
+                "these are several items (precomputed embeddings go under 'audio_embeds')",
                 got=tuple(source.shape),
             )
         return _from_samples(source, sampling_rate, sampling_rate, max_seconds)
+    if isinstance(source, (str, os.PathLike)):
+        source = read_file(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds, formats)
-    if isinstance(source, (str, os.PathLike)):
-        with open_regular_file(source) as stream:
-            return _decode(stream, shown_path(source), sampling_rate, max_seconds, formats)
     raise MediaError(
-        f"{type(source).__name__} is not a sound; give a path, bytes, (samples, rate), or an array at the model's rate",
+        f"{type(source).__name__} is not audio; give a path, bytes, (samples, rate), or an array at the model's rate",
         got=type(source).__name__,
     )
 
 
-# --- encoded sounds ---------------------------------------------------------------------------------------------------
+# --- encoded audio ----------------------------------------------------------------------------------------------------
 
 
 def _decode(
@@ -111,7 +110,7 @@ def _decode(
         raise MediaError(f"{name} is empty (0 bytes)")
     known = next((entry for entry in _FORMATS if entry[1].match(start)), None)
     if known is None:
-        raise MediaError(f"{name} is not a {_READ} sound")
+        raise MediaError(f"{name} is not {_READ} audio")
     format_name, _, taken_for = known
     check_format(format_name.lower(), name, formats)
     if isinstance(taken_for, str):
@@ -123,17 +122,17 @@ def _decode(
 def _decode_file(
     stream: BinaryIO, format_name: str, taken_for: frozenset[str], name: str, sampling_rate: int, max_seconds: float
 ) -> np.ndarray[Any, Any]:
-    """By libsndfile."""
+    """Decode with libsndfile."""
     soundfile = _import_extra("soundfile")
     least = _check_whole(stream, format_name, name)
     stream.seek(0)
     try:
         with soundfile.SoundFile(stream) as reader:
             if reader.format not in taken_for:
-                raise MediaError(f"{name} is not a {_READ} sound, but {reader.format}")
+                raise MediaError(f"{name} is not {_READ} audio, but {reader.format}")
             _check_rate(reader.samplerate)
             _check_channels(reader.channels)
-            reader.seekable = lambda: False  # else it seeks after every block, and an MP3's decoder starts over
+            reader.seekable = lambda: False  # else it seeks after every block, and the MP3 decoder starts over
             blocks = _mono_blocks(reader, name, format_name, least, max_seconds)
             return _to_rate(blocks, reader.samplerate, sampling_rate)
     except soundfile.SoundFileError as error:  # its texts hold addresses
@@ -143,7 +142,7 @@ def _decode_file(
 def _decode_stream(
     data: bytes, container: str, name: str, sampling_rate: int, max_seconds: float
 ) -> np.ndarray[Any, Any]:
-    """By FFmpeg."""
+    """Decode with FFmpeg."""
     _import_extra("av", "video")
     from corellm.multimodal.audio_streams import stream_blocks
 
@@ -156,12 +155,12 @@ def _decode_stream(
 def _mono_stream(
     blocks: Iterable[tuple[int, np.ndarray[Any, Any]]], name: str, max_seconds: float
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Samples `[n]` of blocks `[channels, n]`, no more of them than allowed."""
+    """Yield mono blocks `[n]` of blocks `[channels, n]`; refuse more samples than allowed."""
     decoded, first_rate = 0, None
     for rate, block in blocks:
         first_rate = first_rate or rate
         if rate != first_rate:
-            raise MediaError(f"{name} changes its sampling rate from {first_rate} to {rate} Hz on its way")
+            raise MediaError(f"{name} changes its sampling rate from {first_rate} to {rate} Hz part way through")
         _check_channels(len(block))
         decoded += block.shape[1]
         _check_length(decoded, len(block), rate, max_seconds)
@@ -169,9 +168,9 @@ def _mono_stream(
 
 
 def _check_whole(stream: BinaryIO, format_name: str, name: str) -> int | None:
-    """How many samples per channel must be decoded at least; None for what the decoder announces."""
+    """Least number of samples per channel that must be decoded; None for what the decoder announces."""
     if format_name == "MP3":
-        return count_mp3_samples(stream, name)  # without an index what the decoder announces is a guess
+        return count_mp3_samples(stream, name)  # without an index the decoder guesses
     if format_name == "WAV":
         check_wav(stream, name)
     elif format_name == "Ogg":
@@ -189,7 +188,7 @@ def _mono_blocks(
     if least is not None:
         _check_length(least, channels, rate, max_seconds)
     decoded = 0
-    while decoded < announced:  # never behind the end: a FLAC's tags there are an error to its decoder
+    while decoded < announced:  # not beyond the end: the FLAC decoder fails at tags there
         block = reader.read(min(_BLOCK_FRAMES, announced - decoded), dtype="float32", always_2d=True)
         if not len(block):
             break
@@ -217,7 +216,7 @@ def _check_channels(channels: int) -> None:
 
 
 def _check_length(frames: int, channels: int, rate: float, max_seconds: float) -> None:
-    """Refuse so many samples per channel, announced or decoded so far."""
+    """Refuse a number of samples per channel, announced or decoded so far."""
     seconds, samples, most = frames / rate, frames * channels, int(max_seconds * _SAMPLES_PER_SECOND)
     if seconds > max_seconds:
         raise MediaTooLargeError(
@@ -272,7 +271,7 @@ def _array_of(samples: Any) -> np.ndarray[Any, Any]:
 
 
 def _to_float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Scale samples to about -1 to 1; a copy."""
+    """Return a copy scaled to about -1 to 1."""
     kind, itemsize = array.dtype.kind, array.dtype.itemsize
     if kind == "f":
         with np.errstate(over="ignore"):  # becomes infinite, which is refused below
@@ -297,7 +296,7 @@ def _to_mono(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _to_rate(blocks: Iterable[np.ndarray[Any, Any]], rate: float, sampling_rate: int) -> np.ndarray[Any, Any]:
-    """Resample mono blocks of finite samples and join them.
+    """Return mono blocks resampled and joined; refuse values that are not finite.
 
     The length is `ceil(samples * sampling_rate / rate)`; soxr rounds, and the last sample may be missing.
     """
@@ -312,14 +311,14 @@ def _to_rate(blocks: Iterable[np.ndarray[Any, Any]], rate: float, sampling_rate:
         num_samples += len(block)
         out.append(block if stream is None else stream.resample_chunk(np.ascontiguousarray(block)))
     if not num_samples:
-        raise MediaError("the sound is empty (0 samples)")
+        raise MediaError("the audio is empty (0 samples)")
     if stream is None:
         return np.concatenate(out)
     out.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
-    sound = np.zeros(math.ceil(num_samples * (float(sampling_rate) / rate)), np.float32)
-    joined = np.concatenate(out)[: len(sound)]
-    sound[: len(joined)] = joined
-    return sound
+    resampled = np.zeros(math.ceil(num_samples * (float(sampling_rate) / rate)), np.float32)
+    joined = np.concatenate(out)[: len(resampled)]
+    resampled[: len(joined)] = joined
+    return resampled
 
 
 def _check_values(block: np.ndarray[Any, Any]) -> None:

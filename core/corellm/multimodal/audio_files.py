@@ -1,10 +1,10 @@
-"""Whether an encoded sound is whole, by what its container says of itself.
+"""Whether an audio file is whole, by the lengths that its container states.
 
-Decoders play what they find: of a WAV cut in half the first half, of several Ogg or MP3 files joined end to end the
-first, of an MP3 without an index as much as a guess from its first frame. Here the containers' own lengths are read, so
-that the rest does not go missing unnoticed. Knows headers only: nothing is decoded, no library is needed.
+Decoders stop early without an error: at the cut of a truncated WAV, after the first of several joined Ogg or MP3
+files, at a length guessed from the first frame of an MP3 without an index. Here the containers' own lengths are
+compared with the file. Knows headers only: nothing is decoded, no library is needed.
 
-FLAC states its length, numbers its frames and checks each; the decoder can be relied on.
+FLAC needs none of this: its decoder checks the stated length and every frame.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_PARTS = 500_000
 """Most chunks, pages or frames of one file: ten minutes of MP3 have 25 thousand frames."""
 
 _UNKNOWN_WAV_SIZE = 0x7FFF0000
-"""Programs that write WAV to a pipe do not know its size: they say 0xFFFFFFFF, or a little less than 2 GiB."""
+"""Programs that write WAV to a pipe do not know its size: they state 0xFFFFFFFF, or a little less than 2 GiB."""
 
 _BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
@@ -34,7 +34,7 @@ _MP3_CODEC_FRAMES = 5
 
 
 def check_wav(stream: BinaryIO, name: str) -> None:
-    """Compare the size of the data chunk with what is there.
+    """Check that the whole data chunk is there.
 
     Raises:
         MediaError: the file ends before its data do.
@@ -59,19 +59,19 @@ def check_wav(stream: BinaryIO, name: str) -> None:
 
 
 def check_ogg(stream: BinaryIO, name: str) -> None:
-    """Walk over the pages: all whole, and of one sound only. The decoder leaves broken ones out.
+    """Check that all pages are whole and of one stream; the decoder skips broken ones.
 
-    A stream that simply stops after a page is let through: some recorders never mark the last one.
+    A stream that ends after a page without the end mark is accepted: some recorders never write it.
 
     Raises:
-        MediaError: a page is broken, the file ends inside one, or a second sound follows the first.
+        MediaError: a page is broken, the file ends inside one, or a second stream follows the first.
     """
     position, begun = 0, False
     for _ in range(_MAX_PARTS):
         stream.seek(position)
         header = stream.read(27)
         if not header or not b"OggS".startswith(header[:4]):
-            return  # the end, or something else behind the sound
+            return  # the end, or other data after the audio
         lacing = stream.read(header[26]) if len(header) == 27 else b""
         body = stream.read(sum(lacing))
         position += 27 + len(lacing) + len(body)
@@ -82,7 +82,7 @@ def check_ogg(stream: BinaryIO, name: str) -> None:
             raise MediaError(f"{name}: broken Ogg: a page whose checksum is wrong")
         first_of_a_stream = bool(header[5] & 2)
         if first_of_a_stream and begun:
-            raise MediaError(f"{name}: several Ogg sounds one after the other; give each on its own")
+            raise MediaError(f"{name}: several Ogg files joined end to end; give each on its own")
         begun = not first_of_a_stream
     raise _too_many_parts(name)
 
@@ -94,9 +94,9 @@ def _ogg_checksum(page: bytes) -> int:
 
 
 def count_mp3_samples(stream: BinaryIO, name: str) -> int:
-    """Walk over an MP3's frames, and give how many samples per channel must come out at least.
+    """Least number of samples per channel that an MP3 decodes to, by counting its frames.
 
-    The walk ends where no frame follows: at the file's tags, or where it is damaged.
+    The count ends where no frame follows: at the file's tags, or where it is damaged.
 
     Raises:
         MediaError: there are fewer frames than the index announces, or more.
@@ -124,7 +124,7 @@ def count_mp3_samples(stream: BinaryIO, name: str) -> int:
         )
     if frames > announced + 1:
         raise MediaError(
-            f"{name}: several MP3 sounds one after the other (the first has {announced} frames, the file {frames}); "
+            f"{name}: several MP3 files joined end to end (the first has {announced} frames, the file {frames}); "
             "give each on its own, or encode them together",
             expected=announced, got=frames,
         )  # fmt: skip
@@ -132,7 +132,7 @@ def count_mp3_samples(stream: BinaryIO, name: str) -> int:
 
 
 def _first_mp3_frame(stream: BinaryIO) -> int:
-    """Where the first frame begins, after any ID3v2 tags; where they end if none is near."""
+    """Position of the first frame after any ID3v2 tags; the end of the tags if no frame is near."""
     position = 0
     for _ in range(16):
         stream.seek(position)
@@ -170,7 +170,7 @@ def _mp3_frame(stream: BinaryIO, position: int) -> tuple[int, int] | None:
 
 
 def _announced_mp3_frames(stream: BinaryIO, position: int, samples: int) -> int | None:
-    """The number of frames in the index that the first frame may hold in place of sound."""
+    """Number of frames by the Xing or Info index, which the first frame may hold; None without one."""
     stream.seek(position + 3)
     is_mono = stream.read(1)[0] >> 6 == 3
     side_information = (9 if is_mono else 17) if samples == 576 else (17 if is_mono else 32)
@@ -182,4 +182,4 @@ def _announced_mp3_frames(stream: BinaryIO, position: int, samples: int) -> int 
 
 
 def _too_many_parts(name: str) -> MediaError:
-    return MediaError(f"{name}: cut into more than {_MAX_PARTS} parts: not a sound that any program writes")
+    return MediaError(f"{name}: cut into more than {_MAX_PARTS} parts: not audio that any program writes")

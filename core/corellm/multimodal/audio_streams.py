@@ -1,8 +1,8 @@
-"""Audio that libsndfile does not read, by FFmpeg (PyAV): AAC, and audio tracks of MP4, M4A, MOV, MKV and WebM.
+"""Audio that only FFmpeg (PyAV) decodes: AAC, and audio tracks of MP4, M4A, MOV, MKV and WebM.
 
-Knows containers and decoders; how long audio may be, and what becomes of the samples, is `audio`'s business. A file is
-opened as the one format its signature says, with no protocol allowed. The first audio track is read, its video if it
-has one is passed over. What its container says is silence added by the encoder is left out, as in any player.
+Knows containers and decoders; `audio` limits the length and converts the samples. A file is opened as the one format
+its signature says, with no protocol allowed. The first audio track is read, video is skipped. Silence that the encoder
+added is left out where the container states it, as players do.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 DECODERS = ("aac", "alac", "flac", "mp3float", "opus", "vorbis")
 """FFmpeg's names."""
 
-_TAGS = (b"TAG", b"APETAGEX")  # what may stand behind the last frame of AAC
+_TAGS = (b"TAG", b"APETAGEX")  # tags that may follow the last frame of AAC
 _MAX_FRAME_SAMPLES = 1 << 16
 
 
 def stream_blocks(data: bytes, container: str, name: str) -> Generator[tuple[int, np.ndarray[Any, Any]]]:
-    """Decode a file frame by frame; at least one comes.
+    """Decode a file frame by frame; yields at least one block.
 
     Args:
         data: the whole file.
@@ -43,7 +43,7 @@ def stream_blocks(data: bytes, container: str, name: str) -> Generator[tuple[int
 
     Raises:
         MediaTooLargeError: it announces more frames or parts than `video.bounds` allows.
-        MediaError: broken, truncated, without audio, or of a codec that is not read.
+        MediaError: broken, truncated, without audio, or of a codec that is not supported.
     """
     empty = True
     try:
@@ -83,14 +83,14 @@ def _audio_stream(container: InputContainer) -> AudioStream:
         raise MediaError("has no audio")
     stream = container.streams.audio[0]
     if stream.codec_context is None or stream.codec_context.name not in DECODERS:
-        raise MediaError(f"has an audio codec that is not read; those that are: {', '.join(DECODERS)}")
+        raise MediaError(f"has an audio codec that is not supported; supported: {', '.join(DECODERS)}")
     return stream
 
 
 def _whole_packets(
     container: InputContainer, stream: AudioStream, data: bytes, container_name: str
 ) -> Iterator[Packet[AudioStream]]:
-    """The packets, and the empty one at the end that gets out of the decoder what it held back.
+    """Yield all packets, and the empty one at the end that flushes the decoder.
 
     Raises:
         MediaTooLargeError: too many of them.
@@ -105,7 +105,7 @@ def _whole_packets(
             raise MediaError(BROKEN)
         if container_name == "aac" and packet.size:
             if end is not None and packet.pos != end:
-                raise MediaError(BROKEN)  # the demuxer looks for the next frame that is whole
+                raise MediaError(BROKEN)  # the demuxer skipped bytes to the next whole frame
             end = (packet.pos or 0) + packet.size
         yield packet
     missing = container_name == "mov" and number < len(stream.index_entries)
@@ -114,7 +114,7 @@ def _whole_packets(
 
 
 def _samples(frame: AudioFrame) -> np.ndarray[Any, Any]:
-    """`[channels, n]`, of whatever type the decoder gives."""
+    """Samples `[channels, n]` in the decoder's dtype."""
     samples = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T

@@ -1,7 +1,7 @@
 """A thread-safe LRU of processed items with a budget in bytes.
 
-Knows keys, values and the sizes it is told; it neither measures nor looks inside a value. Values are shared by all who
-ask for them: nobody may write to one.
+Knows keys, values and the sizes it is told; it neither measures nor looks inside a value. Values are shared between
+requests: never write to one.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from typing import Any
 _PATIENCE_S = 60.0
 
 
-class _Flight:
-    """A computation under way in one thread, which others may wait for."""
+class _Computation:
+    """A computation in one thread that other threads may wait for."""
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()
-        self.landed = threading.Event()
+        self.finished = threading.Event()
         self.succeeded = False
         self.value: Any = None
 
 
 class ProcessorCache:
-    """Values by key, least recently used out first, never more than `max_bytes` of them.
+    """Values by key, at most `max_bytes` of them; the least recently used is evicted first.
 
     Args:
         max_bytes: the budget; 0 turns the cache off: nothing is stored and nothing shared.
         patience: seconds that `get_or_compute` waits for another thread before it computes by itself.
 
     Attributes:
-        hits, misses: lookups answered from the cache (or by a computation that was under way), and the others.
+        hits: lookups served from the cache, or by a computation that another thread had under way.
+        misses: all other lookups.
     """
 
     def __init__(self, max_bytes: int, *, patience: float = _PATIENCE_S) -> None:
@@ -45,7 +46,7 @@ class ProcessorCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # oldest use first
         self._nbytes = 0
-        self._flights: dict[str, _Flight] = {}
+        self._in_progress: dict[str, _Computation] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -86,7 +87,7 @@ class ProcessorCache:
             self._nbytes += nbytes
 
     def get_or_compute(self, key: str, compute: Callable[[], tuple[Any, int]]) -> Any:
-        """The value of `key`, from the cache, from a thread that is computing it just now, or from `compute`.
+        """The value of `key`, from the cache, from a thread that is computing it now, or from `compute`.
 
         `compute` returns `(value, nbytes)` and runs in the calling thread, with no lock held. Threads that want one key
         at one time wait for the first of them. If that one fails, its error is its caller's alone (it may name a
@@ -104,20 +105,20 @@ class ProcessorCache:
                 if (entry := self._touch(key)) is not None:
                     self._count(hit=True)
                     return entry[0]
-                flight = self._flights.get(key)
-                if flight is None:
+                running = self._in_progress.get(key)
+                if running is None:
                     self._count(hit=False)
-                    own = self._flights[key] = _Flight()
+                    own = self._in_progress[key] = _Computation()
                     break
-            if flight.owner == threading.get_ident():
+            if running.owner == threading.get_ident():
                 raise RuntimeError(f"the computation of {key!r} asks the cache for {key!r}")
-            if not flight.landed.wait(self._patience):
+            if not running.finished.wait(self._patience):
                 self._count_locked(hit=False)
                 return compute()[0]
-            if flight.succeeded:
+            if running.succeeded:
                 self._count_locked(hit=True)
-                return flight.value
-        return self._fly(key, own, compute)
+                return running.value
+        return self._run(key, own, compute)
 
     def clear(self) -> None:
         """Forget everything stored. Computations under way go on, and store what they find."""
@@ -125,16 +126,16 @@ class ProcessorCache:
             self._entries.clear()
             self._nbytes = 0
 
-    def _fly(self, key: str, flight: _Flight, compute: Callable[[], tuple[Any, int]]) -> Any:
+    def _run(self, key: str, running: _Computation, compute: Callable[[], tuple[Any, int]]) -> Any:
         try:
             value, nbytes = compute()
             self.put(key, value, nbytes)
-            flight.value, flight.succeeded = value, True
+            running.value, running.succeeded = value, True
             return value
         finally:
             with self._lock:
-                del self._flights[key]
-            flight.landed.set()
+                del self._in_progress[key]
+            running.finished.set()
 
     def _touch(self, key: str) -> tuple[Any, int] | None:
         entry = self._entries.get(key)

@@ -1,7 +1,7 @@
-"""The core's answers to the processing hooks: what an adapter gets without saying anything.
+"""The core's implementations of the processing hooks, for adapters that have none of their own.
 
-Registered last in every model's plugin manager, so an adapter's own answer goes first. Knows Hugging Face processors
-from the outside only: how they are made, called, and which arguments they accept.
+Registered last in every model's plugin manager, so an adapter's own implementation goes first. Knows Hugging Face
+processors from the outside only: how they are called, and which arguments they accept.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal.chat.rendering import ChatRenderer
-from corellm.multimodal.image_sides import check_scaled, plain_size, refusals_named
+from corellm.multimodal.image_sides import check_scaled, naming_extreme_sides, plain_size
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.video import Video
 from corellm.templates.renderer import TemplateRenderer
 
 HF_ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}
-"""Under which name a Hugging Face processor takes the media of a modality."""
+"""The argument of a Hugging Face processor for the media of a modality."""
 
 _SUBPROCESSORS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
-"""Which part of a Hugging Face processor processes the items of a modality."""
+"""The attribute of a Hugging Face processor that processes the items of a modality."""
 
 _NOT_FOR_USERS = frozenset(
     {"return_tensors", "device", "disable_grouping", "data_format", "input_data_format"}
@@ -41,11 +41,11 @@ class ProcessingDefaults:
         self.config = config
         self._chat = ChatRenderer(context.tokenizer, templates)
         self.hooks: Any = None
-        """The model's hook callers, this object's among them: set once they are known."""
+        """The model's hook callers, which include this object's; set after registration."""
 
     @hookimpl(trylast=True)
     def get_data_parser(self) -> DataParser:
-        """Media in any common form, sounds at the feature extractor's rate; embeddings of the text model's width."""
+        """Media in any common form, audio at the feature extractor's rate; embeddings of the text model's width."""
         text_config = self.context.hf_config.get_text_config()
         return DataParser(
             self.config,
@@ -55,7 +55,7 @@ class ProcessingDefaults:
 
     @hookimpl(trylast=True)
     def get_mm_kwargs_names(self, modality: str) -> Collection[str] | None:
-        """What the Hugging Face processor takes for the modality; unknown where an adapter calls it in its own way."""
+        """Arguments that the Hugging Face processor takes for the modality; None where an adapter calls it itself."""
         callers = self.hooks.call_hf_processor.get_hookimpls()
         if any(caller.plugin is not self and not caller.wrapper for caller in callers):
             return None
@@ -65,11 +65,11 @@ class ProcessingDefaults:
     def call_hf_processor(
         self, prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Call the Hugging Face processor with the one item, and with dummy text unless it can do without.
+        """Call the Hugging Face processor with the one item, and with dummy text if it needs text.
 
         Raises:
-            ProcessorKwargsError: it does not know an argument, or does not take its value for this item.
-            MediaError: it does not take an image of such sides, or would make it enormous.
+            ProcessorKwargsError: an argument is unknown, or its value does not fit this item.
+            MediaError: the processor refuses the image's sides, or would scale it above the limit.
         """
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
@@ -86,13 +86,13 @@ class ProcessingDefaults:
             media |= video_arguments(video, self.config.max_video_bytes)
         text = {} if processes_media_alone(processor) else {"text": prompt}
         try:
-            with refusals_named(images):
+            with naming_extreme_sides(images):
                 outputs: Mapping[str, Any] = processor(**text, return_tensors="pt", **{**mm_kwargs, **media})
         except Exception as error:
             if isinstance(error, CorellmError) or not mm_kwargs:
                 raise
             raise ProcessorKwargsError(
-                f"mm_processor_kwargs: {dict(mm_kwargs)} does not do for this {'/'.join(mm_data)}: "
+                f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this {'/'.join(mm_data)}: "
                 f"{' '.join(str(error).split())}",
                 got=dict(mm_kwargs),
             ) from error
@@ -100,7 +100,7 @@ class ProcessingDefaults:
 
     @hookimpl(trylast=True)
     def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
-        """Unchanged."""
+        """Return the prompt's tokens unchanged."""
         return token_ids
 
     @hookimpl(trylast=True)
@@ -112,7 +112,7 @@ class ProcessingDefaults:
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any],
     ) -> ChatPrompt | None:
-        """Render the chat template, where there is one."""
+        """Return the rendered chat template, or None without one."""
         if chat_template is None:
             return None
         return self._chat.render(
@@ -126,7 +126,7 @@ class ProcessingDefaults:
 
 
 def video_arguments(video: Video, max_bytes: int) -> dict[str, Any]:
-    """What a Hugging Face processor is told of one video: all of its frames, for the processor to sample from.
+    """Arguments for a Hugging Face processor of one video: all frames, for the processor to sample from.
 
     Raises:
         MediaTooLargeError: the frames take more than `max_bytes`, or are too many to be read at once.
@@ -161,9 +161,9 @@ def video_arguments(video: Video, max_bytes: int) -> dict[str, Any]:
 
 
 def processes_media_alone(processor: Any) -> bool:
-    """Whether a Hugging Face processor is called as transformers' own base class has it, where text changes no tensor.
+    """Whether a Hugging Face processor inherits transformers' own `__call__`, where text changes no media tensor.
 
-    Then it need not expand and tokenize the placeholder: for LLaVA's 576 tokens a sixth of the time of an image.
+    Then it is called without text: to expand and tokenize LLaVA's 576 tokens takes a sixth of an image's time.
     """
     from transformers import ProcessorMixin
 
@@ -172,14 +172,14 @@ def processes_media_alone(processor: Any) -> bool:
 
 
 def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:
-    """The argument names a Hugging Face processor takes for media, or None where it does not say."""
+    """Names of the arguments that a Hugging Face processor takes for media; None where it declares none."""
     if getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None) is None:
         return None
     return frozenset().union(*(declared_arguments(processor, modality) or () for modality in _SUBPROCESSORS))
 
 
 def declared_arguments(processor: Any, modality: str) -> frozenset[str] | None:
-    """The arguments that a Hugging Face processor hands on to its part for one modality; None where it does not say."""
+    """Names of the arguments that a Hugging Face processor takes for one modality; None where it declares none."""
     declared = getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None)
     subprocessor = getattr(processor, _SUBPROCESSORS.get(modality, ""), None)
     if declared is None or subprocessor is None:
@@ -190,7 +190,7 @@ def declared_arguments(processor: Any, modality: str) -> frozenset[str] | None:
 
 
 def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments the processor does not know; Hugging Face only logs, and ignores them.
+    """Refuse arguments the processor does not know; transformers ignores them with a log message.
 
     Raises:
         ProcessorKwargsError: names the unknown argument and those accepted.
@@ -207,10 +207,10 @@ def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None
 
 
 def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
-    """Refuse a `size` or `crop_size` above the operator's or the checkpoint's: for those memory was planned.
+    """Refuse a `size` or `crop_size` above the operator's or the checkpoint's, for which memory was planned.
 
     Raises:
-        ProcessorKwargsError: with both sizes, and how to have the larger one.
+        ProcessorKwargsError: names both sizes, and how to allow the larger one.
     """
     part = getattr(processor, _SUBPROCESSORS.get(modality, ""), None) or getattr(processor, "image_processor", None)
     for name in ("size", "crop_size"):
@@ -225,7 +225,7 @@ def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_
 
 
 def _extent(size: Any) -> float:
-    """Pixels that a size allows; 0 for what is none, which the processor will say."""
+    """Number of pixels that a size allows; 0 for what is no size, which the processor refuses."""
     size = plain_size(size)
     sides = list(size.values()) if isinstance(size, Mapping) else size if isinstance(size, (list, tuple)) else [size]
     numbers = [side for side in sides if isinstance(side, (int, float))]

@@ -1,6 +1,6 @@
-"""Media for `get_dummy_mm_data`: of a given size, with content that no shortcut can compress away.
+"""Dummy media for `get_dummy_mm_data`: of a given size, with content that does not compress to nothing.
 
-Each takes `bounds`, an entry of the hook's `mm_options`: the operator plans for no more than that.
+`bounds` is an entry of the hook's `mm_options`: the sizes for which the operator plans memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def dummy_images(count: int, *, width: int, height: int, bounds: Mapping[str, int] | None = None) -> list[Image]:
-    """Make `count` RGB images of `width` x `height` pixels: a diagonal gradient.
+    """Return `count` RGB images of `width` x `height` pixels: a diagonal gradient.
 
     Args:
         count: how many.
-        width, height: of the largest that can be.
+        width, height: sides of the largest image.
         bounds: smaller `width` and `height`.
     """
     from PIL import Image as images
@@ -33,11 +33,11 @@ def dummy_images(count: int, *, width: int, height: int, bounds: Mapping[str, in
 def dummy_videos(
     count: int, *, width: int, height: int, num_frames: int, bounds: Mapping[str, int] | None = None
 ) -> list[np.ndarray[Any, Any]]:
-    """Make `count` videos `[num_frames, height, width, 3]`, uint8: a gradient that moves down.
+    """Return `count` videos `[num_frames, height, width, 3]`, uint8: a gradient that moves down.
 
     Args:
         count: how many.
-        width, height, num_frames: of the largest that can be.
+        width, height, num_frames: of the largest video.
         bounds: smaller `width`, `height` and `num_frames`.
     """
     import numpy as np
@@ -51,11 +51,11 @@ def dummy_videos(
 def dummy_audios(
     count: int, *, num_samples: int, bounds: Mapping[str, int] | None = None
 ) -> list[np.ndarray[Any, Any]]:
-    """Make `count` pieces of audio of `num_samples` samples at the model's rate: a tone that rises all the time.
+    """Return `count` audio items of `num_samples` samples at the model's rate: a rising tone.
 
     Args:
         count: how many.
-        num_samples: of the longest that can be.
+        num_samples: length of the longest audio.
         bounds: a smaller `length`, in samples.
     """
     import numpy as np

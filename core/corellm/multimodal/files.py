@@ -1,7 +1,6 @@
-"""Media as files: paths and `data:` URLs to the bytes behind them, and which formats are let in. Reads no format.
+"""Media as files: the bytes of paths and `data:` URLs, and which formats are accepted. Decodes nothing.
 
-Strings are paths or `data:` URLs; nothing is fetched. Only regular files are opened, and none of them can make this
-wait.
+Strings are paths or `data:` URLs; nothing is fetched. Only regular files are opened, so that opening never blocks.
 """
 
 from __future__ import annotations
@@ -17,41 +16,41 @@ from urllib.parse import unquote_to_bytes
 from corellm.errors import MediaError, MediaTooLargeError
 
 MAX_FILE_BYTES = 1 << 30
-"""What an image's or a sound's file may have: it is read whole before it is decoded."""
+"""Largest file of an image or audio: it is read whole before it is decoded."""
 
 
 class FileContent(bytes):
-    """The bytes of a file, which remember its path for messages."""
+    """The bytes of a file, with its path for messages."""
 
     path: str
 
 
 def name_of(content: object) -> str:
-    """How a message calls encoded bytes."""
+    """Name of encoded bytes in messages: their path if they have one."""
     return content.path if isinstance(content, FileContent) else "the data"
 
 
 def check_format(name: str, shown: str, formats: Collection[str]) -> None:
-    """Refuse a file of a format that is not let in.
+    """Refuse a file of a format that is not accepted.
 
     Args:
-        name: as `config.MEDIA_FORMATS` has it.
-        shown: what a message calls the file.
-        formats: those let in.
+        name: name of the format in `config.MEDIA_FORMATS`.
+        shown: name of the file in messages.
+        formats: those accepted.
 
     Raises:
-        MediaError: it is none of them.
+        MediaError: the format is none of them.
     """
     if name not in formats:
         raise MediaError(
-            f"{shown} is of the format {name}, which is not let in here; let in: {', '.join(formats) or 'none'} "
+            f"{shown} is of the format {name}, which is not accepted here; accepted: {', '.join(formats) or 'none'} "
             "(media_formats)",
             expected=tuple(formats), got=name,
         )  # fmt: skip
 
 
 def encoded_bytes(value: Any) -> bytes | None:
-    """The bytes of media that are given encoded: as bytes, as a path or as a `data:` URL; None for any other form.
+    """Bytes of encoded media, given as bytes, path or `data:` URL; None for any other form.
 
     Raises:
         MediaError: no such file, not a regular one, a malformed `data:` URL, or one that would have to be fetched.
@@ -60,10 +59,18 @@ def encoded_bytes(value: Any) -> bytes | None:
     source = read_url(value) if isinstance(value, str) else value
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
-    if not isinstance(source, (str, os.PathLike)):
-        return None
-    name = shown_path(source)
-    with open_regular_file(source) as stream:
+    return read_file(source) if isinstance(source, (str, os.PathLike)) else None
+
+
+def read_file(path: str | os.PathLike[Any]) -> FileContent:
+    """Content of a regular file.
+
+    Raises:
+        MediaError: no such file, or not a regular one.
+        MediaTooLargeError: more than `MAX_FILE_BYTES`; nothing is read.
+    """
+    name = shown_path(path)
+    with open_regular_file(path) as stream:
         try:
             size = os.fstat(stream.fileno()).st_size
             content = b"" if size > MAX_FILE_BYTES else stream.read(MAX_FILE_BYTES + 1)
@@ -104,7 +111,7 @@ def read_url(value: str) -> str | bytes:
 def open_regular_file(path: str | os.PathLike[Any]) -> BinaryIO:
     """Open a file to read bytes from; the caller closes it.
 
-    Directories, pipes, sockets and devices are refused, and none of them can make this wait.
+    Directories, pipes, sockets and devices are refused without blocking.
 
     Raises:
         MediaError: there is no such file, it is not a regular one, or it cannot be opened.
@@ -136,6 +143,6 @@ def _require_regular(mode: int, name: str) -> None:
 
 
 def shown_path(path: str | os.PathLike[Any]) -> str:
-    """A path for a message: quoted, and not longer than a message should be."""
+    """A path for messages: quoted and shortened."""
     name = os.fspath(path)
     return repr(name if len(name) <= 200 else name[:200] + type(name)(b"..." if isinstance(name, bytes) else "..."))

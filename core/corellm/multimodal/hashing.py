@@ -40,7 +40,7 @@ class _UnhashableError(TypeError):
 def hash_item(
     media: Any, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str], salt: str | None = None
 ) -> str:
-    """The content hash of one item.
+    """Content hash of one item.
 
     Args:
         media: `PIL.Image` (mode, size, palette, transparency, EXIF and pixels count), `Video` (its file, or frames and
@@ -67,7 +67,7 @@ def hash_item(
 def hash_uuid(
     uuid: str, *, modality: str, kwargs: Mapping[str, Any], namespace: Sequence[str], salt: str | None = None
 ) -> str:
-    """The hash of an item that the user gave a name; arguments as for `hash_item`, never equal to any of its results.
+    """Hash of an item that has a uuid; arguments as for `hash_item`, never equal to any of its results.
 
     Raises:
         InvalidParameterError: `uuid` is not a string, or empty.
@@ -89,7 +89,7 @@ def _start(kind: str, modality: str, kwargs: Mapping[str, Any], namespace: Seque
 
 @lru_cache(maxsize=64)
 def _prefix(kind: str, modality: str, namespace: tuple[str, ...]) -> _Hash:
-    """The hash of what all items of a model have in common; to be copied, not written to."""
+    """Hash of what all items of a model have in common; copy it, never update it."""
     digest = hashlib.sha256()
     for field in (_SCHEME, kind, modality, namespace):
         _add(digest, field)

@@ -1,16 +1,16 @@
-"""One image, from whatever it comes as, to an upright 8-bit RGB `PIL.Image` without metadata.
+"""An image in any accepted form to an upright 8-bit RGB `PIL.Image` without metadata.
 
 Knows file formats, pixel modes and array layouts; it knows neither requests nor models. Only the formats named here are
-read, a header's size is checked before anything is decoded, and an image that cannot be read whole is an error, never
-a black one. What users would see in a viewer is what the model gets:
+read, the size in the header is checked before anything is decoded, and an image that cannot be read whole is an error,
+never partly black. The model gets what a viewer would show:
 
-- EXIF orientation is applied; of an animation the first frame is taken (of an open `PIL.Image` the current one);
-- transparency is laid on white, and values of more than 8 bits are scaled to 8 (`pixels`).
+- EXIF orientation is applied; an animation gives its first frame (an open `PIL.Image` its current one);
+- transparency becomes white, and values of more than 8 bits are scaled to 8 (`pixels`).
 
 Beside the file's own bytes, reading one takes at most four times its pixels in memory, three bytes a pixel (four of a
 JPEG in CMYK).
 
-Pillow's plugins are called directly: `Image.open` warns, and refuses, by a limit that is global to the process.
+Pillow's plugins are called directly: the limit of `Image.open` is global to the process.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from PIL import (
 
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.files import check_format, name_of, open_regular_file, shown_path
+from corellm.multimodal.files import check_format, name_of, read_file
 from corellm.multimodal.image_cost import check_bmp, check_jpeg, check_tiff, check_tiff_parts
 from corellm.multimodal.items import is_array, is_tensor
 from corellm.multimodal.pixels import array_to_rgb, channels_last, to_rgb
 
 
 class _WebP(WebPImagePlugin.WebPImageFile):
-    """A still WebP. Its decoder, two canvases of 4 bytes a pixel, is dropped as soon as the frame is there."""
+    """A still WebP. Its decoder, two canvases of 4 bytes a pixel, is freed as soon as the frame is read."""
 
     def load_prepare(self) -> None:
         self._decoder: Any = None
@@ -75,26 +75,26 @@ _UPRIGHT = {
 }
 
 _callers_image = threading.Lock()
-"""Held while an image of the caller's is read: the same one may come in several requests, from several threads."""
+"""Held while a caller's image is loaded: several threads may have the same one."""
 
 
 def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FORMATS) -> Image.Image:
-    """Read one image.
+    """Return one image as upright RGB.
 
     Args:
         source: encoded bytes; the path of a regular file; a `PIL.Image`; a numpy array or torch tensor `[h, w]`,
             `[h, w, c]` or `[c, h, w]` with 1, 3 or 4 channels, of uint8, uint16, bool, or floats from 0 to 1. Where
             both ends of a shape could be the channels, they are last in an array and first in a tensor.
         max_pixels: a larger image is refused.
-        formats: of files that are let in.
+        formats: file formats that are accepted.
 
     Returns:
         A new RGB image; `source` stays as it was, save that a `PIL.Image` opened lazily has been read.
 
     Raises:
-        MediaTooLargeError: the header (or shape) announces more pixels, or the file more work than its pixels are worth
+        MediaTooLargeError: the header (or shape) announces more pixels, or the file takes too much work for them
             (`image_cost`); `expected` and `got` have the numbers.
-        MediaError: no such file, no image, broken, truncated, empty, or of values out of range.
+        MediaError: no such file, no image, broken, truncated, empty, or values out of range.
     """
     if isinstance(source, Image.Image):
         return _from_image(source, max_pixels)
@@ -102,11 +102,10 @@ def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FO
         pixels = channels_last(source)
         _check_size(pixels.shape[1], pixels.shape[0], max_pixels)
         return array_to_rgb(pixels)
+    if isinstance(source, (str, os.PathLike)):
+        source = read_file(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _decode(BytesIO(source), name_of(source), max_pixels, formats)
-    if isinstance(source, (str, os.PathLike)):
-        with open_regular_file(source) as stream:
-            return _decode(stream, shown_path(source), max_pixels, formats)
     raise MediaError(
         f"{type(source).__name__} is not an image; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,
@@ -130,21 +129,21 @@ def _decode(stream: BinaryIO, name: str, max_pixels: int, formats: Collection[st
         image = _open(stream, format_name, opener, max_pixels)
         image.load()
         orientation, rgb = _orientation(image), to_rgb(image)
-        image.close()  # gives its memory back before another copy is made
+        image.close()  # frees its memory before another copy is made
         return _upright(rgb, orientation)
 
 
 def _open(
     stream: BinaryIO, format_name: str, opener: Callable[[IO[bytes]], ImageFile.ImageFile], max_pixels: int
 ) -> ImageFile.ImageFile:
-    """Read the header, and check all that can be checked before pixels are decoded."""
+    """Return the image with its header read and checked, before pixels are decoded."""
     if format_name == "TIFF":
         check_tiff_parts(stream)
         stream.seek(0)
     image = opener(stream)
     _check_size(*image.size, max_pixels)
     if format_name == "PNG":
-        image.verify()  # the decoder skips checksums and a missing end; this object cannot be read afterwards
+        image.verify()  # the decoder ignores checksums and a missing end; `verify` makes the object unusable
         stream.seek(0)
         image = opener(stream)
     elif format_name == "JPEG":
@@ -152,7 +151,7 @@ def _open(
     elif format_name == "BMP":
         check_bmp(stream, image)
     elif isinstance(image, TiffImagePlugin.TiffImageFile):
-        # A tile is decoded whole, whatever little of it the image shows.
+        # A tile is decoded whole, even where the image shows little of it.
         width, height = (image.tag_v2.get(tag, 1) for tag in _TILE_SIZE_TAGS)
         _check_size(width, height, max_pixels)
         check_tiff(stream, image, max_pixels)
@@ -160,7 +159,7 @@ def _open(
 
 
 def _from_image(image: Image.Image, max_pixels: int) -> Image.Image:
-    """The same for an image that the caller has open, which is left as it is."""
+    """Return an upright RGB copy of an image that the caller has open."""
     _check_size(*image.size, max_pixels)
     with _errors_as_media(f"the {image.mode} image cannot be read", max_pixels):
         with _callers_image:
@@ -171,15 +170,13 @@ def _from_image(image: Image.Image, max_pixels: int) -> Image.Image:
 
 @contextmanager
 def _errors_as_media(message: str, max_pixels: int) -> Iterator[None]:
-    """Whatever Pillow raises while it reads an image is the image's fault; its texts hold addresses, so they stay
-    in the chained exception.
-    """
+    """Raise `MediaError` for anything Pillow raises; Pillow's own texts contain addresses and are only chained."""
     try:
         yield
     except MediaError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Where frames or tiles exceed their image, Pillow's plugins apply its own limit before we can look.
+        # Where frames or tiles exceed their image, Pillow's plugins apply Pillow's own limit first.
         raise MediaTooLargeError(f"more pixels than allowed ({max_pixels})", expected=max_pixels) from error
     except Exception as error:
         raise MediaError(message) from error
@@ -197,7 +194,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _orientation(image: Image.Image) -> Any:
-    """EXIF orientation, 1 to 8. An image whose metadata are broken is shown as it lies, as viewers do."""
+    """EXIF orientation, 1 to 8; 1 where the metadata are broken, as in viewers."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, struct.error):
@@ -207,5 +204,5 @@ def _orientation(image: Image.Image) -> Any:
 def _upright(rgb: Image.Image, orientation: Any) -> Image.Image:
     turn = _UPRIGHT.get(orientation)
     upright = rgb if turn is None else rgb.transpose(turn)
-    upright.info = {}  # a second reader must not turn it again
+    upright.info = {}  # else a second reader would turn it again
     return upright

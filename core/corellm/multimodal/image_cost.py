@@ -1,8 +1,8 @@
-"""What decoding an image file would take beyond its pixels: JPEG's scans, TIFF's parts, BMP's runs. Decodes nothing.
+"""Limits on the work that an image file causes beyond its pixels: JPEG scans, TIFF parts, BMP runs. Decodes nothing.
 
-A decoder passes over the whole image once for each scan of a JPEG, and a scan of an empty image takes ten bytes: four
-thousand of them keep it busy for ten seconds. Programs write 10, a few up to 20. A TIFF's tiles may have a pixel each.
-Compressed BMPs are decoded by Pillow in Python, a run of pixels at a time: one may have none, or leave out 255 rows.
+A decoder passes over the whole image once per scan of a JPEG, and an empty scan takes ten bytes: four thousand of them
+take ten seconds. Encoders write 10, a few up to 20. A TIFF may have a tile per pixel. Pillow decodes compressed BMPs in
+Python, run by run: a run may have no pixels, or skip 255 rows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 from corellm.errors import MediaError, MediaTooLargeError
 
 MAX_SCANS = 100
-"""Of a small JPEG. At the limit of pixels it is `_SCANS_AT_LIMIT`, and in between as many as take the same time."""
+"""Most scans of a small JPEG; `_SCANS_AT_LIMIT` at the limit of pixels, and the same work in between."""
 _SCANS_AT_LIMIT = 20
 MAX_PARTS = 1 << 16
-"""Strips or tiles of a TIFF: 67 million pixels in tiles of 32 by 32."""
+"""Most strips or tiles of a TIFF: 67 million pixels in tiles of 32 by 32."""
 MAX_BMP_BYTES, MAX_BMP_WIDTH = 1 << 22, 1 << 16
-"""Of one that is compressed."""
+"""Of a compressed BMP."""
 
 _SCAN, _END = 0xDA, 0xD9
 _SCAN_MARKER = b"\xff\xda"
-_MARKER = re.compile(rb"\xff([^\x00\xff])")
-_FIRST_WITH_LENGTH = 0xC0
-_WITHOUT_LENGTH = range(0xD0, 0xD9)  # restarts, and the start of an image
+_SEGMENT = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")  # markers with a length, and the end; restarts have none
+MAX_SEGMENTS = 1 << 16
+"""Most segments of a JPEG with many scans: encoders write a few hundred."""
 
 _STRIPS, _TILES = (273, 279), (324, 325)  # TIFF's tags: where each part begins, and its bytes
 _COMPRESSION, _JPEG = 259, (6, 7)
@@ -37,7 +37,7 @@ _INTEGER_BYTES = {3: 2, 4: 4, 16: 8}  # TIFF's types: SHORT, LONG, LONG8
 
 
 def check_jpeg(stream: BinaryIO, image: Image.Image, max_pixels: int) -> None:
-    """Raises `MediaTooLargeError` for a JPEG of too many scans for its size. Leaves the stream where it is."""
+    """Raise `MediaTooLargeError` for a JPEG of too many scans for its size; keeps the stream's position."""
     at = stream.tell()
     stream.seek(0)
     _check_scans(_count_scans(stream.read()), image.width * image.height, max_pixels)
@@ -45,7 +45,7 @@ def check_jpeg(stream: BinaryIO, image: Image.Image, max_pixels: int) -> None:
 
 
 def check_bmp(stream: BinaryIO, image: ImageFile) -> None:
-    """Raises `MediaTooLargeError` for a compressed BMP that is too large or too wide. Leaves the stream where it is."""
+    """Raise `MediaTooLargeError` for a compressed BMP that is too large or too wide; keeps the stream's position."""
     if all(tile.codec_name != "bmp_rle" for tile in image.tile):
         return
     at = stream.tell()
@@ -60,11 +60,11 @@ def check_bmp(stream: BinaryIO, image: ImageFile) -> None:
 
 
 def check_tiff(stream: BinaryIO, image: TiffImageFile, max_pixels: int) -> None:
-    """Check the scans of a TIFF whose strips or tiles are JPEGs. Leaves the stream where it is.
+    """Check the scans of a TIFF whose strips or tiles are JPEGs; keeps the stream's position.
 
     Raises:
-        MediaTooLargeError: too many for its size.
-        MediaError: parts that overlap.
+        MediaTooLargeError: too many scans for its size.
+        MediaError: parts overlap.
     """
     tags = image.tag_v2
     if tags.get(_COMPRESSION) not in _JPEG:
@@ -82,7 +82,7 @@ def check_tiff(stream: BinaryIO, image: TiffImageFile, max_pixels: int) -> None:
 
 
 def check_tiff_parts(stream: BinaryIO) -> None:
-    """Raises `MediaTooLargeError` for a TIFF of too many strips or tiles, of which Pillow would make objects."""
+    """Raise `MediaTooLargeError` for a TIFF of too many strips or tiles: Pillow makes an object of each."""
     header = stream.read(8)
     if header[2:3] == b"\x2b" or header[3:4] == b"\x2b":  # BigTIFF
         header += stream.read(8)
@@ -90,7 +90,7 @@ def check_tiff_parts(stream: BinaryIO) -> None:
     stream.seek(directory.next)
     directory.load(stream)
     for where, _ in (_STRIPS, _TILES):
-        raw = directory._tagdata.get(where, b"")  # as integers they would take nine times the memory
+        raw = directory._tagdata.get(where, b"")  # undecoded: as integers they take nine times the memory
         count = len(raw) // _INTEGER_BYTES.get(directory.tagtype.get(where, 0), 1)
         if count > MAX_PARTS:
             raise MediaTooLargeError(
@@ -102,7 +102,7 @@ def _check_scans(scans: int, pixels: int, max_pixels: int) -> None:
     allowed = min(MAX_SCANS, _SCANS_AT_LIMIT * max_pixels // max(1, pixels))
     if scans > allowed:
         raise MediaTooLargeError(
-            f"a JPEG of {scans} scans, more than the {allowed} allowed for {pixels} pixels; save it anew",
+            f"a JPEG of {scans} scans, more than the {allowed} allowed for {pixels} pixels; save it again",
             expected=allowed, got=scans,
         )  # fmt: skip
 
@@ -116,11 +116,10 @@ def _count_scans(data: bytes) -> int:
     if data.count(_SCAN_MARKER) <= _SCANS_AT_LIMIT:  # all there can be, hidden in metadata or not
         return data.count(_SCAN_MARKER)
     scans = at = 0
-    while (found := _MARKER.search(data, at)) is not None:
-        marker, at = found[1][0], found.end()
-        if marker == _END:
-            break
-        scans += marker == _SCAN
-        if marker >= _FIRST_WITH_LENGTH and marker not in _WITHOUT_LENGTH:
-            at += int.from_bytes(data[at : at + 2], "big")
-    return scans
+    for _ in range(MAX_SEGMENTS):
+        found = _SEGMENT.search(data, at)
+        if found is None or found[1][0] == _END:
+            return scans
+        scans += found[1][0] == _SCAN
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    raise MediaTooLargeError(f"a JPEG of more than {MAX_SEGMENTS} segments; save it again", expected=MAX_SEGMENTS)

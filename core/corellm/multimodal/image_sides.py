@@ -1,14 +1,16 @@
-"""Images much longer than wide: let through to the model's processor, unless it would make them enormous.
+"""Images much longer than wide: refused only where the model's processor would scale them above the limit.
 
-Many processors take them, so what one refuses is for it to say; a processor that scales by the shorter side makes
-gigabytes of a line of a few bytes. Knows Hugging Face image processors from the outside only.
+Many processors accept them, others raise an error of their own; one that scales by the shorter side turns a line of a
+few bytes into gigabytes. Knows Hugging Face image processors from the outside only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CorellmError, MediaError, MediaTooLargeError
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 USUAL_RATIO = 200
-"""Of the longer side to the shorter: up to here an image may be scaled to more than `max_image_pixels`."""
+"""Longer side to shorter side: up to this ratio an image may be scaled to more than `max_image_pixels`."""
 
 
 def plain_size(size: Any) -> Any:
-    """A size as people write it, not as transformers' class of that name."""
+    """A size as a plain dict or number, not transformers' class."""
     given = asdict(size) if is_dataclass(size) and not isinstance(size, type) else size
     return {side: value for side, value in given.items() if value is not None} if isinstance(given, Mapping) else given
 
@@ -30,15 +32,14 @@ def check_scaled(image: Image, processor: Any, mm_kwargs: Mapping[str, Any], max
     """Refuse an image that the processor would scale by its shorter side to more than `max_pixels`.
 
     Raises:
-        MediaTooLargeError: with the size it would have.
+        MediaTooLargeError: names the size it would have.
     """
-    size = plain_size(mm_kwargs.get("size", getattr(getattr(processor, "image_processor", None), "size", None)))
-    if not isinstance(size, Mapping) or set(size) != {"shortest_edge"}:
-        return
+    edge = _shortest_edge(getattr(processor, "image_processor", None), mm_kwargs)
     short, long = sorted(image.size)
-    edge = int(size["shortest_edge"])
+    if edge is None or long <= USUAL_RATIO * short:
+        return
     scaled = edge * (edge * long // short)
-    if long > USUAL_RATIO * short and scaled > max_pixels:
+    if scaled > max_pixels:
         raise MediaTooLargeError(
             f"{image.width} x {image.height} pixels: one side is {long / short:.0f} times the other, and this model's "
             f"processor scales the shorter one to {edge}, to {scaled} pixels in all, more than the {max_pixels} "
@@ -47,12 +48,22 @@ def check_scaled(image: Image, processor: Any, mm_kwargs: Mapping[str, Any], max
         )  # fmt: skip
 
 
+def _shortest_edge(part: Any, mm_kwargs: Mapping[str, Any]) -> int | None:
+    """The length to which an image processor scales the shorter side; None if it scales otherwise."""
+    size = plain_size(mm_kwargs.get("size", getattr(part, "size", None)))
+    if isinstance(size, Mapping) and set(size) == {"shortest_edge"}:
+        size = size["shortest_edge"]
+    elif mm_kwargs.get("default_to_square", getattr(part, "default_to_square", True)):
+        return None
+    return int(float(size)) if isinstance(size, Real) and math.isfinite(size) else None  # else it is refused
+
+
 @contextmanager
-def refusals_named(images: Sequence[Image]) -> Iterator[None]:
-    """What a processor says of images of extreme sides is the request's fault, not the adapter's.
+def naming_extreme_sides(images: Sequence[Image]) -> Iterator[None]:
+    """Raise a processor's errors about images of extreme sides as the request's error, not the adapter's.
 
     Raises:
-        MediaError: it refuses one.
+        MediaError: the processor refused one.
     """
     try:
         yield

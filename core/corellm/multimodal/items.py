@@ -1,7 +1,7 @@
 """The parsed media of one request, by modality.
 
-Knows containers and the kinds of value that media come in, without importing the libraries that define them; it knows
-neither how media are read (`parsing`, `image`) nor what becomes of them (`processor`).
+Knows containers and the types that media have, without importing the libraries that define them. Knows neither how
+media are read (`parsing`, `image`) nor how they are processed (`processor`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def naming_item(modality: str, item: int) -> Iterator[None]:
-    """Whatever is found wrong with an item meanwhile is said of item `item`."""
+    """Add modality and index to errors raised inside."""
     try:
         yield
     except (MultiModalError, PromptTooLongError) as error:
@@ -35,13 +35,11 @@ def naming_item(modality: str, item: int) -> Iterator[None]:
 
 
 class EncodedItem:
-    """An item as the bytes of a file, by which it is known: decoded when it is first asked for, so that what is cached
-    need not be decoded at all.
-    """
+    """An item as the bytes of a file, which identify it; decoded on first use, so cached items are never decoded."""
 
     def __init__(self, content: bytes, decode: Callable[[bytes], Any]) -> None:
         self.content, self._decode = content, decode
-        self._lock = threading.Lock()  # of its own: functools' `cached_property` has one for all in Python 3.11
+        self._lock = threading.Lock()  # per item: `cached_property` of Python 3.11 has one lock for all
         self._media: list[Any] = []
 
     @property
@@ -49,7 +47,7 @@ class EncodedItem:
         """The decoded media.
 
         Raises:
-            MediaError: they are broken.
+            MediaError: the file is broken.
         """
         with self._lock:
             if not self._media:
@@ -58,20 +56,20 @@ class EncodedItem:
 
 
 class StoredItem:
-    """An item of which only its uuid came: tensors made of it for an earlier request are cached, or it is refused."""
+    """An item given as its uuid alone: its tensors are cached from an earlier request, or it is refused."""
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
 
     @property
     def media(self) -> NoReturn:
-        """There are none.
+        """Raise: there are none.
 
         Raises:
             ItemNotCachedError: always.
         """
         raise ItemNotCachedError(
-            f"only its uuid {self.uuid!r:.100} came, and it is not cached for this cache_salt and these processor "
+            f"only its uuid {self.uuid!r:.100} was given, and it is not cached for this cache_salt and these processor "
             "arguments; send it with its data"
         )
 
@@ -103,7 +101,7 @@ class ModalityItems:
 
         Raises:
             MediaError: it is a file that turns out to be broken.
-            ItemNotCachedError: only its uuid came (see `is_stored`).
+            ItemNotCachedError: only its uuid was given (see `is_stored`).
         """
         item = self._items[index]
         if not isinstance(item, (EncodedItem, StoredItem)):
@@ -112,41 +110,41 @@ class ModalityItems:
             return item.media
 
     def is_stored(self, index: int) -> bool:
-        """Whether item `index` came as its uuid alone, so that there are no media to `get`."""
+        """Whether item `index` was given as its uuid alone, without media to `get`."""
         return isinstance(self._items[index], StoredItem)
 
     def content(self, index: int) -> Any:
-        """What item `index` is known by: the bytes of its file, else what `get` gives."""
+        """What identifies item `index`: the bytes of its file, else what `get` returns."""
         item = self._items[index]
         return item.content if isinstance(item, EncodedItem) else item
 
     def num_embeddings(self, index: int) -> int | None:
-        """How many embeddings item `index` brings along; None if its encoder has yet to make them."""
+        """Number of embeddings given for item `index`; None if an encoder makes them."""
         raise NotImplementedError
 
 
 class MediaItems(ModalityItems):
-    """Media that were read. Files of images and sounds are decoded when they are asked for.
+    """Media that were read. Files of images and audio are decoded on first use.
 
     An image is a `PIL.Image.Image` in mode RGB, upright, without metadata; a video a `Video`, whose frames are decoded
-    when they are asked for; a sound an array `[num_samples]`, float32, at the model's sampling rate.
+    on demand; audio an array `[num_samples]`, float32, at the model's sampling rate.
     """
 
     def num_embeddings(self, index: int) -> None:
-        """None: the encoder makes them."""
+        """Return None: the encoder makes them."""
         return
 
 
 class EmbeddingItems(ModalityItems):
-    """Embeddings made outside, one floating-point tensor `[tokens, hidden]` per item; they skip the encoder."""
+    """Precomputed embeddings, one floating-point tensor `[tokens, hidden]` per item; they skip the encoder."""
 
     def num_embeddings(self, index: int) -> int:
-        """The tokens of item `index`."""
+        """Number of tokens of item `index`."""
         return int(self._items[index].shape[0])
 
 
 class MultiModalItems(dict[str, ModalityItems]):
-    """`{modality: its items}` of one request. A modality that was given as an empty list is there, with no items."""
+    """`{modality: its items}` of one request. A modality given as an empty list is a key, with no items."""
 
     def get_counts(self) -> dict[str, int]:
         """`{modality: number of items}`."""
@@ -154,7 +152,7 @@ class MultiModalItems(dict[str, ModalityItems]):
 
 
 def _is_loaded_instance(value: object, module: str, name: str) -> bool:
-    """`isinstance` that imports nothing: there is no value of a class whose module nobody has imported."""
+    """`isinstance` that imports nothing: a value's class is in a module that is loaded."""
     cls = getattr(sys.modules.get(module), name, None)
     return cls is not None and isinstance(value, cls)
 

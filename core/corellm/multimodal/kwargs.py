@@ -1,7 +1,7 @@
-"""Processor arguments by modality: the operator's, a request's laid over them, each item's those that concern it.
+"""Processor arguments by modality: the request's over the operator's, each modality's own only.
 
-An item is processed with what is returned here and with nothing else, so its hash covers just that: an argument that is
-only for videos neither reaches an image nor changes its hash. Knows names, no meanings.
+An item is processed with these arguments alone and its hash covers them: an argument that only videos take neither
+reaches an image nor changes its hash. Knows names, no meanings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class KwargsByModality:
 
     Args:
         operators: the arguments given at start.
-        names: `{modality the model takes: the arguments its items depend on, or None where that is not known}`.
+        names: `{modality of the model: the arguments its items depend on, or None where that is not known}`.
 
     Raises:
         ProcessorKwargsError: the operator's arguments are not what `resolve` takes.
@@ -31,8 +31,8 @@ class KwargsByModality:
     def resolve(self, given: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """`{modality: its arguments}`, the request's laid over the operator's one by one.
 
-        An argument is left out where it is known to be another modality's. What no modality knows is left in, for the
-        processor to refuse.
+        An argument that only other modalities know is left out. One that no modality knows stays, for the processor to
+        refuse.
 
         Args:
             given: the request's: arguments for all modalities, and groups (`images_kwargs`, `videos_kwargs`,
@@ -40,7 +40,7 @@ class KwargsByModality:
 
         Raises:
             ProcessorKwargsError: a group is no dict, is of a modality that the model does not take, or has an argument
-                that is not its modality's or is given for all, too.
+                that its modality does not know or that is given for all as well.
         """
         own = self._divide(given) if given else {}
         return {modality: kwargs | own.get(modality, {}) for modality, kwargs in self._operators.items()}
@@ -87,11 +87,11 @@ class KwargsByModality:
             )  # fmt: skip
 
 
-def ask_names(hooks: Any, modality: str) -> frozenset[str] | None:
-    """The arguments that items of a modality depend on, by `get_mm_kwargs_names`; None where nobody knows.
+def kwargs_names(hooks: Any, modality: str) -> frozenset[str] | None:
+    """Names of the arguments that items of a modality depend on, by `get_mm_kwargs_names`; None where not known.
 
     Raises:
-        ContractError: the answer is no collection of strings.
+        ContractError: the hook returned no collection of strings.
     """
     names = hooks.get_mm_kwargs_names(modality=modality)
     if names is None:

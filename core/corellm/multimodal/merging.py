@@ -1,4 +1,4 @@
-"""Putting an item's rows into text embeddings: the one write that neither broadcasts a row nor clips surplus ones."""
+"""Writes item embeddings into text embeddings; never broadcasts one or drops a surplus one."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
 
 
 def write_rows(inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> Tensor:
-    """Write one row to each masked position.
+    """Write one embedding to each masked position.
 
     Args:
         inputs_embeds: `[num_tokens, hidden_size]`; written to.
-        rows: `[num_multimodal, hidden_size]`, in the order of their positions.
+        rows: embeddings `[num_multimodal, hidden_size]`, in the order of their positions.
         is_multimodal: `[num_tokens]`, bool, with exactly `num_multimodal` ones.
 
     Returns:
         `inputs_embeds`.
 
     Raises:
-        EmbeddingCountError: another number of rows, or of another width.
+        EmbeddingCountError: another number or width of embeddings.
     """
-    check_rows(inputs_embeds, rows, int(is_multimodal.sum()))
+    check_embeddings(inputs_embeds, rows, int(is_multimodal.sum()))
     inputs_embeds[is_multimodal] = rows.to(inputs_embeds.dtype)
     return inputs_embeds
 
 
-def check_rows(inputs_embeds: Tensor, rows: Tensor, wanted: int) -> None:
-    """Refuse rows that are not exactly what placeholders wait for.
+def check_embeddings(inputs_embeds: Tensor, embeddings: Tensor, expected: int) -> None:
+    """Refuse embeddings that do not match the placeholder tokens.
 
     Raises:
-        EmbeddingCountError: there are not `wanted`, or they are not as wide as `inputs_embeds`.
+        EmbeddingCountError: there are not `expected`, or they are not as wide as `inputs_embeds`.
     """
-    if rows.shape != (wanted, inputs_embeds.shape[-1]):
+    if embeddings.shape != (expected, inputs_embeds.shape[-1]):
         raise EmbeddingCountError(
-            f"{wanted} placeholder tokens of width {inputs_embeds.shape[-1]} wait for embeddings, "
-            f"got {tuple(rows.shape)}"
+            f"{expected} placeholder tokens of width {inputs_embeds.shape[-1]} wait for embeddings, "
+            f"got {tuple(embeddings.shape)}"
         )

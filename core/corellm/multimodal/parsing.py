@@ -1,7 +1,7 @@
-"""From `multi_modal_data` as the user gives it to items: told apart, counted, checked, decoded.
+"""From `multi_modal_data` as the user gives it to items: split, counted, checked, decoded.
 
-Knows which keys and kinds of value a request may bring; how one is read is `image`'s, `video`'s or `audio`'s business.
-Counting opens nothing, so limits can be checked first. Strings are paths: a server gives this parser bytes, never a
+Knows which keys and types a request may have; `image`, `video` and `audio` read one item each. Counting opens nothing,
+so limits can be checked first. Strings are paths: a server gives this parser bytes, never a
 client's strings.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _EMBEDS = "_embeds"
 _CHANNELS = frozenset({1, 3, 4})
-_PICTURE_DTYPES = frozenset({"torch.uint8", "torch.uint16", "torch.bool"})
+_IMAGE_DTYPES = frozenset({"torch.uint8", "torch.uint16", "torch.bool"})
 _EMBEDDING_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 
 
@@ -61,8 +61,8 @@ class ModalityParser:
     load: Callable[[Any], Any]
     """One raw item to decoded media; raises `MediaError`, to which the parser adds modality and item."""
     encoded: Callable[[Any], bytes | None] = lambda value: None
-    """The bytes of a raw item that is a file, and None of any other. Such an item is known by its bytes, and `load`
-    gets them only when its media are asked for."""
+    """The bytes of a raw item that is a file, None for any other. The bytes identify the item, and `load` decodes
+    them on first use."""
 
 
 class DataParser:
@@ -71,10 +71,10 @@ class DataParser:
     A plugin whose media need more extends `modality_parsers` in a subclass, and returns that from `get_data_parser`.
 
     Args:
-        limits: how large media may be; what is larger is refused before it is decoded. None for the defaults.
+        limits: how large media may be; larger media are refused before they are decoded. None for the defaults.
         hidden_size: width that precomputed embeddings must have; None if it is not known.
-        sampling_rate: samples per second that sounds shall have, or a function that gives it, called when there is a
-            sound; None for models that take none.
+        sampling_rate: samples per second of audio after reading, or a function that returns it, called on the first
+            audio item; None for models without audio.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DataParser:
         self.sampling_rate = sampling_rate
 
     def modality_parsers(self) -> dict[str, ModalityParser]:
-        """`{modality: its parser}`. Each takes precomputed embeddings under `<modality>_embeds`, too."""
+        """`{modality: its parser}`. Each accepts precomputed embeddings under `<modality>_embeds`, too."""
         return {
             "image": ModalityParser(self.split_images, self.load_image, self._encoded("load_image")),
             "video": ModalityParser(self.split_videos, self.load_video),
@@ -97,7 +97,7 @@ class DataParser:
         }
 
     def _encoded(self, load: str) -> Callable[[Any], bytes | None]:
-        """How files are told from other forms: not at all where a subclass reads media in its own way."""
+        """How files are recognized; never, where a subclass reads the modality itself."""
         own = getattr(type(self), load) is not getattr(DataParser, load)
         return (lambda value: None) if own else encoded_bytes
 
@@ -120,7 +120,7 @@ class DataParser:
         return {modality: len(raw.values) for modality, raw in self._split(mm_data).items()}
 
     def parse(self, mm_data: Mapping[str, Any]) -> MultiModalItems:
-        """Read everything. Nothing given is changed; embeddings are copied.
+        """Return all items of a request. The input is not changed; embeddings are copied.
 
         Args:
             mm_data: `{"image": ...}` with one image or a list of them: PIL image, array or tensor (see
@@ -130,7 +130,7 @@ class DataParser:
                 A `StoredItem` in a list stays as it is.
                 `{"video": ...}` with one video or a list of them: path, `data:` URL, encoded bytes, frames, or
                 `(frames, metadata)` (see `video.load_video`; a list of images is one video, rank 5 a batch).
-                `{"audio": ...}` with one sound or a list of them: path, `data:` URL, encoded bytes, `(samples, rate)`,
+                `{"audio": ...}` with one item or a list of them: path, `data:` URL, encoded bytes, `(samples, rate)`,
                 or an array or tensor at the model's rate (see `audio.load_audio`).
 
         Raises:
@@ -145,17 +145,17 @@ class DataParser:
         return items
 
     def split_images(self, value: Any) -> RawItems:
-        """What is under `"image"`: images, or embeddings where that is beyond doubt."""
+        """Images, or embeddings where the value can be nothing else."""
         if isinstance(value, (list, tuple)):
             flat = [_may_be_embeddings(element) and element.ndim == 2 for element in value]
             if any(flat) and not all(flat):
-                _doubtful(flat.index(True), value[flat.index(True)])
+                _refuse_ambiguous(flat.index(True), value[flat.index(True)])
             return RawItems(value, are_embeddings=any(flat))
         if (is_array(value) or is_tensor(value)) and value.ndim == 4:
             return RawItems(tuple(value))
         if _may_be_embeddings(value):
             if value.ndim == 2:
-                _doubtful(0, value)
+                _refuse_ambiguous(0, value)
             channels_possible = bool(_CHANNELS & {value.shape[0], value.shape[-1]})
             if value.ndim == 3 and (value.shape[-1] == self.hidden_size or not channels_possible):
                 return split_embeddings("image", value)
@@ -173,7 +173,7 @@ class DataParser:
         return load_image(source, self.limits.max_image_pixels, self.limits.media_formats)
 
     def split_videos(self, value: Any) -> RawItems:
-        """What is under `"video"`: a list of frames is one video, a list of anything else several.
+        """Videos: a list of frames is one, a list of anything else several.
 
         Raises:
             MediaError: a list of both.
@@ -192,7 +192,7 @@ class DataParser:
         return RawItems((value,) if any(frames) else value)
 
     def load_video(self, value: Any) -> Video:
-        """One video, of which no more is decoded than is asked for.
+        """One video, whose frames are decoded on demand.
 
         Raises:
             MediaError: see `video.load_video`; also URLs other than `data:`, which are not fetched here.
@@ -200,11 +200,11 @@ class DataParser:
         return load_video(read_url(value) if isinstance(value, str) else value, self.limits)
 
     def split_audio(self, value: Any) -> RawItems:
-        """What is under `"audio"`: a list is several, `(samples, rate)` is one."""
+        """Audio: a list is several items, `(samples, rate)` is one."""
         return RawItems(value if isinstance(value, (list, tuple)) and not is_samples_and_rate(value) else (value,))
 
     def load_audio(self, value: Any) -> np.ndarray[Any, Any]:
-        """One sound, `[num_samples]` float32 at the model's sampling rate.
+        """One audio item, `[num_samples]` float32 at the model's sampling rate.
 
         Raises:
             MediaError: see `audio.load_audio`; also URLs other than `data:`, which are not fetched here.
@@ -214,7 +214,7 @@ class DataParser:
 
         rate = self.sampling_rate() if callable(self.sampling_rate) else self.sampling_rate
         if rate is None:
-            raise ContractError("get_data_parser: a DataParser for sounds needs a sampling_rate")
+            raise ContractError("get_data_parser: a DataParser for audio needs a sampling_rate")
         source = read_url(value) if isinstance(value, str) else value
         return load_audio(source, rate, self.limits.max_audio_seconds, self.limits.media_formats)
 
@@ -276,10 +276,10 @@ def split_embeddings(modality: str, value: Any) -> RawItems:
 
 
 def check_embedding(modality: str, item: int, value: Any, hidden_size: int | None) -> Any:
-    """Check one item's embeddings `[tokens, hidden]`, and return a copy without their autograd history.
+    """Return a checked copy of one item's embeddings `[tokens, hidden]`, without autograd history.
 
     Raises:
-        EmbeddingInputError: with modality, item, expected and got.
+        EmbeddingInputError: names modality, item, expected and got.
     """
 
     def require(condition: bool, what: str, expected: Any, got: Any) -> None:
@@ -300,7 +300,7 @@ def check_embedding(modality: str, item: int, value: Any, hidden_size: int | Non
         require(shape[1] == hidden_size, "the model's hidden size", hidden_size, shape[1])
     require(str(value.dtype) in _EMBEDDING_DTYPES, "dtype", " or ".join(_EMBEDDING_DTYPES), str(value.dtype))
     require(bool(value.isfinite().all()), "", "finite values", "NaN or infinity")
-    return value.detach().clone()  # ours: what callers do with theirs after must not reach the caches
+    return value.detach().clone()  # a copy: callers may change theirs, and this one is cached
 
 
 def _require_dense(modality: str, item: int | None, value: Any) -> None:
@@ -314,10 +314,10 @@ def _require_dense(modality: str, item: int | None, value: Any) -> None:
 
 
 def _may_be_embeddings(value: Any) -> bool:
-    return is_tensor(value) and str(value.dtype) not in _PICTURE_DTYPES
+    return is_tensor(value) and str(value.dtype) not in _IMAGE_DTYPES
 
 
-def _doubtful(item: int, value: Any) -> NoReturn:
+def _refuse_ambiguous(item: int, value: Any) -> NoReturn:
     raise EmbeddingInputError(
         f"image {item}: a {value.dtype} tensor of shape {tuple(value.shape)} may be a grey image or embeddings; give "
         "embeddings as a list under 'image_embeds', an image as [1, height, width]",

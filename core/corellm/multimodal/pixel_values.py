@@ -1,8 +1,8 @@
-"""Pixels to floats as transformers' processors make them, bit for bit, in a quarter of the time.
+"""Pixels to floats, bit for bit as transformers' processors make them, in a quarter of the time.
 
-Processors that work with Pillow rescale by way of float64 copies and normalize transposed arrays. Here each pass writes
-straight into memory that lies as the result does, `[channels, height, width]`. The arithmetic is transformers' own,
-operation by operation; what is not an ordinary image with ordinary factors is left to transformers.
+Transformers' Pillow processors rescale through float64 copies and normalize transposed arrays. Here each pass writes
+straight into the layout of the result, `[channels, height, width]`. The arithmetic is transformers' own, operation by
+operation; unusual images or factors are left to transformers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import numpy as np
 
 
 def quicken(processor: Any) -> None:
-    """Let a Hugging Face processor's images be rescaled and normalized as here.
+    """Replace a Hugging Face processor's `rescale` and `normalize` by those of this module.
 
-    Only classes of transformers that work with Pillow and numpy and have no ways of their own for either; all other
-    processors stay as they are.
+    Only in transformers' own Pillow classes that override neither method; all other processors stay as they are.
     """
     for part in (processor, getattr(processor, "__dict__", {}).get("image_processor")):
         kind = cast(Any, type(part))  # mypy: no class is hashable
-        if kind.__module__.startswith("transformers.") and _has_usual_ways(kind):
+        if kind.__module__.startswith("transformers.") and _inherits_both(kind):
             part.__class__ = _quickened(kind)
 
 
-def _has_usual_ways(kind: Any) -> bool:
+def _inherits_both(kind: Any) -> bool:
     """Whether a processor works with Pillow and numpy, and has both methods from transformers' base class."""
     from transformers.image_processing_backends import PilBackend
 
@@ -36,7 +35,7 @@ def _has_usual_ways(kind: Any) -> bool:
 
 @cache
 def _quickened(kind: Any) -> type[Any]:
-    """The class with two methods replaced; its name stays, for processors are saved and loaded by it."""
+    """The class with two methods replaced; it keeps its name, by which processors are saved and loaded."""
 
     def rescale(self: Any, image: Any, scale: Any, **kwargs: Any) -> Any:
         if type(image) is np.ndarray and isinstance(scale, float):
@@ -51,14 +50,14 @@ def _quickened(kind: Any) -> type[Any]:
         return kind.normalize(self, image, mean, std, **kwargs)
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return _restored, (kind, self.__dict__)
+        return _unpickle, (kind, self.__dict__)
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (kind,), {**names, "rescale": rescale, "normalize": normalize, "__reduce__": reduce})
 
 
-def _restored(kind: Any, state: dict[str, Any]) -> Any:
-    """A quickened processor that was pickled."""
+def _unpickle(kind: Any, state: dict[str, Any]) -> Any:
+    """Restore a quickened processor from a pickle."""
     processor = kind.__new__(kind)
     processor.__dict__.update(state)
     quicken(processor)
@@ -83,7 +82,7 @@ def normalized(
 
 
 def _per_channel(given: Any, channels: int) -> Sequence[float] | None:
-    """One number per channel, if that is what was given."""
+    """One number per channel; None if `given` is neither a number nor such a list."""
     if isinstance(given, float):
         return [given] * channels
     ordinary = isinstance(given, (list, tuple)) and len(given) == channels and all(isinstance(x, float) for x in given)

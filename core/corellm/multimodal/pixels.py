@@ -1,9 +1,9 @@
 """Pixels of any mode, layout and depth, to 8-bit RGB.
 
-Knows Pillow's modes, arrays and tensors; no files, no limits. Everything is converted in bands of rows, so that what a
-conversion needs in between does not grow with the image.
+Knows Pillow's modes, arrays and tensors; no files, no limits. Images are converted in bands of rows, so that temporary
+memory does not grow with the image.
 
-- Transparency is laid on white.
+- Transparency becomes white.
 - 16-bit values (modes `I;16`, `I`) are scaled to 8 bits, floats (mode `F`) likewise from 0 to 1; neither is clipped.
 """
 
@@ -31,7 +31,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """
     if not (_is_deep(image) or _is_transparent(image)):
         return image.convert("RGB")
-    # Of bands that are copies: Pillow converts palettes in place.
+    # Bands are copies: Pillow converts palettes in place.
     return _joined(image.size, lambda top, bottom: _to_rgb(image.crop((0, top, image.width, bottom))))
 
 
@@ -39,7 +39,7 @@ def array_to_rgb(pixels: Any) -> Image.Image:
     """An RGB image of an array or tensor `[h, w]` (grey), `[h, w, 3]` or `[h, w, 4]`.
 
     Raises:
-        MediaError: a dtype that is not taken, values out of range or not finite.
+        MediaError: an unsupported dtype, values out of range or not finite.
     """
     if is_tensor(pixels) and (str(pixels.layout) != "torch.strided" or pixels.is_quantized or pixels.is_meta):
         raise MediaError("an image must be a dense tensor that holds values")
@@ -71,7 +71,7 @@ def channels_last(pixels: Any) -> Any:
 
 
 def _joined(size: tuple[int, int], band: Callable[[int, int], Image.Image]) -> Image.Image:
-    """An RGB image made of bands, each of the rows from its first number up to its second."""
+    """An RGB image made of bands; `band(top, bottom)` returns the rows `[top, bottom)`."""
     width, height = size
     rows = max(1, _BAND_PIXELS // width)
     if rows >= height:
@@ -91,10 +91,10 @@ def _is_transparent(image: Image.Image) -> bool:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """One that nobody else has: it may be changed, and returned as it is."""
+    """An RGB image; may change `image` or return it, so pass a copy."""
     if _is_deep(image):
         values = np.asarray(image)
-        if image.mode == "I":  # 32 bits wide, but by convention of the formats that have it 16-bit values
+        if image.mode == "I":  # 32 bits wide, but file formats store 16-bit values in it
             _check_range(values, 65535)
             values = values.astype(np.uint16)
         return Image.fromarray(_to_uint8(values)).convert("RGB")
@@ -109,7 +109,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_image(pixels: Any) -> Image.Image:
-    """Of an array or tensor."""
+    """An image of an array or tensor."""
     if is_tensor(pixels):
         pixels = pixels.detach().cpu()
         if pixels.is_floating_point():

@@ -1,7 +1,7 @@
 """From a prompt's token ids and raw media to what the engine schedules: expanded tokens and processed items.
 
-Runs the adapter's processing hooks in the contract's order, one item at a time, behind the processor cache. Knows no
-family and no engine; everything that can be refused about items is refused here, before the engine hears of them.
+Runs the adapter's processing hooks in order, one item at a time, behind the processor cache. Knows no family and no
+engine; invalid items are refused here, before the engine gets the request.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from corellm.errors import (
     UnsupportedModalityError,
     raised_at,
 )
-from corellm.multimodal.answers import ask
 from corellm.multimodal.cache import ProcessorCache
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem, split_items
 from corellm.multimodal.hashing import hash_item, hash_uuid
+from corellm.multimodal.hook_results import call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, naming_item
-from corellm.multimodal.kwargs import KwargsByModality, ask_names
+from corellm.multimodal.kwargs import KwargsByModality, kwargs_names
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.prompt_updates import apply_prompt_updates
 from corellm.multimodal.uuids import Uuids, check_uuids, mark_stored, read_uuids
@@ -45,18 +45,18 @@ _NO_LIMITS = MultiModalConfig(
 
 @dataclass(frozen=True)
 class DummyProfile:
-    """What the worst-case item of each modality becomes, measured on the adapter's dummy inputs."""
+    """Tokens and embeddings of the largest item of each modality, measured on the adapter's dummy inputs."""
 
     max_tokens: Mapping[str, int]
     """`{modality: placeholder tokens}`."""
     max_embeds: Mapping[str, int]
     """`{modality: embeddings}`, never more than the tokens."""
     placeholder_token_ids: Mapping[int, str]
-    """Tokens that take embeddings, and their modality: a prompt must not hold any outside a placeholder."""
+    """Tokens that take embeddings, and their modality: never in a prompt outside a placeholder."""
     features: Sequence[MultiModalFeature]
     """The dummy items themselves, one per modality."""
     prompts: Sequence[Sequence[int]]
-    """The token ids that each is in, its placeholder expanded."""
+    """The expanded prompt of each dummy item."""
 
 
 class MultiModalProcessor:
@@ -69,7 +69,7 @@ class MultiModalProcessor:
         token_text: a token id as text, for messages.
         namespace: what, beside its content, an item's hash depends on: model and adapter version.
         seq_len: the longest sequence the engine serves.
-        executor: where several missing items of one request are processed side by side.
+        executor: runs the items of one request in parallel.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class MultiModalProcessor:
         self.limits = self._resolve_limits()
 
     def with_config(self, config: MultiModalConfig) -> MultiModalProcessor:
-        """The same model's processing under another configuration, with a cache of its own."""
+        """A processor of the same model with another configuration and its own cache."""
         return MultiModalProcessor(
             self.hooks,
             config,
@@ -107,7 +107,7 @@ class MultiModalProcessor:
 
     def _resolve_limits(self) -> dict[str, int | None]:
         """The model's limits, lowered by the operator's."""
-        limits: dict[str, int | None] = dict(ask(self.hooks, "get_supported_mm_limits"))
+        limits: dict[str, int | None] = dict(call_hook(self.hooks, "get_supported_mm_limits"))
         allowed = self.config.item_limits
         for modality in self.config.limit_mm_per_prompt:
             wanted = allowed.get(modality)
@@ -135,14 +135,14 @@ class MultiModalProcessor:
 
     def _parser_with(self, limits: MultiModalConfig) -> DataParser:
         parser: DataParser = self.hooks.get_data_parser()
-        parser.limits = limits  # the operator's, whoever made the parser
+        parser.limits = limits  # the operator's, also for an adapter's own parser
         return parser
 
     @cached_property
     def kwargs(self) -> KwargsByModality:
-        """The operator's processor arguments, and what each modality depends on. Asked once, at load."""
+        """The operator's processor arguments, divided by modality. The hook is called once, at load."""
         with _adapter_at_work("get_mm_kwargs_names"):
-            names = {modality: ask_names(self.hooks, modality) for modality in self.limits}
+            names = {modality: kwargs_names(self.hooks, modality) for modality in self.limits}
         return KwargsByModality(self.config.mm_processor_kwargs, names)
 
     # --- one request ------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class MultiModalProcessor:
         uuids: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> tuple[list[int], list[MultiModalFeature]]:
-        """Process a request's items and expand its prompt.
+        """Return a request's expanded prompt and processed items.
 
         Args:
             token_ids: the prompt with unexpanded placeholders.
@@ -163,16 +163,16 @@ class MultiModalProcessor:
             mm_kwargs: processor arguments, laid over the operator's (see `KwargsByModality`).
             uuids: `{modality: id or list of ids}` to use instead of content hashes. An item that has one may be None
                 in `mm_data`, if it was processed before and is still cached.
-            cache_salt: items are shared with requests of the same salt only, whatever they are known by.
+            cache_salt: items are shared with requests of the same salt only, by content or by uuid.
 
         Returns:
             The expanded prompt, and the items ordered by placeholder.
 
         Raises:
-            MultiModalError: whatever is wrong with the items or with their placeholders.
+            MultiModalError: invalid items or placeholders.
             InvalidParameterError: `uuids` do not fit the items.
             ProcessingError: the adapter or the processor raised.
-            ContractError: the adapter returned something the contract does not allow.
+            ContractError: a hook returned something that its specification does not allow.
         """
         names = read_uuids(uuids)
         items = self.parse(mark_stored(mm_data, names), names)
@@ -201,7 +201,9 @@ class MultiModalProcessor:
             for modality in counts
         }
         with _adapter_at_work("get_prompt_updates"):
-            tokens = ask(self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids), mm_counts=counts)
+            tokens = call_hook(
+                self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids), mm_counts=counts
+            )
             updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
                 expanded, placeholders = apply_prompt_updates(
@@ -231,29 +233,32 @@ class MultiModalProcessor:
         kwargs: Mapping[str, Mapping[str, Any]],
         processed: Mapping[str, Sequence[MultiModalKwargsItem]],
     ) -> list[Any]:
-        """How each item gets into the prompt, by the arguments that it was processed with."""
+        """Prompt updates of all items, each made with the arguments that its modality was processed with."""
 
-        def ask_with(arguments: Mapping[str, Any]) -> list[Any]:
+        def updates_for(arguments: Mapping[str, Any]) -> list[Any]:
             given = {"mm_items": items, "mm_kwargs": arguments, "out_mm_kwargs": processed}
-            return list(ask(self.hooks, "get_prompt_updates", **given))
+            return list(call_hook(self.hooks, "get_prompt_updates", **given))
 
         if not kwargs:
             return []
         if len(kwargs) == 1 or not any(kwargs.values()):
-            return ask_with(next(iter(kwargs.values())))
-        return [
-            update
-            for modality, arguments in kwargs.items()
-            for update in ask_with(arguments)
-            if getattr(update, "modality", modality) == modality
-        ]
+            return updates_for(next(iter(kwargs.values())))
+        updates: list[Any] = []
+        for i, (modality, arguments) in enumerate(kwargs.items()):
+            # Updates of modalities without items are kept, once: they tell which placeholders are surplus.
+            others = kwargs.keys() - {modality} if i == 0 else None
+            for update in updates_for(arguments):
+                owner = getattr(update, "modality", modality)
+                if owner == modality or (others is not None and owner not in others):
+                    updates.append(update)
+        return updates
 
     def _named_token(self, match: re.Match[str]) -> str:
-        """`token 32000` as people know it: `'<image>' (token 32000)`."""
+        """`token 32000` with its text: `'<image>' (token 32000)`."""
         return f"{self._token_text(int(match[1]))!r} ({match[0]})"
 
     def parse(self, mm_data: Mapping[str, Any], uuids: Uuids | None = None) -> MultiModalItems:
-        """Read a request's items, once their numbers are found to be allowed: before that nothing is opened.
+        """Return a request's items; their numbers are checked before any file is opened.
 
         Raises:
             UnsupportedModalityError, ItemLimitError: with the limit and the count.
@@ -277,7 +282,7 @@ class MultiModalProcessor:
         return self._parser.parse(mm_data)
 
     def _check_embeddings(self, items: MultiModalItems) -> None:
-        """Refuse precomputed embeddings where the model cannot do with them."""
+        """Refuse precomputed embeddings where the model cannot use them."""
         for modality, given in items.items():
             reason = self.hooks.refuse_embeddings(modality=modality) if isinstance(given, EmbeddingItems) else None
             if reason:
@@ -315,20 +320,20 @@ class MultiModalProcessor:
         given = [i for i in range(len(items)) if not items.is_stored(i)]
         run = map if self._executor is None or len(given) < 2 else self._executor.map
         found = dict(zip(given, run(process, given), strict=True))
-        # what came as a uuid alone is looked up after them: it may be one of them
+        # items given as a uuid alone come last: one of the others may have put them into the cache
         return [found[i] if i in found else process(i) for i in range(len(items))]
 
     def _process_one(self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]) -> tuple[MultiModalKwargsItem, int]:
         modality = items.modality
         with naming_item(modality, i), _adapter_at_work(f"{modality} {i}: the processor"):
-            hf_inputs = ask(
+            hf_inputs = call_hook(
                 self.hooks,
                 "call_hf_processor",
-                prompt=ask(self.hooks, "get_dummy_text", mm_counts={modality: 1}),
+                prompt=call_hook(self.hooks, "get_dummy_text", mm_counts={modality: 1}),
                 mm_data={modality: [items.get(i)]},
                 mm_kwargs=kwargs,
             )
-            fields = ask(self.hooks, "get_mm_fields_config", hf_inputs=hf_inputs, mm_kwargs=kwargs)
+            fields = call_hook(self.hooks, "get_mm_fields_config", hf_inputs=hf_inputs, mm_kwargs=kwargs)
         split = split_items(hf_inputs, fields).get(modality, [])
         if len(split) != 1:
             raise ContractError(
@@ -336,11 +341,11 @@ class MultiModalProcessor:
             )
         return split[0], split[0].nbytes
 
-    # --- the worst case ---------------------------------------------------------------------------------------------
+    # --- dummy items ------------------------------------------------------------------------------------------------
 
     @cached_property
     def profile(self) -> DummyProfile:
-        """What the adapter's dummy inputs become. Measured once, on first use."""
+        """Sizes of the adapter's dummy items; measured on first use."""
         max_tokens: dict[str, int] = {}
         max_embeds: dict[str, int] = {}
         token_modality: dict[int, str] = {}
@@ -355,8 +360,8 @@ class MultiModalProcessor:
                     f"reads {', '.join(readable)}"
                 )
             counts = {modality: 1}
-            text = ask(self.hooks, "get_dummy_text", mm_counts=counts)
-            data = ask(
+            text = call_hook(self.hooks, "get_dummy_text", mm_counts=counts)
+            data = call_hook(
                 self.hooks,
                 "get_dummy_mm_data",
                 seq_len=self._seq_len,
@@ -390,7 +395,7 @@ class MultiModalProcessor:
 
 @contextmanager
 def _adapter_at_work(what: str) -> Iterator[None]:
-    """Typed errors as they are; whatever else an adapter or its processor raises becomes a `ProcessingError`."""
+    """Raise `ProcessingError` for any untyped error of an adapter or its processor."""
     try:
         yield
     except CorellmError:
@@ -400,7 +405,7 @@ def _adapter_at_work(what: str) -> Iterator[None]:
 
 
 def _embedding_item(items: EmbeddingItems, i: int) -> MultiModalKwargsItem:
-    """A precomputed embedding travels like any item's tensors, under `<modality>_embeds`."""
+    """A precomputed embedding as an item with one tensor, `<modality>_embeds`."""
     name = f"{items.modality}_embeds"
     field = MultiModalFieldConfig.batched(items.modality)
     return split_items({name: items.get(i)[None]}, {name: field})[items.modality][0]

@@ -1,6 +1,6 @@
-"""A request's own names for its items: `multi_modal_uuids`, one per item, in the order of the items.
+"""`multi_modal_uuids`: ids that a request gives its items, one per item, in the order of the items.
 
-Knows names and counts, neither media nor caches. A name may stand in for media that were sent before.
+Knows ids and counts, neither media nor caches. An id may replace media that were sent before.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from corellm.errors import InvalidParameterError
 from corellm.multimodal.items import StoredItem
 
 Uuids: TypeAlias = Mapping[str, Sequence[str | None]]
-"""`{modality: a name or None for each item}`."""
+"""`{modality: an id or None for each item}`."""
 
 _PARAM = "multi_modal_uuids"
 _EMBEDS = "_embeds"
 
 
 def read_uuids(given: Mapping[str, Any] | None) -> Uuids:
-    """The names as lists; of one item its name alone will do. A modality with None has none.
+    """Uuids as lists; a single one may be given without a list. A modality with None is left out.
 
     Raises:
-        InvalidParameterError: a name is neither a string nor None, or empty.
+        InvalidParameterError: one is neither a string nor None, or empty.
     """
     uuids: dict[str, Sequence[str | None]] = {}
     for modality, value in (given or {}).items():
@@ -42,10 +42,10 @@ def read_uuids(given: Mapping[str, Any] | None) -> Uuids:
 
 
 def check_uuids(uuids: Uuids, counts: Mapping[str, int]) -> None:
-    """Hold the names against the request's items.
+    """Check the uuids against the request's items.
 
     Raises:
-        InvalidParameterError: names of a modality that the request does not have, or more or fewer than items.
+        InvalidParameterError: uuids of a modality that the request does not have, or not one per item.
     """
     for modality, given in uuids.items():
         count = counts.get(modality, 0)
@@ -60,20 +60,20 @@ def check_uuids(uuids: Uuids, counts: Mapping[str, int]) -> None:
 
 
 def mark_stored(mm_data: Any, uuids: Uuids) -> Any:
-    """`multi_modal_data` with a `StoredItem` where it has None for an item that has a name.
+    """`multi_modal_data` with a `StoredItem` in place of None for an item that has a uuid.
 
     None under a modality's key is None for each of its items.
     """
     if not uuids or not isinstance(mm_data, Mapping):
         return mm_data
     marked = dict(mm_data)
-    for modality, names in uuids.items():
+    for modality, ids in uuids.items():
         given = mm_data.get(modality, ())
         if given is None and mm_data.get(modality + _EMBEDS) is None:
-            given = [None] * len(names)
-        if isinstance(given, (list, tuple)) and len(given) == len(names) and any(value is None for value in given):
+            given = [None] * len(ids)
+        if isinstance(given, (list, tuple)) and len(given) == len(ids) and any(value is None for value in given):
             marked[modality] = [
-                StoredItem(name) if value is None and name is not None else value
-                for value, name in zip(given, names, strict=True)
+                StoredItem(uuid) if value is None and uuid is not None else value
+                for value, uuid in zip(given, ids, strict=True)
             ]
     return marked

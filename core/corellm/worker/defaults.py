@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError
 from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
-from corellm.multimodal.merging import check_rows, write_rows
+from corellm.multimodal.merging import check_embeddings, write_rows
 
 
 class MergeRows(Protocol):
@@ -76,7 +76,7 @@ class ModelDefaults:
         if self._merge_rows is None:
             return write_rows(inputs_embeds, multimodal_embeddings, is_multimodal)
         counts = is_multimodal.cumsum(dim=0, dtype=torch.int32)
-        check_rows(inputs_embeds, multimodal_embeddings, int(counts[-1]))
+        check_embeddings(inputs_embeds, multimodal_embeddings, int(counts[-1]))
         self._merge_rows(inputs_embeds, multimodal_embeddings, counts)
         return inputs_embeds
 

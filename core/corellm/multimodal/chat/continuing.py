@@ -1,6 +1,6 @@
-"""A prompt that ends within the last message, for the model to go on with it.
+"""A prompt that ends within the last message, for the model to continue it.
 
-A mark goes through the template at the end of the last message's text; there the prompt is cut. That works for any
+The last message's text gets a mark at its end before it is rendered; the prompt is cut at the mark. That works for any
 template, and for families that write the prompt themselves. Knows neither.
 """
 
@@ -13,14 +13,14 @@ from corellm.errors import PromptError
 from corellm.hookspecs import ChatPrompt
 
 _MARK = "\ue0c1"
-"""A private-use character. A space follows it: where that is lost, the template strips text."""
+"""A private-use character. A space follows it, which is lost where the template strips text."""
 
 
 def mark_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Normalized messages with the end of the last one's text marked.
+    """Return normalized messages with a mark at the end of the last one's text.
 
     Raises:
-        PromptError: it has no text.
+        PromptError: the last message has no text.
     """
     *earlier, last = messages
     content = list(last["content"])
@@ -29,8 +29,8 @@ def mark_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             content[i] = {**content[i], "text": content[i]["text"] + _MARK + " "}
             return [*earlier, {**last, "content": content}]
     raise PromptError(
-        f"messages[{len(earlier)}] has no text that continue_final_message could go on with; leave it out to begin a "
-        "new turn"
+        f"messages[{len(earlier)}] has no text that continue_final_message could continue; leave it out to begin a new "
+        "turn"
     )
 
 
@@ -38,7 +38,7 @@ def cut_at_end(chat: ChatPrompt, messages: Sequence[Mapping[str, Any]]) -> ChatP
     """A prompt up to the end of the last message's text, without the spaces there if the template strips text.
 
     Args:
-        chat: what became of `mark_end(messages)`.
+        chat: the rendered `mark_end(messages)`.
         messages: normalized messages.
 
     Raises:

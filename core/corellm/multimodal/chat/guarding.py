@@ -1,7 +1,7 @@
-"""Text that must not become special tokens: a guard character is put into every literal of one.
+"""Text that must not become special tokens: a guard character splits every literal of one.
 
-The guards go through the chat template with the text. The tokenizer is later fed the pieces between them, none of which
-can match a special token. Knows no tokenizer and no roles.
+The chat template renders the guards with the text. The tokenizer then gets the pieces between them, none of which can
+match a special token. Knows no tokenizer and no roles.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from corellm.errors import PromptError
 
 GUARD = "\ue0c0"
-"""A private-use character: in no tokenizer's special tokens. Those that a text has already are removed."""
+"""A private-use character that no special token contains. Text loses any that it has."""
 
 
 class Guard:
-    """Guards text against some literals, in one pass over the text.
+    """Guards text against a set of literals, in one pass.
 
     Args:
         literals: strings that would become special tokens. Those of one character cannot be guarded.
@@ -27,14 +27,14 @@ class Guard:
         self.literals = frozenset(literal for literal in literals if len(literal) > 1)
         self._pattern = re.compile(_first_characters(self.literals)) if self.literals else None
         self._endings: dict[str, list[str]] = {}
-        """`{beginning of a literal: how literals go on}`."""
+        """`{beginning of a literal: its possible endings}`."""
         for literal in self.literals:
             for i in range(1, len(literal)):
                 self._endings.setdefault(literal[:i], []).append(literal[i:])
         self._longest = max(map(len, self.literals), default=0)
 
     def text(self, text: str) -> str:
-        """`text` with a guard after the first character of every literal, also of those that overlap."""
+        """`text` with a guard after the first character of every literal, overlapping ones included."""
         text = text.replace(GUARD, "")
         return text if self._pattern is None else self._pattern.sub(rf"\g<0>{GUARD}", text)
 
@@ -42,7 +42,7 @@ class Guard:
         """A JSON value with all its strings guarded, keys too.
 
         Raises:
-            PromptError: something in it is not JSON; names the place.
+            PromptError: a part of it is not JSON; names the place.
         """
         try:
             return self._value(value, where)
@@ -59,12 +59,12 @@ class Guard:
         if isinstance(value, (list, tuple)):
             return [self._value(item, f"{where}[{i}]") for i, item in enumerate(value)]
         raise PromptError(
-            f"{where:.200} is a {type(value).__name__}, which a chat template cannot be given; give strings, numbers, "
+            f"{where:.200} is a {type(value).__name__}, which chat templates do not take; give strings, numbers, "
             "lists and dicts with strings for keys"
         )
 
     def joins(self, left: str, right: str) -> bool:
-        """Whether `left` ends with a beginning of a literal that `right` could go on with."""
+        """Whether a literal may begin at the end of `left` and continue in `right`."""
         return any(
             right.startswith(ending) or ending.startswith(right)
             for i in range(1, min(self._longest, len(left) + 1))
@@ -73,7 +73,7 @@ class Guard:
 
 
 def _first_characters(literals: Collection[str]) -> str:
-    """A pattern for the first character of every literal in a text; it takes the same time for one literal or many."""
+    """A pattern for the first character of every literal; matching takes the same time for one literal or many."""
     tree: dict[str, Any] = {}
     for literal in literals:
         node = tree
@@ -84,7 +84,7 @@ def _first_characters(literals: Collection[str]) -> str:
 
 
 def _any_of(tree: Mapping[str, Any]) -> str:
-    """A pattern for the strings of a tree by characters, whose strings end where it has an empty one."""
+    """A pattern for the strings of a tree of characters; an empty key ends a string."""
     if "" in tree:
         return ""
     branches = [re.escape(character) + _any_of(rest) for character, rest in sorted(tree.items())]
@@ -97,5 +97,5 @@ def unguarded(text: str) -> str:
 
 
 def pieces(text: str) -> Sequence[str]:
-    """What the tokenizer is fed: the text between guards."""
+    """The text between guards, as the tokenizer gets it."""
     return [piece for piece in text.split(GUARD) if piece]

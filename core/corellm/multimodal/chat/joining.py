@@ -1,4 +1,4 @@
-"""A conversation as text without a template. Knows placeholder strings, not what they stand for."""
+"""A conversation as text without a template. Knows placeholder strings, not their modalities."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat.messages import collect_media
 
 Placeholder = Callable[[str, int], str | None]
-"""Of `(modality, index of the item)`: its placeholder string, None where the family names none."""
+"""`(modality, index of the item)` to its placeholder string; None where the family has none."""
 
 
 def with_text(messages: Sequence[Mapping[str, Any]], placeholder: Placeholder) -> list[dict[str, Any]]:
-    """Content as text, media as placeholder strings.
+    """Messages with their content as text, media as placeholder strings.
 
     Raises:
-        PromptError: the family names no placeholder string.
+        PromptError: the family has no placeholder string.
     """
     counts: Counter[str] = Counter()
     conversation = []
@@ -40,10 +40,10 @@ def with_text(messages: Sequence[Mapping[str, Any]], placeholder: Placeholder) -
 def join_chat(
     messages: Sequence[Mapping[str, Any]], placeholder: Placeholder, *, add_generation_prompt: bool
 ) -> ChatPrompt:
-    """Build a prompt without any template: `ROLE: content` lines, media as their placeholder strings.
+    """Return a prompt made without a template: `ROLE: content` lines, media as their placeholder strings.
 
     Raises:
-        PromptError: a placeholder is needed and the family names none.
+        PromptError: a placeholder is needed and the family has none.
     """
     lines = [
         m["content"] if m["role"] == "system" else f"{m['role'].upper()}: {m['content']}"

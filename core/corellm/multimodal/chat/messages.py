@@ -1,6 +1,6 @@
-"""Messages in all the spellings that clients use become one: text parts, and media parts by modality.
+"""Normalizes messages: all spellings that clients use become text parts, and media parts by modality.
 
-Knows message shapes; knows no template and no model family. Text is guarded on the way; media are never looked into.
+Knows message shapes; knows no template and no model family. Text gets its guards here; media are not opened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MEDIA_PARTS = {
 
 @dataclass(frozen=True)
 class Guards:
-    """What stays text in a conversation, by who wrote it."""
+    """The guards of a conversation's text, by who wrote it."""
 
     others: Guard
     """For text of users, tools and the assistant."""
@@ -50,14 +50,14 @@ class Guards:
 
 
 def normalize_messages(messages: Any, guards: Guards) -> list[dict[str, Any]]:
-    """Bring messages to one shape: content a list of `{"type": "text", "text"}`, `{"type": modality, modality: media}`.
+    """Return normalized messages, content as `{"type": "text", "text"}` and `{"type": modality, modality: media}`.
 
-    A media part has its `uuid` too, if it was given one. Arguments of tool calls that are a JSON object written as a
-    string become that object: what templates are written for.
+    A media part keeps its `uuid`. Arguments of tool calls that are a JSON object written as a string become that
+    object, which templates expect.
 
     Args:
         messages: dictionaries with `role` and `content` (text, parts, or None where the role allows it).
-        guards: for their text, and for whatever else they carry.
+        guards: for their text and all other fields.
 
     Raises:
         PromptError: a malformed message; names `messages[i].content[j]`.
@@ -95,7 +95,7 @@ def _normalize_message(where: str, message: Any, guards: Guards) -> dict[str, An
 
 
 def _read_arguments(calls: Any) -> Any:
-    """Tool calls whose arguments are objects. What is not like that is left as it is."""
+    """Tool calls with JSON arguments as objects; anything else is unchanged."""
     if not isinstance(calls, (list, tuple)):
         return calls
     return [_with_arguments_read(call) for call in calls]
@@ -134,12 +134,12 @@ def _normalize_part(where: str, part: Any, guard: Guard) -> dict[str, Any]:
 
 
 def _media(where: str, part: Mapping[str, Any], kind: str, modality: str) -> Any:
-    """The media of a part: under the name of its type, of its modality, or of the modality's URL."""
+    """Media of a part, under the key of its type, its modality or `<modality>_url`; None if it has none."""
     given = [part[key] for key in (kind, modality, f"{modality}_url") if part.get(key) is not None]
     media: Any = given[0] if given else None
     if isinstance(media, Mapping) and "url" in media:
         media = media["url"]
-    if isinstance(media, Mapping) and isinstance(media.get("data"), str):  # OpenAI's form of a recording
+    if isinstance(media, Mapping) and isinstance(media.get("data"), str):  # OpenAI's `input_audio`
         media = f"data:{modality}/{media.get('format', '')};base64,{media['data']}"
     if isinstance(media, str) and media[:7].lower() == "file://":
         media = _path_of(media, where, modality)
@@ -164,7 +164,7 @@ def _path_of(url: str, where: str, modality: str) -> str:
 
 
 def _guard_borders(messages: Sequence[Mapping[str, Any]], guards: Guards) -> None:
-    """Guard borders between texts where a special token's literal runs across one, should a template join them."""
+    """Guard borders between texts where a special token's literal would cross one if a template joins them."""
     texts = [(message["role"], part) for message in messages for part in message["content"] if part["type"] == "text"]
     for (first_role, first), (second_role, second) in itertools.pairwise(texts):
         guard = guards.operator if {first_role, second_role} <= OPERATOR_ROLES else guards.others
@@ -181,11 +181,11 @@ def collect_media(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]
 
 
 def collect_uuids(messages: Sequence[Mapping[str, Any]], mm_data: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """The uuids of a conversation's media, None for media without one; of modalities where any has one.
+    """Uuids of a conversation's media, None for media without one; only of modalities that have any.
 
     Args:
         messages: normalized.
-        mm_data: the media that are in the prompt: a family may have left out those of the oldest turns.
+        mm_data: the media in the prompt: a family may omit those of the oldest turns.
     """
     uuids: dict[str, list[Any]] = {}
     for modality, media in mm_data.items():

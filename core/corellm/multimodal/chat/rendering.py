@@ -1,7 +1,7 @@
-"""A conversation as text by a chat template, whichever form of content the template takes.
+"""A conversation as text by a chat template, in the form of content that the template takes.
 
-Some templates walk over content parts, others take content as text, some do either depending on the role; which, is
-found out by trying, once for each template. Knows no model family; the template runs elsewhere.
+Some templates iterate over content parts, others take content as text, some either by role; each template is probed
+once. Knows no model family; `templates.renderer` runs the template.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
-"""Names that a call's own arguments have: template arguments must not replace what they say."""
+"""Names of a call's own arguments, which template arguments must not replace."""
 
 _PROBE = "corellm-probe"
 _FORM_OF_PARTS = re.compile(r"""["']type\\*["']""")
@@ -35,8 +35,8 @@ class ChatRenderer:
     """Renders conversations by chat templates.
 
     Args:
-        tokenizer: whose special tokens templates may write.
-        templates: where templates run.
+        tokenizer: templates may write its special tokens.
+        templates: runs the templates.
     """
 
     def __init__(self, tokenizer: Any, templates: TemplateRenderer) -> None:
@@ -54,14 +54,14 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """The prompt and the media of a conversation. Where content is text, media are their placeholder strings.
+        """Return the prompt and the media of a conversation. Where content is text, media are placeholder strings.
 
         Args:
             messages: normalized.
-            template: Jinja.
-            placeholder: names them.
+            template: Jinja source.
+            placeholder: returns them.
             add_generation_prompt, tools: for the template.
-            variables: whatever else it takes.
+            variables: all other template arguments.
 
         Raises:
             PromptError: the template refuses the conversation, is broken or does not end; or there is no placeholder
@@ -84,7 +84,7 @@ class ChatRenderer:
             return ChatPrompt(prompt, collect_media(messages))
 
     def _variables(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a template is given for a conversation without tools, under the names that transformers has."""
+        """Template variables of a conversation without tools, named as in transformers."""
         special = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
         return {**special, "messages": messages, "tools": None, "documents": None, "add_generation_prompt": False}
 
@@ -95,18 +95,18 @@ class ChatRenderer:
 
 
 class _Forms:
-    """Which forms of a conversation a template takes, as far as it was asked."""
+    """Which forms of a conversation a template takes, as far as it was probed."""
 
     def __init__(self, template: str) -> None:
         self.in_parts: set[str] = set()
-        """Roles whose content it walks over."""
+        """Roles whose content it takes as parts."""
         self.arguments_are_text = False
-        """Whether a tool call's arguments must be JSON as text: as an object they are more often taken."""
+        """Whether a tool call's arguments must be JSON text; most templates take an object."""
         self._template = template
         self._known: set[str] = set()
 
     def find(self, render: Render, variables: Mapping[str, Any], roles: Collection[str]) -> None:
-        """Find out for some roles: where content is walked over its text comes out, and nothing of its form does."""
+        """Probe some roles: a template that takes parts renders their text, and nothing of their dictionaries."""
         for role in ("user", *sorted(set(roles) - {"user"})):
             if role not in self._known:
                 rendered = self._try(render, variables, self._conversation(role))
@@ -115,7 +115,7 @@ class _Forms:
                 self._known.add(role)
 
     def _conversation(self, role: str) -> list[dict[str, Any]]:
-        """A conversation that ends with a message of that role, in parts; a system's is followed by a user's."""
+        """A conversation that ends with a message of `role` in parts; a user's message follows a system's."""
         probed = {"role": role, "content": [_text(_PROBE)]}
         if role == "user":
             return [probed]
@@ -126,7 +126,7 @@ class _Forms:
         return {"role": role, "content": [_text(text)] if role in self.in_parts else text}
 
     def find_arguments(self, render: Render, variables: Mapping[str, Any]) -> None:
-        """Find out for tool calls: objects are refused, and text is not."""
+        """Probe tool calls: whether objects are refused and text is not."""
         if "tool_calls" in self._known:
             return
         refuses = [
@@ -144,7 +144,7 @@ class _Forms:
         try:
             return render(self._template, {**variables, "messages": messages})
         except TemplateRefusalError as error:
-            logger.debug("tried out: %s", error)
+            logger.debug("probe refused: %s", error)
             return None
 
 
@@ -153,9 +153,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Media parts without their media: a template places them, by their type or by the key they have, as published
-    ones do either; it never sees pixels.
-    """
+    """A message whose media parts have True for media: templates test a part's type or its key."""
     parts = [p if p["type"] == "text" else {"type": p["type"], p["type"]: True} for p in message["content"]]
     return {**message, "content": parts}
 

@@ -1,7 +1,7 @@
 """Prompt updates: how each item's placeholder gets into the prompt.
 
-`updates` is what an adapter declares, `resolution` turns a declaration into token ids for one item, and `binding` finds
-each item's place in a prompt and refuses prompts that do not match the items. None of it knows torch.
+`updates` has what an adapter declares, `resolution` turns a declaration into token ids for one item, `binding` finds
+each item's place in a prompt, `mismatch` explains prompts that do not match the items. None imports torch.
 """
 
 from corellm.multimodal.prompt_updates.binding import apply_prompt_updates

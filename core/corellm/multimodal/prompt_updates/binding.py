@@ -1,7 +1,7 @@
 """Finds each item's place in a prompt, and puts its placeholder there.
 
 Works on a string with one character per token. Reads the prompt a fixed number of times, however many items there are.
-An item is bound to a place or an error is raised: what does not fit is never dropped, moved or guessed.
+An item is bound to a place or an error is raised; none is dropped, moved or guessed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def apply_prompt_updates(
     *,
     placeholder_token_ids: Mapping[int, str] | None = None,
 ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
-    """Put every item's placeholder into the prompt.
+    """Return the prompt with every item's placeholder, and where they are.
 
     Args:
         token_ids: the prompt, with unexpanded placeholders.
@@ -74,7 +74,7 @@ class _Binder:
     def __init__(self, prompt: str, counts: Mapping[str, int], occurrences: Mapping[str, Sequence[int]]) -> None:
         self.edits: list[Edit] = []
         self.used: set[int] = set()
-        """Where the occurrences start that are replaced."""
+        """Starts of the occurrences that are replaced."""
         self._prompt = prompt
         self._counts = counts
         self._occurrences = occurrences
@@ -144,13 +144,12 @@ def _owners(
     alternatives: Mapping[tuple[str, int], Sequence[ResolvedUpdate]],
     resolver: PromptResolver,
 ) -> dict[Target, str]:
-    """Whose each target is that gets replaced: `{target: modality}`, no two of the same tokens.
+    """Modality of each target that is replaced; no two targets have the same tokens.
 
-    Targets of modalities without items count too, as long as they do not depend on the item: in a prompt they are
-    surplus.
+    Includes targets of modalities without items, unless they depend on the item: in a prompt they are surplus.
 
     Raises:
-        ContractError: items of two modalities share a target, so that nobody can tell which item is meant.
+        ContractError: items of two modalities share a target, which makes it ambiguous.
     """
     owners: dict[str, tuple[Target, str]] = {}
     for options in alternatives.values():
@@ -183,7 +182,7 @@ def _find_targets(prompt: str, owners: Mapping[Target, str]) -> list[tuple[Targe
 def _assemble(
     prompt: str, edits: Iterable[Edit], counts: Mapping[str, int]
 ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
-    """Carry out the edits. An insertion comes before a replacement at the same position."""
+    """Return the edited prompt and the placeholders. An insertion comes before a replacement at the same position."""
     given = as_token_ids(prompt)
     token_ids: list[int] = []
     placeholders: dict[tuple[str, int], PlaceholderRange] = {}

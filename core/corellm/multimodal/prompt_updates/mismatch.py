@@ -1,7 +1,6 @@
-"""Why a prompt and a request's items do not match: the diagnoses, and their words.
+"""Errors of prompts that do not match a request's items.
 
-Everything here either finds nothing wrong or names the modality, the item, what was expected and what came. Positions
-are in the prompt as given.
+Each names the modality, the item, what was expected and what was given. Positions are in the prompt as given.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from corellm.multimodal.prompt_updates.resolution import ResolvedUpdate, Target,
 
 @dataclass(frozen=True)
 class Edit:
-    """The prompt's tokens `[start, end)` give way to the update's content."""
+    """Replaces the prompt's tokens `[start, end)` by the update's content."""
 
     start: int
     end: int
@@ -31,9 +30,9 @@ class Edit:
 def missing_error(
     prompt: str, options: Sequence[ResolvedUpdate], edits: Iterable[Edit], counts: Mapping[str, int]
 ) -> PlaceholderError:
-    """Why an item has no place, given its alternatives and what was bound before it."""
+    """The error of an item without a place, given its alternatives and what was bound before it."""
     for option in options:
-        expanded = _find_content(prompt, option) if _is_telling(option) else None
+        expanded = _find_content(prompt, option) if _is_distinctive(option) else None
         # A run of the target itself is that many placeholders, just not enough of them.
         if expanded is None and not (option.claims and option.content.embed_chars.issuperset(option.claims)):
             expanded = _find_run(prompt, option)
@@ -55,8 +54,8 @@ def missing_error(
 def refuse_expanded(prompt: str, edits: Iterable[Edit]) -> None:
     """Refuse a prompt that holds what an item's placeholder becomes.
 
-    Content that repeats its target, such as `<image>` 576 times, says nothing by itself, since that many items may
-    have been meant. There the number of items decides: see `refuse_surplus`.
+    Content that repeats its target, such as `<image>` 576 times, is no proof: it may mean that many items. There the
+    number of items decides: see `refuse_surplus`.
 
     Raises:
         AlreadyExpandedError: names the first such item.
@@ -64,7 +63,7 @@ def refuse_expanded(prompt: str, edits: Iterable[Edit]) -> None:
     seen: set[tuple[str, str]] = set()
     for edit in edits:
         key = (edit.update.content.chars, edit.update.claims)
-        if key in seen or not _is_telling(edit.update):
+        if key in seen or not _is_distinctive(edit.update):
             continue
         seen.add(key)
         expanded = _find_content(prompt, edit.update)
@@ -79,7 +78,7 @@ def refuse_surplus(
     counts: Mapping[str, int],
     reserved: Mapping[int, str],
 ) -> None:
-    """Refuse targets that no item took, and reserved tokens anywhere but in a target.
+    """Refuse targets without an item, and reserved tokens anywhere but in a target.
 
     Args:
         prompt: one character per token.
@@ -135,7 +134,7 @@ def _scan(prompt: str, skipped: Iterable[tuple[int, int]], wanted: Iterable[int]
         position = max(position, end)
 
 
-def _is_telling(update: ResolvedUpdate) -> bool:
+def _is_distinctive(update: ResolvedUpdate) -> bool:
     """Whether the content, found in a prompt, can be nothing but an expanded placeholder."""
     return not update.claims or update.content.chars.count(update.claims) <= 1
 
@@ -143,7 +142,7 @@ def _is_telling(update: ResolvedUpdate) -> bool:
 def _find_content(prompt: str, update: ResolvedUpdate) -> tuple[int, int] | None:
     """`(position, length)` of the content in the prompt, if it is longer than what it replaces."""
     content = update.content.chars
-    # One token to be inserted and the same token typed by hand are the same thing: surplus, not expanded.
+    # One token to insert and the same token in the prompt cannot be told apart: surplus, not expanded.
     if len(content) <= max(1, len(update.claims)):
         return None
     position = prompt.find(content)

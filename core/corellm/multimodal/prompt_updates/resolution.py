@@ -1,7 +1,7 @@
-"""From an adapter's declaration to what it means for one item: token ids, an embed mask, and words for messages.
+"""From an adapter's declaration to token ids and an embed mask for one item, and names for messages.
 
-Calls the adapter's functions, tokenizes, and checks all that can be checked without a prompt. Token sequences are also
-kept as strings with one character per token, because `str` searches faster and simpler than any list.
+Calls the adapter's functions, tokenizes, and checks all that needs no prompt. Token sequences are also kept as strings
+with one character per token, because `str` searches faster than lists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from corellm.multimodal.prompt_updates.updates import (
 
 Tokenize = Callable[[str], Sequence[int]]
 _UTF_32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
-_NOUNS = {"image": "image", "video": "video", "audio": "audio clip"}
+_NOUNS = {"image": "image", "video": "video", "audio": "audio item"}
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,22 @@ class ResolvedUpdate:
 
     @property
     def claims(self) -> str:
-        """The tokens that an occurrence of the target gives up to the content; empty for insertions."""
+        """The target's tokens, which the content replaces; empty for insertions."""
         return self.target.chars if self.replaces and self.target.kind == "tokens" else ""
 
     @property
     def place(self) -> tuple[bool, Target]:
-        """What two updates have in common that look for their place in the same way."""
+        """Equal for two updates that look for their place in the same way."""
         return (self.replaces, self.target)
 
 
 def noun(modality: str) -> str:
-    """What one item is called in a message."""
+    """Name of one item in messages."""
     return _NOUNS.get(modality, modality)
 
 
 def name_items(modality: str, count: int) -> str:
-    """`1 image`, `2 audio clips`."""
+    """`1 image`, `2 audio items`."""
     return f"{count} {noun(modality)}{'' if count == 1 else 's'}"
 
 
@@ -102,17 +102,17 @@ def as_chars(token_ids: Iterable[int]) -> str:
 
 
 def as_token_ids(chars: str) -> list[int]:
-    """What `as_chars` made characters of."""
+    """Token ids of `as_chars`' characters."""
     return array("I", chars.encode(_UTF_32, "surrogatepass")).tolist()
 
 
 class PromptResolver:
-    """Resolves a request's updates; keeps what does not depend on the item."""
+    """Resolves a request's updates; caches what does not depend on the item."""
 
     def __init__(self, tokenize: Tokenize) -> None:
         self._tokenize = tokenize
         self._texts: dict[str, str] = {}
-        """What `_chars` has made of the texts met so far."""
+        """Results of `_chars` by text."""
         self._fixed_targets: dict[int, Target] = {}
         self._fixed_contents: dict[int, Content] = {}
         """Those that do not depend on the item, by the identity of their update, which the caller keeps alive."""
@@ -238,8 +238,8 @@ class PromptResolver:
 
 @lru_cache(maxsize=64)
 def _content_of(chars: str, mask: tuple[bool, ...] | None) -> Content:
-    """The content of these tokens, of which those of `mask` take embeddings, or all. Kept, as adapters give hundreds of
-    the same token again and again.
+    """Content of these tokens, where those of `mask`, or all, take embeddings. Cached: adapters often give hundreds of
+    one token.
     """
     token_ids = tuple(as_token_ids(chars))
     if mask is None or all(mask):

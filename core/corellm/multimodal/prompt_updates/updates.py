@@ -21,7 +21,7 @@ PromptSeq: TypeAlias = str | Sequence[int]
 
 @dataclass(frozen=True)
 class PromptIndexTarget:
-    """A position in the prompt rather than something to be found in it. Made by `PromptIndexTargets`."""
+    """A position in the prompt, not tokens to find in it. Made by `PromptIndexTargets`."""
 
     kind: Literal["start", "prefix", "end"]
     prefix: PromptSeq = ()
@@ -77,7 +77,7 @@ class PromptUpdateDetails:
                 "PromptUpdateDetails: give one of is_embed, embed_token_ids and embed_text, or none if every token "
                 "takes an embedding"
             )
-        # Plain tuples, whatever array it came as: what is kept must be picklable, hashable and nobody else's.
+        # Plain tuples: picklable, hashable, and not shared with the caller.
         if not isinstance(self.full, str):
             object.__setattr__(self, "full", tuple(self.full))
         if self.is_embed is not None:
@@ -115,7 +115,7 @@ class PromptUpdateDetails:
 
 @lru_cache(maxsize=64)
 def _are_in(token_ids: tuple[int, ...], wanted: frozenset[int]) -> tuple[bool, ...]:
-    """Which of the tokens are wanted. Kept, as images of one size have the same tokens."""
+    """Flags of the tokens that are wanted. Cached: images of one size have the same tokens."""
     return tuple(token in wanted for token in token_ids)
 
 

@@ -1,7 +1,7 @@
 """How much one video may take: pixels of a frame, pixels of all that is decoded, frames, parts. Knows no formats.
 
-They are needed because decoding happens in this process: twelve bytes of a header can announce a billion frames, and
-forty kilobytes hold six hundred of a still image in 4K.
+Decoding happens in this process, so it is bounded: twelve bytes of a header can announce a billion frames, and forty
+kilobytes hold six hundred frames of a still 4K image.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from corellm.errors import MediaTooLargeError
 MAX_PACKETS = 1_000_000
 """Frames of a file, shown or not: four and a half hours at 60 per second."""
 
-_MAX_PARTS = 2_000_000  # walked over in a second or two
+_MAX_PARTS = 2_000_000  # counted in a second or two
 
 
 def check_packets(count: int) -> None:
-    """Raises `MediaTooLargeError` for a file of more than `MAX_PACKETS` frames."""
+    """Raise `MediaTooLargeError` for a file of more than `MAX_PACKETS` frames."""
     if count > MAX_PACKETS:
         raise MediaTooLargeError(f"has more than {MAX_PACKETS} frames", expected=MAX_PACKETS, got=count)
 
 
 def check_parts(count: int) -> None:
-    """Raises `MediaTooLargeError` for too many boxes, elements or blocks to walk over."""
+    """Raise `MediaTooLargeError` for too many boxes, elements or blocks to walk over."""
     if count > _MAX_PARTS:
         raise MediaTooLargeError(f"has more than {_MAX_PARTS} parts", expected=_MAX_PARTS)
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Raises `MediaTooLargeError` for frames that are too large."""
+    """Raise `MediaTooLargeError` for frames of more than `max_pixels`."""
     if width * height > max_pixels:
         raise MediaTooLargeError(
             f"has frames of {width} x {height} = {width * height} pixels, more than the {max_pixels} allowed",
@@ -40,16 +40,16 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 @dataclass
 class PixelBudget:
-    """What one reading may decode, frames that nobody wants but others refer to included."""
+    """Pixels that one reading may decode, including frames decoded only because others refer to them."""
 
     max_pixels: int
     spent: int = 0
 
     def check(self, ahead: int) -> None:
-        """Raises `MediaTooLargeError` if this many more pixels are too many."""
+        """Raise `MediaTooLargeError` if `ahead` more pixels exceed the budget."""
         if self.spent + ahead > self.max_pixels:
             raise MediaTooLargeError(
-                f"takes {self.spent + ahead} pixels of decoding to get at the frames wanted, more than the "
+                f"takes {self.spent + ahead} pixels of decoding to reach the frames wanted, more than the "
                 f"{self.max_pixels} allowed; give a shorter or smaller one, or raise max_video_decoded_pixels",
                 expected=self.max_pixels,
                 got=self.spent + ahead,

@@ -1,4 +1,4 @@
-"""What the first bytes of a packet say about it, and which codecs are decoded. Nothing is decoded here."""
+"""What the first bytes of a packet tell about it, and which codecs are supported. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ DECODERS = (
 """FFmpeg's names."""
 
 _ENTRY_AS_FLAGGED = frozenset({"libdav1d", "mjpeg", "mpeg1video", "mpeg2video", "mpeg4", "prores", "vp9"})
-"""Codecs whose key frames need nothing before them, and whose decoders notice a frame that is called one wrongly."""
+"""Codecs whose key frames need nothing before them, and whose decoders detect a frame wrongly flagged as one."""
 
 INTRA_ONLY = frozenset({"mjpeg", "prores"})
-"""Codecs whose frames need no others, and come out of the decoder in the order they went in."""
+"""Codecs whose frames need no others, and leave the decoder in the order they entered."""
 
 STRICT = frozenset({"ffv1", "mjpeg"})
-"""Decoders that tell of a frame they could not finish only if asked to stop at errors. The others flag it; they are not
-asked, as a stream cut out of a longer one may refer to what is gone, and be shown correctly all the same.
+"""Decoders that report an incomplete frame only when told to stop at errors. The others flag it and are not told to:
+a stream cut out of a longer one may refer to missing frames and still decode correctly.
 """
 
-# NAL unit types; where in the decoder's configuration the two bits are that say how long a unit's length is.
+# NAL unit types; index of the configuration byte with the size of a unit's length field.
 _H264_SLICES, _H264_ENTRIES, _AVCC_LENGTH = range(1, 6), range(5, 6), 4
 _HEVC_SLICES, _HEVC_ENTRIES, _HVCC_LENGTH = range(32), range(16, 22), 21
-_MAX_UNITS = 32  # looked at, before the first slice
+_MAX_UNITS = 32  # before the first slice
 
 
 def is_shown(codec: str, packet: Packet[VideoStream]) -> bool:
-    """Whether a frame comes of it: VP8 has packets for images that only others refer to."""
+    """Whether the packet gives a frame: VP8 has packets for images that only others refer to."""
     return codec != "vp8" or bool(bytes(packet)[0] & 0x10)
 
 
@@ -46,7 +46,7 @@ def is_entry(codec: str, packet: Packet[VideoStream], configuration: bytes) -> b
     """
     if codec == "vp8":
         return not bytes(packet)[0] & 1
-    if codec == "h264":  # an IDR image; from other key frames decoding may take a while to recover
+    if codec == "h264":  # an IDR image; after other key frames a decoder may need several frames to recover
         unit = _first_slice(bytes(packet), configuration, _AVCC_LENGTH, shift=0, mask=31, slices=_H264_SLICES)
         return unit in _H264_ENTRIES
     if codec == "hevc":
@@ -58,7 +58,7 @@ def is_entry(codec: str, packet: Packet[VideoStream], configuration: bytes) -> b
 def _first_slice(
     data: bytes, configuration: bytes, place: int, *, shift: int, mask: int, slices: Container[int]
 ) -> int | None:
-    """The NAL unit type of the first slice of an image; None if there is none, or units have no lengths."""
+    """The NAL unit type of the first slice of an image; None if there is none, or units have no length fields."""
     if len(configuration) <= place or configuration[0] != 1:
         return None
     width = (configuration[place] & 3) + 1

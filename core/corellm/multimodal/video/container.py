@@ -1,19 +1,19 @@
-"""One encoded video in memory: which frames it has and when, and any of them decoded, through FFmpeg (PyAV).
+"""One encoded video in memory: its frames and their times, decoded by FFmpeg (PyAV).
 
-Knows containers and decoders; it knows nothing of users' forms of video or their metadata. A file is opened as the one
-format its signature says, with no protocol allowed: a playlist or session description opens neither files nor sockets.
-What comes out is what a viewer shows:
+Knows containers and decoders, not the forms or metadata that users give. A file is opened as the one format its
+signature says, with no protocol allowed: a playlist or session description opens neither files nor sockets. Frames are
+as a viewer shows them:
 
-- frames are turned and mirrored as the display matrix says (phones), transparency is laid on white, and frames of
-  another size than the first, as live recordings have them, are scaled to it;
+- frames are turned and mirrored by the display matrix (phones), transparency becomes white, and frames of another size
+  than the first, as in live recordings, are scaled to it;
 - edit lists apply;
-- pixels are taken to be square, and colours wider than 8 bits are brought to 8 without tone mapping.
+- pixels are taken to be square, and colours of more than 8 bits become 8 bits without tone mapping.
 
-Containers say when each frame is shown, save AVI, and a file whose clock stands still: of those, frames are numbered in
-the order the decoder gives them.
+Containers state the time of each frame, except AVI and files whose clock stands still: there frames are numbered in the
+order of decoder output.
 
-The whole file stays in memory, so "seeking" is to pass packets by: a decoder starts afresh at a key frame that needs
-nothing before it. Where that is not known it decodes from the start: which frames come out never depends on it.
+The whole file stays in memory, so seeking means to skip packets: a decoder starts at a key frame that needs nothing
+before it, and where none is known, at the start. The frames are the same either way.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ if TYPE_CHECKING:
 
     from corellm.config import MultiModalConfig
 
-_THREADS = 2  # of one decoder; several videos may be read at once
+_THREADS = 2  # per decoder; several videos may be read at once
 
 
 class _NotAnEntryError(Exception):
-    """Decoding cannot begin at a packet that is called a key frame."""
+    """Decoding cannot begin at a packet that is flagged as a key frame."""
 
 
 class EncodedVideo:
-    """The frames of one file, by number in the order they are shown. Never changes; any thread may read it.
+    """The frames of one file, numbered in the order they are shown. Immutable; any thread may read it.
 
-    To make one reads all packets, and decodes the first frame only.
+    The constructor reads all packets and decodes the first frame only.
 
     Attributes:
         width, height: of every frame, upright.
         times: when each frame is shown, seconds from the first.
-        duration: seconds, the last frame's included; None if a single frame does not say.
-        fps: the rate the container names, where the times bear it out, else their average; None without duration.
+        duration: seconds, the last frame's included; None if a single frame has none.
+        fps: the container's rate if the times agree with it, else their average; None without duration.
 
     Args:
         data: the whole file.
-        container: "mov", "matroska", "avi" or "mpegts", as `integrity.identify` says.
+        container: "mov", "matroska", "avi" or "mpegts", from `integrity.identify`.
         limits: `max_video_pixels` (of a frame) and `max_video_decoded_pixels` (of one reading) count.
 
     Raises:
         MediaTooLargeError: larger frames, more of them than `bounds.MAX_PACKETS`, or too much to decode for the first.
-        MediaError: broken, truncated, without video, or of a codec that is not read.
+        MediaError: broken, truncated, without video, or of a codec that is not supported.
     """
 
     def __init__(self, data: bytes, container: str, limits: MultiModalConfig) -> None:
@@ -82,12 +82,12 @@ class EncodedVideo:
         self._keeps_time = container != "avi"
         timeline = self._read_timeline()
         if timeline.stands_still():
-            self._keeps_time = False  # nor can its edit list
+            self._keeps_time = False  # so its edit list does not apply either
             timeline = self._read_timeline().evenly()
         self._index = timeline.index() if self._keeps_time else timeline.index_in_order()
         self.times = timeline.times(self._index, by_number=not self._keeps_time)
         self.duration, self.fps = timeline.duration_and_rate(self.times)
-        self._size = 0, 0  # until the first frame has come
+        self._size = 0, 0  # until the first frame is decoded
         with closing(self._decode([0])) as frames:
             first = next(frames)
         self._orientation = Orientation(first)
@@ -99,7 +99,7 @@ class EncodedVideo:
             return _timeline(opened, stream, self._format)
 
     def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        """The frames `numbers` (ascending, each once), each decoded when it is asked for.
+        """The frames `numbers` (ascending, each once), each decoded on demand.
 
         Yields:
             `[height, width, 3]` uint8 RGB.
@@ -111,7 +111,7 @@ class EncodedVideo:
         for number, frame in zip(numbers, self._decode(numbers), strict=True):
             try:
                 pixels = to_rgb(frame, *self._size)
-            except (av.FFmpegError, OSError) as error:  # pixels of a kind that cannot be converted
+            except (av.FFmpegError, OSError) as error:  # a pixel format that cannot be converted
                 self._fail(number, error)
             yield np.array(self._orientation.apply(pixels), order="C")  # not FFmpeg's own memory
 
@@ -136,7 +136,7 @@ class EncodedVideo:
                 decoder.flush_buffers()
 
     def _pick(self, stretch: Stretch, decoded: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
-        """The frames wanted of all that come out of a stretch."""
+        """Yield the frames wanted of all that a stretch decodes to."""
         pts = self._index.pts
         waiting = deque(stretch.frames)
         entered = stretch.must_begin_at is None
@@ -167,17 +167,17 @@ class EncodedVideo:
         packets: Iterator[tuple[int, Packet[VideoStream]]],
         budget: PixelBudget,
     ) -> Iterator[VideoFrame]:
-        """Pass by what is before a stretch, decode it, and get out of the decoder what it held back."""
+        """Skip the packets before a stretch, decode it, and flush the decoder."""
         for number, packet in packets:
             if number >= stretch.first:
-                budget.spend(self._pixels(decoder))  # whether a frame comes of it, nobody knows before
+                budget.spend(self._pixels(decoder))  # also if the packet turns out to give no frame
                 yield from decoder.decode(packet)
             if number == stretch.last:
                 break
         yield from decoder.decode(None)
 
     def _pixels(self, decoder: VideoCodecContext) -> int:
-        """Of the next frame: like the first, or what the header said, or the decoder since then, if that is more."""
+        """Pixels of the next frame: those of the first or of the decoder's current size, whichever is more."""
         return max(math.prod(self._size), decoder.width * decoder.height)
 
     def _fail(self, number: int, error: Exception | None = None) -> NoReturn:
@@ -185,12 +185,12 @@ class EncodedVideo:
 
     @contextmanager
     def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """The container and its video stream, checked; closed afterwards, also where a reader is abandoned."""
+        """The container and its video stream, checked; closed afterwards, also when a reader stops early."""
         # No codecs: FFmpeg would decode frames to guess what headers do not say.
         options = {"format_whitelist": self._format, "protocol_whitelist": "", "codec_whitelist": "none"}
         if self._format == "mov" and not self._keeps_time:
             options["ignore_editlist"] = "1"
-        # Twice the pixels: FFmpeg counts rows with their padding. What it lets pass is checked again, frame by frame.
+        # Twice the pixels: FFmpeg counts padding. Frames are checked again one by one.
         limits = {"codec_whitelist": ",".join(DECODERS), "max_pixels": str(2 * self._max_pixels)}
         try:
             file = HidingReader(self._data, self._hidden)
@@ -219,15 +219,15 @@ def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
 
 
 def _video_stream(container: InputContainer) -> VideoStream:
-    """The first one that is no cover image.
+    """Return the first video stream that is no cover image.
 
     Raises:
-        MediaError: there is none, or its codec is not read.
+        MediaError: there is none, or its codec is not supported.
     """
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             if stream.codec_context is None or stream.codec_context.name not in DECODERS:
-                raise MediaError(f"has a video codec that is not read; those that are: {', '.join(DECODERS)}")
+                raise MediaError(f"has a video codec that is not supported; supported: {', '.join(DECODERS)}")
             return stream
     raise MediaError("has no video stream")
 
@@ -238,18 +238,18 @@ def _numbered_packets(container: InputContainer, stream: VideoStream) -> Iterato
 
 
 def _numbered(frames: Iterator[VideoFrame], first: int) -> Iterator[VideoFrame]:
-    """Frames in the order the decoder gives them, each with its number in place of its time."""
+    """Frames in the order of decoder output, each with its number as its time."""
     for number, frame in enumerate(frames, first):
         frame.pts = number
         yield frame
 
 
 def _timeline(container: InputContainer, stream: VideoStream, container_name: str) -> Timeline:
-    """Read all packets.
+    """Return the timeline of all packets.
 
     Raises:
         MediaTooLargeError: too many packets.
-        MediaError: a packet is cut short, or does not say when it is shown.
+        MediaError: a packet is cut short, or has no time.
     """
     codec = stream.codec_context.name
     extradata = stream.codec_context.extradata or b""
@@ -262,7 +262,7 @@ def _timeline(container: InputContainer, stream: VideoStream, container_name: st
             raise MediaError(BROKEN)
         pts = packet.dts if packet.pts is None and container_name == "avi" else packet.pts
         if pts is None:
-            raise MediaError("does not say when its frames are shown; write it anew: ffmpeg -i IN OUT.mp4")
+            raise MediaError("does not say when its frames are shown; write it again: ffmpeg -i IN OUT.mp4")
         entry = packet.is_keyframe and is_entry(codec, packet, extradata)
         shown = not packet.is_discard and is_shown(codec, packet)
         packets.append(PacketInfo(pts, packet.is_keyframe, entry, shown))
@@ -270,11 +270,11 @@ def _timeline(container: InputContainer, stream: VideoStream, container_name: st
         if shown and (last is None or pts > last):
             last, last_duration = pts, max(0, packet.duration or 0)
     if container_name == "mov" and len(packets) < len(stream.index_entries):
-        raise MediaError(BROKEN)  # the demuxer ends in silence at a sample beyond the end
+        raise MediaError(BROKEN)  # the demuxer stops without an error at a sample beyond the end
     if container_name == "mpegts" and any(first > second for first, second in pairwise(decoded_at)):
-        raise MediaError("begins anew on its way; cut it there, or write it anew: ffmpeg -i IN OUT.mp4")
+        raise MediaError("starts over part way through; cut it there, or write it again: ffmpeg -i IN OUT.mp4")
     assert stream.time_base is not None, "every stream that was opened has a clock"
     return Timeline(
-        packets, decoded_at, last_duration, stream.duration or 0, stream.time_base, float(stream.average_rate or 0),
-        codec in INTRA_ONLY,
+        packets, decoded_at, last_duration, max(0, stream.duration or 0), stream.time_base,
+        float(stream.average_rate or 0), codec in INTRA_ONLY,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One decoded frame, to upright RGB. Knows pixels and orientation; nothing of streams."""
+"""One decoded frame to upright RGB. Knows pixels and orientation, not streams."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Orientation:
-    """How frames lie in the file: a multiple of 90 degrees, perhaps mirrored.
+    """Orientation of frames in the file: a multiple of 90 degrees, perhaps mirrored.
 
-    The display matrix maps `(x, y)` as stored to `(a x + c y, b x + d y)` as shown; an angle between is rounded.
+    The display matrix maps `(x, y)` as stored to `(a x + c y, b x + d y)` as shown; other angles are rounded.
 
     Attributes:
         transposes: whether width and height change places.
@@ -38,7 +38,7 @@ class Orientation:
 def _display_matrix(frame: VideoFrame) -> tuple[float, float, float, float]:
     try:
         matrix = cast("SideData | None", frame.side_data.get("DISPLAYMATRIX"))
-    except ValueError:  # PyAV cannot list side data of a kind it does not know (EXIF); the angle it finds all the same
+    except ValueError:  # PyAV cannot list side data of an unknown kind (EXIF), but still finds the angle
         angle = math.radians(frame.rotation)
         return math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle)
     if matrix is None:
@@ -48,7 +48,7 @@ def _display_matrix(frame: VideoFrame) -> tuple[float, float, float, float]:
 
 
 def to_rgb(frame: VideoFrame, width: int, height: int) -> np.ndarray[Any, Any]:
-    """The pixels `[height, width, 3]`, uint8, transparency on white. May be FFmpeg's own memory."""
+    """The pixels `[height, width, 3]`, uint8, with transparency as white. May share FFmpeg's memory."""
     if not any(component.is_alpha for component in frame.format.components):
         return frame.reformat(width, height, "rgb24", threads=1).to_ndarray()
     pixels = frame.reformat(width, height, "rgba", threads=1).to_ndarray()

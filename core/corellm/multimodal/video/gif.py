@@ -1,7 +1,7 @@
 """Animated GIFs, composed frame by frame as browsers do. Needs no FFmpeg, whose composition differs from theirs.
 
-Knows the blocks of the format; single images are decoded by Pillow. What a frame's disposal clears is transparent
-again, whatever the background colour; transparency is laid on white; and a frame shown for less than 20 ms gets 100.
+Knows the blocks of the format; single images are decoded by Pillow. What a frame's disposal clears becomes
+transparent, whatever the background colour; transparency becomes white; a frame shown for less than 20 ms gets 100.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _CLEAR, _RESTORE = 2, 3  # what to do with a frame before the next
 _SHORTEST, _USUAL = 2, 10  # hundredths of a second
 
 _COST = 128
-"""Pixels of video that one of a GIF counts for: decoding and laying it on takes 20 ns, in one thread. So the default of
-`max_video_decoded_pixels` stands for ten seconds.
+"""Video pixels that one GIF pixel counts as: to decode and paste it takes 20 ns in one thread, so the default of
+`max_video_decoded_pixels` means ten seconds.
 """
 _OPENING = 4096  # pixels that could be decoded in the time it takes to open an image
 
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """What a graphic control extension says of the image after it."""
+    """A graphic control extension: how to show the image after it."""
 
     disposal: int = 0
     delay: int = 0
@@ -58,7 +58,7 @@ class _Image:
 
 
 class GifVideo:
-    """The frames of one GIF, by number. Never changes; any thread may read it.
+    """The frames of one GIF, by number. Immutable; any thread may read it.
 
     Attributes:
         width, height: of every frame.
@@ -94,22 +94,22 @@ class GifVideo:
         self.fps = len(ends) / self.duration
 
     def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        """The frames `numbers` (ascending, each once), `[height, width, 3]` uint8 RGB, made when they are asked for.
+        """The frames `numbers` (ascending, each once), `[height, width, 3]` uint8 RGB, made on demand.
 
         Raises:
-            MediaTooLargeError: too much to decode and to lay on for them.
+            MediaTooLargeError: too much to decode for them.
             MediaError: an image cannot be decoded.
         """
         wanted = set(numbers)
         images = self._images[: max(wanted, default=-1) + 1]
         pixels = sum(image.width * image.height + _OPENING for image in images) + len(wanted) * self.width * self.height
         PixelBudget(self._max_decoded_pixels).check(pixels)
-        canvas = Image.new("RGB", (self.width, self.height), "white")  # for what is transparent
+        canvas = Image.new("RGB", (self.width, self.height), "white")  # where the image is transparent
         for number, image in enumerate(images):
             box = image.left, image.top, image.left + image.width, image.top + image.height
             disposal = image.control.disposal
             before = canvas.crop(box) if number in wanted and disposal == _RESTORE else None
-            if number in wanted or disposal not in (_CLEAR, _RESTORE):  # not what is gone before anybody looks
+            if number in wanted or disposal not in (_CLEAR, _RESTORE):  # else it is cleared before a wanted frame
                 frame = self._decode(number)
                 canvas.paste(frame, box, frame if frame.mode == "RGBA" else None)
                 del frame
@@ -121,7 +121,7 @@ class GifVideo:
                 canvas.paste(before, box)
 
     def _decode(self, number: int) -> Image.Image:
-        """One image alone, RGBA or, if nothing of it is transparent, RGB: by a file that holds nothing else."""
+        """Decode one image from a file made of it alone: RGBA, or RGB if nothing is transparent."""
         image = self._images[number]
         palette = self._data[image.palette]
         flags = 0x80 | (len(palette) // 3).bit_length() - 2 if palette else 0
@@ -132,12 +132,12 @@ class GifVideo:
         try:
             frame = GifImageFile(BytesIO(b"".join([*parts, self._data[image.data], bytes([_END])])))
             return frame.convert("RGB" if image.control.transparent is None else "RGBA")
-        except Exception as error:  # whatever Pillow raises while it reads is the file's fault
+        except Exception as error:  # Pillow raises many types for broken files
             raise MediaError(f"frame {number} (at {self.times[number]:.2f} s) cannot be decoded") from error
 
 
 def _images(data: bytes) -> list[_Image]:
-    """Walk over the blocks up to the trailer.
+    """Return the images of all blocks up to the trailer.
 
     Raises:
         MediaError, MediaTooLargeError: see `GifVideo`.

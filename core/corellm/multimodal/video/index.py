@@ -1,7 +1,7 @@
 """Which packets of a stream are frames, when each is shown, and where decoding can begin: numbers only.
 
-Packets are numbered in the order the container has them, which is the order they are decoded in; frames in the order
-they are shown. Knows neither files nor codecs (`container`).
+Packets are numbered in the container's order, which is the decoding order; frames in the order they are shown. Knows
+neither files nor codecs (`container`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from corellm.errors import MediaError
 
 @dataclass(frozen=True, slots=True)
 class PacketInfo:
-    """What the index has to know of one packet."""
+    """What the index knows about one packet."""
 
     pts: int
     """When its frame is shown, in ticks."""
     is_key: bool
-    """Whether the container calls it a key frame."""
+    """Whether the container flags it as a key frame."""
     is_entry: bool
-    """Whether it is known to be one that a decoder can begin with: what follows it and is shown later needs nothing
-    before it.
+    """Whether a decoder can certainly begin with it: no frame shown after it needs anything before it.
     """
     is_shown: bool
-    """Not cut away by an edit list, nor a reference image only."""
+    """Neither removed by an edit list nor only a reference image."""
 
 
 @dataclass
@@ -37,13 +36,12 @@ class Stretch:
     last: int
     frames: list[int]
     must_begin_at: int | None
-    """The pts of the frame that has to come first, if decoding can begin here at all; None at the start of the stream,
-    where there is no choice.
+    """The pts that the first decoded frame must have, else decoding cannot begin here; None at the start of the stream.
     """
 
     @property
     def num_packets(self) -> int:
-        """How many there are to decode."""
+        """Number of packets to decode."""
         return self.last + 1 - self.first
 
 
@@ -51,7 +49,7 @@ class FrameIndex:
     """The frames of one stream.
 
     Packets before the first key frame, and those after it that are shown before it, refer to images that are not in
-    the file: they are no frames. Of frames shown at the same time there is one.
+    the file and are no frames. Frames shown at the same time count as one.
 
     Attributes:
         pts: when each frame is shown, ascending.
@@ -59,7 +57,7 @@ class FrameIndex:
 
     Args:
         stream: its packets.
-        lookahead: packets to decode beyond a frame's own, where frames are numbered as they come out of the decoder.
+        lookahead: packets to decode after a frame's own, where frames are numbered by decoder output.
 
     Raises:
         MediaError: there are no frames.
@@ -91,7 +89,7 @@ class FrameIndex:
         """The packets to decode for `frames` (ascending), in order and without overlap."""
         found: list[Stretch] = []
         for frame in frames:
-            # The first entry may have been cut away, and be "shown" at any time.
+            # The first entry may be removed by an edit list, with any pts.
             number = max(0, bisect_right(self._entry_pts, self.pts[frame]) - 1)
             first = self._entry_packets[number]
             if found and first <= found[-1].last + 1:
@@ -103,5 +101,5 @@ class FrameIndex:
         return found
 
     def from_the_start(self, frames: Sequence[int]) -> list[Stretch]:
-        """The same without relying on any entry but the first."""
+        """The packets to decode for `frames` from the first entry on."""
         return [Stretch(self._entry_packets[0], max(self.packets[frame] for frame in frames), list(frames), None)]

@@ -1,8 +1,8 @@
 """Whether an encoded video is whole, and how much its tables announce, before FFmpeg builds anything from them.
 
 Knows the outer structure of MP4/MOV, Matroska/WebM, AVI and MPEG-TS; nothing of frames and codecs (`container`).
-FFmpeg reads what there is of a truncated file without a word, and makes tables as long as a header says, in this very
-process: so they are counted first. Of an MP4, tracks that are not read are hidden from it, as is what is no track.
+FFmpeg reads truncated files without an error, and builds tables as long as a header says in this process, so they are
+counted first. Of an MP4, everything but the tracks that are read is hidden from FFmpeg.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MP4_START = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"
 _MP4_NESTS = frozenset({b"trak", b"edts", b"mdia", b"minf", b"stbl", b"traf"})
 _MP4_UNWANTED = frozenset({b"udta", b"meta"})  # tags, cover images, tiled still images
 
-_TS_SYNC, _TS_PACKET, _TS_STAMPED = 0x47, 188, 192  # the bytes of a packet, plain and with a time before it (AVCHD)
-_TS_CHECKED = 4  # packets that must begin as they do
+_TS_SYNC, _TS_PACKET, _TS_STAMPED = 0x47, 188, 192  # bytes of a packet, plain and with a timestamp (AVCHD)
+_TS_CHECKED = 4  # packets whose first byte is checked
 
 _EBML, _SEGMENT, _CLUSTER = b"\x1aE\xdf\xa3", b"\x18S\x80g", b"\x1fC\xb6u"
 
 
 def identify(data: bytes) -> str | None:
-    """What `data` is by its signature: "mov", "matroska", "avi", "mpegts" (FFmpeg's names), "gif", or None."""
+    """Container of `data` by its signature: "mov", "matroska", "avi", "mpegts" (FFmpeg's names), "gif", or None."""
     if data[4:8] in _MP4_START:
         return "mov"
     if data.startswith(_EBML):
@@ -43,15 +43,15 @@ def identify(data: bytes) -> str | None:
 
 
 def boxes_to_hide(data: bytes, container: str, wanted: bytes = b"vide") -> Sequence[int]:
-    """Check a file, and find out what of it FFmpeg should not read.
+    """Check a file, and return the boxes that FFmpeg must not read.
 
     Args:
         data: the whole file.
         container: "mov", "matroska", "avi" or "mpegts".
-        wanted: the tracks of an MP4 that are read: b"vide" or b"soun", as it calls them.
+        wanted: the handler type of the MP4 tracks that are read: b"vide" or b"soun".
 
     Returns:
-        Where, in an MP4, the boxes that are not about these have their kind, ascending: for `HidingReader`.
+        Positions of the kinds of an MP4's boxes to hide, ascending: for `HidingReader`.
 
     Raises:
         MediaTooLargeError: it announces more frames or parts than `bounds` allows.
@@ -77,7 +77,7 @@ class HidingReader(BytesIO):
 
     Args:
         data: the whole file.
-        kinds: where the boxes to hide have their kind, ascending.
+        kinds: positions of the kinds of the boxes to hide, ascending.
     """
 
     def __init__(self, data: bytes, kinds: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class HidingReader(BytesIO):
         self._kinds = kinds
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As of any file."""
+        """Return up to `size` bytes, hidden boxes as free space."""
         start = self.tell()
         data = super().read(size)
         first, stop = bisect_right(self._kinds, start - 4), bisect_right(self._kinds, start + len(data) - 1)
@@ -94,7 +94,7 @@ class HidingReader(BytesIO):
         shown = bytearray(data)
         for kind in self._kinds[first:stop]:
             for place, letter in enumerate(b"free", kind - start):
-                if 0 <= place < len(shown):  # a kind may lie across the end of what is read at once
+                if 0 <= place < len(shown):  # a kind may cross the border of two reads
                     shown[place] = letter
         return bytes(shown)
 
@@ -113,10 +113,10 @@ class _Mp4:
         self._wanted = wanted
         self._parts = 0
         self._samples = 0
-        self._unwanted: list[int] = []  # where the boxes to hide have their kind
+        self._unwanted: list[int] = []  # positions of the kinds of boxes to hide
 
     def boxes_to_hide(self) -> list[int]:
-        """Where every box that is not needed for the tracks wanted has its kind, ascending.
+        """Positions of the kinds of all boxes that the wanted tracks do not need, ascending.
 
         Raises:
             MediaError, MediaTooLargeError: see `boxes_to_hide`.
@@ -162,11 +162,11 @@ class _Mp4:
                     yield kind, body, end
 
     def _read_moov(self, start: int, limit: int) -> set[bytes]:
-        """Check the tracks wanted, hide everything else; gives their ids."""
+        """Check the wanted tracks, hide everything else; return their ids."""
         tracks = set()
         for kind, box, body, end in self._boxes(start, limit):
             if kind == b"cmov":
-                raise MediaError("has a compressed index, which is not read; write it anew: ffmpeg -i IN -c copy OUT")
+                raise MediaError("has a compressed index, which is not read; write it again: ffmpeg -i IN -c copy OUT")
             if kind in _MP4_UNWANTED:
                 self._unwanted.append(box + 4)
             elif kind == b"trak":
@@ -186,7 +186,7 @@ class _Mp4:
                 track = self._data[place : place + 4]
             elif kind in (b"stsz", b"stz2"):
                 samples += self._number(at + 8)
-            elif kind in (b"stts", b"ctts"):  # run lengths, which FFmpeg writes out
+            elif kind in (b"stts", b"ctts"):  # run lengths, which FFmpeg expands
                 runs = np.frombuffer(self._data, ">u4", max(0, end - at - 8) // 8 * 2, at + 8)[::2]
                 self._add(0, int(runs[: self._number(at + 4)].sum(dtype=np.int64)))
             elif kind == b"elst":
@@ -217,7 +217,7 @@ class _Mp4:
 
 
 def _check_matroska(data: bytes) -> None:
-    """Walk over the elements; into clusters only where these do not say how long they are (live recordings)."""
+    """Check the lengths of all elements; inside clusters only those of unknown length (live recordings)."""
     at, limit, parts = 0, len(data), 0
     has_segment = False
     while at < limit:
@@ -249,7 +249,7 @@ def _check_matroska(data: bytes) -> None:
 
 
 def _check_avi(data: bytes) -> None:
-    """Walk over the parts, of a gigabyte at most each, that long recordings have."""
+    """Check the RIFF parts; long recordings have several of up to a gigabyte."""
     at = 0
     while data[at : at + 4] == b"RIFF":
         end = at + 8 + int(struct.unpack_from("<I", data, at + 4)[0])
@@ -259,7 +259,7 @@ def _check_avi(data: bytes) -> None:
 
 
 def _ts_packet_bytes(data: bytes) -> int:
-    """The bytes of each packet of an MPEG-TS; 0 if it is none."""
+    """Bytes per packet of an MPEG-TS; 0 if it is none."""
     for size in (_TS_PACKET, _TS_STAMPED):
         begins = data[size - _TS_PACKET : _TS_CHECKED * size : size]
         if len(begins) >= 2 and set(begins) == {_TS_SYNC}:

@@ -1,7 +1,7 @@
-"""From whatever a video comes as to a `Video`: files, frames in memory, and what the user says about them.
+"""A video in any accepted form to a `Video`: files, frames in memory, and their metadata.
 
-Knows the forms and the keys of the metadata; how files are decoded it leaves to `container`, single frames to `image`.
-What is given is copied, as far as it is not immutable, up to a limit.
+Knows the forms and the metadata keys; `container` decodes files, `image` single frames. Mutable input is copied, up to
+a limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.multimodal.files import check_format
 from corellm.multimodal.items import is_array, is_image, is_tensor
-from corellm.multimodal.video.clip import Video, VideoMetadata
+from corellm.multimodal.video.video import Video, VideoMetadata
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from corellm.multimodal.video.gif import GifVideo
 
 _FORMATS = {"mov": "mp4", "matroska": "mkv"}
-"""What `config.MEDIA_FORMATS` calls a container that FFmpeg calls otherwise."""
+"""Containers whose name in `config.MEDIA_FORMATS` differs from FFmpeg's."""
 _KEYS = ("fps", "frames_indices", "total_num_frames", "duration", "do_sample_frames")
 _BOUNDS = {"fps": (1e-4, 1e5), "duration": (1e-6, 1e9)}
 _MOST_FRAMES = 10**9
@@ -45,7 +45,7 @@ def is_frames_and_metadata(value: object) -> bool:
 
 
 def load_video(source: Any, limits: MultiModalConfig) -> Video:
-    """Read one video. Of a file all frames are counted, but only the first is decoded.
+    """Return one video. Of a file all frames are counted, but only the first is decoded.
 
     Args:
         source: encoded bytes; the path of a regular file; frames: an array `[frames, h, w, 3]`, a tensor
@@ -57,7 +57,7 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
     Raises:
         MediaTooLargeError: more bytes, pixels or frames.
         MediaError: no such file, no video, broken, truncated, empty; frames of different sizes; unknown metadata, or
-            such as contradict the frames.
+            metadata that contradict the frames.
         MissingExtraError: reading a file other than a GIF needs PyAV.
     """
     given: Mapping[str, Any] = {}
@@ -134,7 +134,7 @@ def _from_path(path: str | os.PathLike[Any], limits: MultiModalConfig) -> Video:
     with open_regular_file(path) as stream:
         _check_bytes(os.fstat(stream.fileno()).st_size, limits.max_video_bytes)
         data = stream.read(limits.max_video_bytes + 1)
-    _check_bytes(len(data), limits.max_video_bytes)  # it may have grown
+    _check_bytes(len(data), limits.max_video_bytes)  # the file may have grown
     return _from_file(data, limits, shown_path(path))
 
 
@@ -151,7 +151,7 @@ def _check_bytes(count: int, max_bytes: int) -> None:
 
 
 class _Frames:
-    """Frames that were given as such, `[frames, height, width, 3]`."""
+    """Frames in memory, `[frames, height, width, 3]`."""
 
     times = None
 
@@ -199,7 +199,7 @@ def _from_frames(frames: Any, given: Mapping[str, Any], limits: MultiModalConfig
 
 
 def _metadata(given: Mapping[str, Any], count: int, width: int, height: int) -> VideoMetadata:
-    """What the user says about `count` frames, checked against them. None under a key is the same as no key."""
+    """The user's metadata of `count` frames, checked. None under a key is the same as no key."""
     unknown = [key for key in given if key not in (*_KEYS, *_IGNORED_KEYS)]
     if unknown:
         raise MediaError(f"unknown metadata {', '.join(map(repr, unknown))}; known: {', '.join(_KEYS)}")

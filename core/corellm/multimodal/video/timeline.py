@@ -1,4 +1,4 @@
-"""When the frames of one stream are shown, by what its container says of each packet. Numbers only; knows no files."""
+"""Times of the frames of one stream, from its packets. Numbers only; knows no files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from corellm.multimodal.video.index import FrameIndex, PacketInfo
 
 _RATE_TOLERANCE = 0.01
 _MAX_REORDERED = 16
-"""Frames that any codec decodes before one that is shown earlier."""
+"""Most frames that any codec decodes before one that is shown earlier."""
 _USUAL_RATE = 24
-"""Frames per second where nothing is said, as transformers assumes."""
+"""Frames per second if the file states none, as transformers assumes."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,22 @@ class Timeline:
     decoded_at: Sequence[int]
     """Ticks, one per packet."""
     last_duration: int
-    """Ticks that the frame shown last stays; 0 if the container does not say."""
+    """Ticks that the last frame is shown; 0 if not known."""
     stated_duration: int
-    """Ticks of the whole, as the header says; 0 if it does not."""
+    """Ticks of the whole by the header; 0 if not known."""
     tick: Fraction
     """Seconds."""
     nominal_rate: float
-    """Frames per second that the container names; 0 if none."""
+    """Frames per second by the container; 0 if not known."""
     intra_only: bool
     """Whether every frame can be decoded alone."""
 
     def stands_still(self) -> bool:
-        """Whether all frames are decoded at one time: the file states 0 frames a second."""
+        """Whether all frames have one decoding time: the file states 0 frames a second."""
         return len(self.packets) > 1 and min(self.decoded_at) == max(self.decoded_at)
 
     def evenly(self) -> Timeline:
-        """The same with as much time for each frame: of the stated duration, or at the usual rate."""
+        """The same packets at equal intervals: over the stated duration, else at the usual rate."""
         count = len(self.packets)
         duration = self.stated_duration * self.tick or Fraction(count, _USUAL_RATE)
         return replace(
@@ -54,10 +54,10 @@ class Timeline:
         return FrameIndex(self.packets)
 
     def index_in_order(self) -> FrameIndex:
-        """The frames by number: one comes of each packet, in the order they are shown.
+        """The frames by number: one per packet, in the order they are shown.
 
-        Which packet a frame comes of is known only where nothing is reordered; else decoding begins at the start, and
-        goes on until the frame must be out.
+        Which packet holds a frame is known only without reordering; else decoding begins at the start and continues
+        until the decoder must have returned the frame.
         """
         numbered = [PacketInfo(n, packet.is_key, self.intra_only, True) for n, packet in enumerate(self.packets)]
         return FrameIndex(numbered, lookahead=0 if self.intra_only else _MAX_REORDERED)
@@ -68,9 +68,9 @@ class Timeline:
         return tuple(float((tick - ticks[0]) * self.tick.numerator / self.tick.denominator) for tick in ticks)
 
     def duration_and_rate(self, times: Sequence[float]) -> tuple[float | None, float | None]:
-        """Seconds in all, and frames per second, from frames' times and what the container says.
+        """Duration in seconds and frames per second, from the frames' times and the container.
 
-        Times are rounded in some containers, to milliseconds in Matroska; the rate named there is not.
+        Some containers round times, Matroska to milliseconds, but not the rate.
         """
         last = self.last_duration * float(self.tick)
         duration = times[-1] + (last or times[-1] / max(1, len(times) - 1))

@@ -1,7 +1,7 @@
-"""A video as a processor sees it: what is known of it, and its frames on demand.
+"""A video as a processor gets it: its metadata, and its frames on demand.
 
-Knows no containers (`container`), no forms that users give (`loading`), and no model: which frames to look at is for a
-family's processor to choose.
+Knows no containers (`container`), no forms that users give (`loading`), and no model: a family's processor chooses the
+frames.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VideoMetadata:
-    """What is known of a clip before any frame is decoded. Names are those of transformers' class of that name."""
+    """What is known of a video before any frame is decoded. Fields are named as in transformers' class."""
 
     total_num_frames: int
-    """Frames of the whole clip."""
+    """Frames of the whole video."""
     fps: float | None
-    """Frames per second, on average; None where nobody said."""
+    """Frames per second, on average; None if not known."""
     width: int
     """Of every frame, upright."""
     height: int
     """Of every frame, upright."""
     duration: float | None
-    """Seconds; None where nobody said."""
+    """Seconds; None if not known."""
     frames_indices: tuple[int, ...] | None = None
-    """If the caller took a sample already: which of the `total_num_frames` they gave."""
+    """If the caller gave a sample: which of the `total_num_frames` it has."""
     do_sample_frames: bool | None = None
     """Whether the caller wants a sample to be taken; None for what the processor does by default."""
 
 
 class FrameSource(Protocol):
-    """Where frames come from. Never changes; any thread may read it."""
+    """Source of frames. Immutable; any thread may read it."""
 
     @property
     def times(self) -> Sequence[float] | None:
         """When each frame is shown, seconds from the first; None where only a rate is known."""
 
     def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        """The frames `numbers` (ascending, each once), `[height, width, 3]` uint8 RGB, made when they are asked for."""
+        """The frames `numbers` (ascending, each once), `[height, width, 3]` uint8 RGB, made on demand."""
 
 
 class Video:
-    """One clip, whose frames are decoded when, and only as far as, they are asked for. Any thread may read it.
+    """One video, whose frames are decoded on demand. Any thread may read it.
 
     Attributes:
         metadata: what is known of it.
         num_frames: how many frames `read` can give: `metadata.total_num_frames`, or those of a sample.
-        max_frames: how many it gives at once.
-        content: what its identity is made of: plain values and arrays, all that `read` and `metadata` depend on.
+        max_frames: how many one `read` can give.
+        content: what its hash covers: plain values and arrays, all that `read` and `metadata` depend on.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class Video:
         return f"Video({self.num_frames} frames of {known.width} x {known.height}, fps={known.fps})"
 
     def read(self, indices: Sequence[int] | None = None) -> Iterator[np.ndarray[Any, Any]]:
-        """Frames, one at a time: each is decoded when it is asked for, so ask for the next when done with one.
+        """Iterate over frames; each is decoded when the iterator reaches it.
 
         Args:
             indices: of the frames, ascending; the same one may come several times. None for all.
 
         Returns:
-            An iterator over arrays `[height, width, 3]` uint8 RGB, upright. They are the caller's, to
-            keep and to change.
+            An iterator over arrays `[height, width, 3]` uint8 RGB, upright. The caller may keep
+            and change them.
 
         Raises:
             MediaTooLargeError: more than `max_frames`; or too much to decode for them, raised by the iterator.
             MediaError: a frame cannot be decoded; raised by the iterator when it comes to it.
-            ValueError: indices that descend, or that no frame has.
+            ValueError: indices that descend or are out of range.
         """
         wanted = range(self.num_frames) if indices is None else self._checked(indices)
         if len(wanted) > self.max_frames:
@@ -99,14 +99,14 @@ class Video:
         return self._repeated(wanted)
 
     def timestamps(self, indices: Sequence[int]) -> list[float]:
-        """When frames are shown, in seconds: as the container says, else by the rate, counting from 0.
+        """Times of frames in seconds: by the container, else by the rate, from 0.
 
         Args:
             indices: as for `read`.
 
         Raises:
             MediaError: frames were given without their rate.
-            ValueError: indices that descend, or that no frame has.
+            ValueError: indices that descend or are out of range.
         """
         wanted = self._checked(indices)
         times, fps, sample = self._source.times, self.metadata.fps, self.metadata.frames_indices

@@ -1,4 +1,4 @@
-"""Clips for the tests: encoded with PyAV, every frame known by its colour; what PyAV itself decodes of one; and what
+"""Videos for the tests: encoded with PyAV, every frame known by its colour; what PyAV itself decodes of one; and what
 reading one takes.
 """
 
@@ -112,7 +112,7 @@ def same_colour(pixels: np.ndarray[Any, Any], number: int) -> bool:
 
 
 class Measured(NamedTuple):
-    """What came of reading a clip."""
+    """What came of reading a video."""
 
     error: str
     """Its type, empty if there was none."""
@@ -143,16 +143,16 @@ for path in sys.argv[3:]:
 
 
 def measure(
-    clips: Mapping[str, bytes], folder: Path, indices: Iterable[int] | None = None, **limits: int
+    videos: Mapping[str, bytes], folder: Path, indices: Iterable[int] | None = None, **limits: int
 ) -> dict[str, Measured]:
-    """Read frames of each clip in a process that has done nothing else; for Linux, which says how much it held at most.
+    """Read frames of each video in a fresh process; for Linux, which reports the most memory that it held.
 
     A child's `ru_maxrss` would not do: it begins with what the parent held.
     """
-    for number, data in enumerate(clips.values()):
+    for number, data in enumerate(videos.values()):
         (folder / str(number)).write_bytes(data)
     chosen = "null" if indices is None else json.dumps(list(indices))
-    paths = [str(folder / str(number)) for number in range(len(clips))]
+    paths = [str(folder / str(number)) for number in range(len(videos))]
     command = [sys.executable, "-c", _MEASURE, chosen, json.dumps(limits), *paths]
     lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
-    return {name: Measured(*json.loads(line)) for name, line in zip(clips, lines, strict=True)}
+    return {name: Measured(*json.loads(line)) for name, line in zip(videos, lines, strict=True)}

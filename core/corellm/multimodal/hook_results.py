@@ -1,4 +1,4 @@
-"""Checks that a hook's answer is of the kind the contract asks for: a forgotten `return` is named at once."""
+"""Calls of processing hooks whose result is checked: a forgotten `return` is named at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from corellm.errors import ContractError
 
-_KINDS: dict[str, tuple[type, str]] = {
+_EXPECTED: dict[str, tuple[type, str]] = {
     "get_supported_mm_limits": (Mapping, "{modality: most items per prompt or None}"),
     "get_dummy_text": (str, "prompt text"),
     "get_dummy_mm_data": (Mapping, "{modality: media}"),
@@ -18,20 +18,20 @@ _KINDS: dict[str, tuple[type, str]] = {
 }
 
 
-def ask(hooks: Any, name: str, **arguments: Any) -> Any:
-    """Call a hook and check the kind of its answer.
+def call_hook(hooks: Any, name: str, **arguments: Any) -> Any:
+    """Return what a hook returns, once its type is checked.
 
     Args:
         hooks: a model's hook callers.
-        name: of the hook.
-        arguments: all of the hook's.
+        name: name of the hook.
+        arguments: all arguments of the hook.
 
     Raises:
-        ContractError: the answer is of another kind.
+        ContractError: the hook returned another type.
     """
-    answer = getattr(hooks, name)(**arguments)
-    kind, meaning = _KINDS[name]
-    if not isinstance(answer, kind):
-        forgotten = " (a forgotten return?)" if answer is None else ""
-        raise ContractError(f"{name} returned {answer!r:.80}{forgotten}; it must return {meaning}")
-    return answer
+    result = getattr(hooks, name)(**arguments)
+    kind, meaning = _EXPECTED[name]
+    if not isinstance(result, kind):
+        forgotten = " (a forgotten return?)" if result is None else ""
+        raise ContractError(f"{name} returned {result!r:.80}{forgotten}; it must return {meaning}")
+    return result
