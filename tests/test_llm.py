@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -762,6 +763,8 @@ def test_special_tokens_a_caller_allows(llm: LLM) -> None:
         (["<image>"], "'<image>' stands for an item"),
         (["<nothing>"], "'<nothing>' is no special token of this model"),
         ("</s>", 'must be a list of special tokens or "all"'),
+        (None, 'must be a list of special tokens or "all"'),
+        ([1], 'must be a list of special tokens or "all"'),
     ):
         with pytest.raises(InvalidParameterError, match=f"allowed_special.*{words}"):
             llm.chat(messages, GREEDY, use_tqdm=False, allowed_special=allowed)
@@ -872,6 +875,7 @@ def test_an_answer_is_gone_on_with(llm: LLM, template: str, text: str) -> None:
         ({"continue_final_message": True, "add_generation_prompt": False}, {"continue_final_message": True}),
         ({}, {"add_generation_prompt": True}),
         ({"add_generation_prompt": False}, {}),
+        ({"add_generation_prompt": 0}, {}),
     ):
         want = tokenizer.apply_chat_template(messages, **options, **theirs)
         (output,) = llm.chat(messages, GREEDY, use_tqdm=False, chat_template=template, **mine)
@@ -1091,6 +1095,16 @@ def test_a_call_within_a_call_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(llm.engine, "step", stepping)
     assert tokens(llm, "USER: a ASSISTANT:") == wanted
     assert refused
+
+
+def test_a_thread_waits_while_another_one_takes_its_turn(llm: LLM) -> None:
+    """A call that is over says nothing of who holds the engine now."""
+    (want,) = llm.generate("USER: a ASSISTANT:", GREEDY, use_tqdm=False)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(llm._turn.acquire).result()  # as far as it comes before it says whose turn it is
+        Timer(0.1, llm._turn.release).start()
+        (output,) = llm.generate("USER: a ASSISTANT:", GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == want.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("same_thread", [True, False], ids=["signal handler", "other thread"])

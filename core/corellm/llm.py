@@ -144,6 +144,7 @@ class LLM(NotPicklable):
                 self._check_open()
                 return call()
             finally:
+                self._caller = 0  # or this thread would seem to be within the call of another one that takes the lock
                 if self._closed:
                     self._free()
 

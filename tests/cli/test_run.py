@@ -21,7 +21,7 @@ QUESTION = "What shape?"
 
 
 @pytest.fixture
-def make_image(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     path = tmp_path / "image.png"
     random_image(40, 30, 5).save(path)
     return path
@@ -122,6 +122,18 @@ def test_conversation(
     assert status == 0
     assert out.count(expected([image]) + "\n") == 2
     assert "no such file: 'nowhere.png'" in err
+
+
+def test_a_conversation_keeps_to_the_formats(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--media-formats` is also for files that come by /image."""
+    lines = iter([f"/image {image}", "/exit"])
+    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    _, out, err = run(capsys, "run", tiny_llava, "--media-formats", "jpeg")
+    assert "goes with your next message)" not in out
+    assert "is of the format png, which is not let in here" in err
 
 
 def test_media_of_every_kind(

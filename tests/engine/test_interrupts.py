@@ -225,6 +225,33 @@ def test_an_answer_interrupted_at_every_line(monkeypatch: pytest.MonkeyPatch, to
             check_idle(llm)
 
 
+def test_a_reset_interrupted_at_every_line(llm: LLM) -> None:
+    """`reset_mm_cache` leaves caches that can be used, and later calls are right."""
+    wanted = answers(llm)
+    with Lines() as lines:
+        llm.reset_mm_cache()
+    for moment in range(1, lines.count + 1):
+        assert answers(llm) == wanted  # there are items to forget
+        with Lines(at=moment), suppress(KeyboardInterrupt):
+            llm.reset_mm_cache()
+        assert answers(llm) == wanted, lines.seen[moment - 1]
+        check_idle(llm)
+
+
+def test_a_reset_beside_a_step_in_flight(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """The last request is aborted while the step after the last one is with the device already."""
+    with fake_llm(monkeypatch, ROOMY, tokenizer, runs_ahead=True) as llm:
+        (prompt, *_), (wish, *_) = load()
+        wanted = told(llm.generate(prompt, wish, use_tqdm=False)[0])
+        llm.engine.add_request("aborted", prompt, wish)
+        llm.engine.step()
+        llm.engine.step()
+        llm.engine.abort_request("aborted", silently=True)
+        llm.reset_mm_cache()
+        assert told(llm.generate(prompt, wish, use_tqdm=False)[0]) == wanted
+        check_idle(llm)
+
+
 def test_interrupts_of_every_moment(llm: LLM) -> None:
     """Signals between any two bytecodes, half of them followed by another one while the first is dealt with."""
     wanted, rng = answers(llm), Random(2)

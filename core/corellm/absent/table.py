@@ -49,8 +49,8 @@ def check_absent(
     Raises:
         CorellmError: an argument of the table has another value than its neutral ones.
     """
-    for name in given.keys() & table.keys():
-        if not table[name].accepts(given[name]):
+    for name in given:
+        if name in table and not table[name].accepts(given[name]):
             refused = error(f"{owner} does not take {name}={given[name]!r:.60}: {table[name].instead}")
             if isinstance(refused, InvalidParameterError):
                 refused.param = name

@@ -115,7 +115,7 @@ class Conversation:
 
     def _add(self, modality: str, name: str) -> None:
         try:
-            file = open_file(name, modality)
+            file = open_file(name, modality, self._engine.config.multimodal.media_formats)
         except RequestError as error:
             print(f"corellm: error: {error}", file=sys.stderr)
             return

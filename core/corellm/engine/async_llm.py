@@ -354,11 +354,11 @@ class AsyncLLM(NotPicklable):
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
-        upkeep.end_trace(self.engine)  # in the thread that began it
         for stream in list(self._streams.values()):
             stream.put(error)
         for future in list(self._futures):
             _fail(future, error)
+        upkeep.end_trace(self.engine)  # in the thread that began it; last, because writing the file may fail
 
     def close(self) -> None:
         """Stop the engine after the step that runs, fail every request that is not finished, free everything."""

@@ -42,6 +42,13 @@ class ChatOptions:
     allowed_special: AllowedSpecial = ()
     """Special tokens that stay tokens in any message's text, `"all"` for all but those that stand for items."""
 
+    @property
+    def begins_a_turn(self) -> bool:
+        """Whether the prompt ends with the start of the assistant's turn."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return bool(self.add_generation_prompt)
+
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ChatOptions:
         """The options of a call.
@@ -147,7 +154,7 @@ class ChatProcessor:
         chat: ChatPrompt = self._make_context(
             mark_end(normalized) if options.continue_final_message else normalized,
             max_window_size=self._max_model_len,
-            add_generation_prompt=options.add_generation_prompt is not False and not options.continue_final_message,
+            add_generation_prompt=options.begins_a_turn,
             chat_template=template,
             tools=_tool_schemas(options.tools, guards.operator),
             chat_template_kwargs={
@@ -189,7 +196,8 @@ class ChatProcessor:
         """The special tokens that may be written, checked."""
         if allowed == "all":
             return self._special_literals
-        if isinstance(allowed, str) or not all(isinstance(token, str) for token in allowed):
+        is_list = isinstance(allowed, Collection) and not isinstance(allowed, (str, bytes, Mapping))
+        if not is_list or not all(isinstance(token, str) for token in allowed):
             raise InvalidParameterError(
                 f'allowed_special must be a list of special tokens or "all", got {allowed!r:.100}',
                 param="allowed_special",

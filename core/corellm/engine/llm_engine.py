@@ -184,6 +184,14 @@ class LLMEngine(NotPicklable):
         """Forget every cached prefix; returns False where requests still hold blocks, which is refused."""
         return self.scheduler.blocks.reset_prefix_cache()
 
+    @whole
+    def reset_mm_cache(self) -> None:
+        """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
+        self.input_processor.mm_processor.cache.clear()
+        self.scheduler.encoder_cache.discard_unreferenced()
+        if not self.scheduler.has_unfinished_requests():  # else the next step tells the worker
+            self._settle()
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do or to hand out."""
         return len(self.output_processor) > 0
@@ -267,8 +275,10 @@ class LLMEngine(NotPicklable):
         """Free the model and the caches. The engine cannot be used after."""
         from corellm.worker.memory import release_memory
 
-        upkeep.end_trace(self)
-        self.executor.shutdown(wait=False, cancel_futures=True)
-        self._templates.close()
-        self.runner = self._ahead = None
-        release_memory()
+        try:
+            upkeep.end_trace(self)
+        finally:
+            self.executor.shutdown(wait=False, cancel_futures=True)
+            self._templates.close()
+            self.runner = self._ahead = None
+            release_memory()

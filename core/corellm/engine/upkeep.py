@@ -27,11 +27,8 @@ def reset_prefix_cache(engine: LLMEngine) -> bool:
 
 def reset_mm_cache(engine: LLMEngine) -> None:
     """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
-    runner = _runner(engine)
-    engine.input_processor.mm_processor.cache.clear()
-    engine.scheduler.encoder_cache.discard_unreferenced()
-    if not engine.has_unfinished_requests():  # else the next step tells the worker
-        runner.execute(engine.scheduler.schedule())
+    _runner(engine)
+    engine.reset_mm_cache()
 
 
 def apply_model(engine: LLMEngine, function: Callable[[Any], _Answer]) -> list[_Answer]:
