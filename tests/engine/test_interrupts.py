@@ -252,6 +252,7 @@ def test_a_reset_beside_a_step_in_flight(monkeypatch: pytest.MonkeyPatch, tokeni
         check_idle(llm)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # callbacks of the garbage collector
 def test_interrupts_of_every_moment(llm: LLM) -> None:
     """Signals between any two bytecodes, half of them followed by another one while the first is dealt with."""
     wanted, rng = answers(llm), Random(2)

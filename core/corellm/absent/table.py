@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from corellm.errors import AbsentMethodError, AbsentNameError, CorellmError, InvalidParameterError
 
 _Arguments = ParamSpec("_Arguments")
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 
 
@@ -60,7 +60,7 @@ def check_absent(
 
 def refusing(
     table: Mapping[str, Absent], error: Callable[[str], CorellmError] = InvalidParameterError
-) -> Callable[[Callable[_Arguments, _Answer]], Callable[_Arguments, _Answer]]:
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """Decorate a method: neutral arguments of the table are dropped; every other misfit is a typed error.
 
     Args:
@@ -68,13 +68,13 @@ def refusing(
         error: what to raise for them, for unknown arguments and for missing ones.
     """
 
-    def decorate(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    def decorate(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         signature = inspect.signature(method)
         owner = method.__qualname__.removesuffix(".__init__")
         known = ", ".join(name for name in signature.parameters if name != "self")
 
         @wraps(method)
-        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             kept: dict[str, Any] = kwargs
             if not table.keys().isdisjoint(kwargs):
                 kept = check_absent(owner, kwargs, table, error)
