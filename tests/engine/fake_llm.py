@@ -34,7 +34,7 @@ class FakeStep:
 
 
 class FakeRunner:
-    """The runner's calls, answered by the fake worker."""
+    """The runner's methods, on the fake worker."""
 
     def __init__(self, worker: FakeWorker, *, runs_ahead: bool) -> None:
         self.worker = worker

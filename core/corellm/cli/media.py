@@ -18,21 +18,21 @@ SUFFIXES = {
     "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mts", ".m2ts", ".mpg", ".mpeg", ".wmv"},
     "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma"},
 }
-"""By which a word is taken for a file even if there is none, so that a typing error is reported as one. A GIF is a
-image unless it comes as `--video`.
+"""A word with such an ending is taken for a file even if there is none, so that a wrong name is reported. A GIF is an
+image, unless given as `--video`.
 """
 
-_SAMPLING_RATE = 16_000  # of sounds that are only checked here
+_SAMPLING_RATE = 16_000  # of audio that is only checked here
 
 
 @dataclass(frozen=True)
 class MediaFile:
-    """One image, video or sound to go with a prompt."""
+    """An image, video or audio file of a prompt."""
 
     path: str
     modality: str
     about: str
-    """Its size or length, for people."""
+    """Its size or length, as text."""
 
     @property
     def part(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def is_path(word: str) -> bool:
-    """Whether there is a file of that name, or the word can hardly be anything but a path."""
+    """Whether there is a file of that name, or the word looks like a path."""
     try:
         if word and Path(word).is_file():
             return True
@@ -70,12 +70,12 @@ def _modality_of(name: str) -> str | None:
 
 
 def open_file(name: str, modality: str | None = None, formats: Collection[str] = MEDIA_FORMATS) -> MediaFile:
-    """Read a file, to know before a model is loaded that it can be read.
+    """Open a media file after reading it once, so that a wrong file is reported before a model is loaded.
 
     Args:
         name: of the file; `~` is expanded.
-        modality: None to go by the name's ending, and where that says nothing, by what can read it.
-        formats: those let in.
+        modality: None to detect it by the name's ending, else by the content.
+        formats: allowed ones.
 
     Raises:
         RequestError: what is wrong with it.
@@ -95,12 +95,12 @@ def open_file(name: str, modality: str | None = None, formats: Collection[str] =
         raise RequestError(f"{named}{reasons[0]}") from reasons[0]
     raise RequestError(
         f"{name!r} is no image (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, AVI, MPEG-TS, GIF) or "
-        f"sound (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
+        f"audio file (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
     ) from reasons[0]
 
 
 def _read(path: Path, modality: str, formats: Collection[str]) -> str:
-    """Read it, and say how large or long it is."""
+    """Read a file; returns its size or length, as text."""
     from corellm.multimodal.parsing import DataParser
 
     limits = MultiModalConfig(media_formats=formats)
