@@ -108,7 +108,7 @@ def test_one_or_many(llm: LLM) -> None:
 
 
 def test_precomputed_embeddings_equal_the_image(llm: LLM, tiny_llava: Path) -> None:
-    """The encoder's output, computed by transformers and given as `image_embeds` or as a tensor, has the same effect."""
+    """The encoder's output of transformers, given as `image_embeds` or as a tensor, has the same effect."""
     image = random_image(60, 50, 1)
     model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
     processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
