@@ -153,7 +153,7 @@ def test_leaving_the_loop_aborts(llm: AsyncLLM) -> None:
 
 
 def test_abort_by_id(llm: AsyncLLM) -> None:
-    """Whoever waits gets a last output with the reason."""
+    """The stream gets a last output with the reason."""
 
     async def main() -> None:
         params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
@@ -239,8 +239,8 @@ def test_nothing_a_request_brings_ends_the_engine(llm: AsyncLLM, params: Any) ->
     asyncio.run(main())
 
 
-def test_a_cancelled_call_harms_nobody(llm: AsyncLLM) -> None:
-    """Whoever stops waiting for a call into the engine does not end it."""
+def test_a_cancelled_call_harms_no_request(llm: AsyncLLM) -> None:
+    """Cancelling the wait for a call into the engine does not end the engine."""
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
@@ -266,7 +266,7 @@ def test_a_finished_output_outlives_the_engine(llm: AsyncLLM) -> None:
 
 
 def test_calls_after_the_end_fail(llm: AsyncLLM) -> None:
-    """Nobody waits for an engine that is gone."""
+    """A call into a closed engine fails at once."""
     llm.close()
     with pytest.raises(EngineDeadError, match="shut down"):
         llm.call_in_engine(lambda e: None).result(timeout=5)
@@ -286,7 +286,7 @@ def test_duplicate_id(llm: AsyncLLM) -> None:
     asyncio.run(main())
 
 
-def test_dead_engine_tells_everybody(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_engine_fails_every_request(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that stops fails every waiting stream and every later one, with the cause."""
 
     def explode() -> Any:
@@ -302,8 +302,8 @@ def test_dead_engine_tells_everybody(llm: AsyncLLM, monkeypatch: pytest.MonkeyPa
     asyncio.run(main())
 
 
-def test_closing_fails_those_who_wait(tiny_llava: Path) -> None:
-    """`async with` ends the thread; whoever still streams learns of it."""
+def test_closing_fails_open_streams(tiny_llava: Path) -> None:
+    """`async with` ends the thread; an open stream gets an error."""
 
     async def main() -> None:
         async with AsyncLLM(str(tiny_llava)) as llm:
@@ -363,7 +363,7 @@ def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
 
 
 def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused, other text is answered after it, and the engine closes."""
+    """It is refused, other text is completed after it, and the engine closes."""
     monkeypatch.setattr(llm.engine._templates, "_seconds", 1.0)
     loops = "".join("{% for _ in range(99999) %}" for _ in range(9)) + "".join("{% endfor %}" for _ in range(9))
     messages = [{"role": "user", "content": "Hello"}]

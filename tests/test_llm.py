@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def llm(tiny_llava: Path) -> Iterator[LLM]:
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks(llm: LLM) -> Iterator[None]:
-    """After every test all blocks are free, no encoder output is referenced, and the engine still answers."""
+    """After every test all blocks are free, no encoder output is referenced, and the engine still works."""
     yield
     scheduler = llm.engine.scheduler
     scheduler.blocks.check_integrity()
@@ -107,7 +108,7 @@ def test_one_or_many(llm: LLM) -> None:
 
 
 def test_precomputed_embeddings_equal_the_image(llm: LLM, tiny_llava: Path) -> None:
-    """The encoder's output, computed by transformers and given as `image_embeds` or as a tensor, answers alike."""
+    """The encoder's output of transformers, given as `image_embeds` or as a tensor, has the same effect."""
     image = random_image(60, 50, 1)
     model = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava, dtype=torch.float32).eval()
     processor = transformers.AutoProcessor.from_pretrained(tiny_llava)
@@ -139,17 +140,17 @@ def test_callers_may_reuse_their_tensors(llm: LLM) -> None:
     mine = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(1))
     kept = mine.clone()
 
-    def answer(embeds: torch.Tensor) -> list[int]:
+    def output_of(embeds: torch.Tensor) -> list[int]:
         llm.engine.scheduler.blocks.reset_prefix_cache()
         return tokens(llm, {"prompt": IMAGE_PROMPT, "multi_modal_data": {"image_embeds": embeds}})
 
-    want = answer(mine)
+    want = output_of(mine)
     mine.mul_(-3)
-    assert answer(kept) == want != answer(mine)
+    assert output_of(kept) == want != output_of(mine)
 
 
 def test_an_interrupt_in_the_encoder_is_forgotten(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while an image is encoded: the next request with it is answered."""
+    """Ctrl-C while an image is encoded: the next request with it succeeds."""
     prompt = ask(random_image(33, 44, 77))
     right, calls = llm.engine.runner.encoders._embed, []
 
@@ -168,10 +169,10 @@ def test_an_interrupt_in_the_encoder_is_forgotten(llm: LLM, monkeypatch: pytest.
 def test_one_uuid_for_different_embeddings(llm: LLM) -> None:
     """Two embeddings of other lengths under one name: the second is refused, batched with an innocent one."""
     want = tokens(llm, "USER: hello ASSISTANT:")
-    for rows, fails in ((5, False), (7, True)):
+    for num_embeds, fails in ((5, False), (7, True)):
         prompt = {
             "prompt": IMAGE_PROMPT,
-            "multi_modal_data": {"image_embeds": [torch.ones(rows, 64)]},
+            "multi_modal_data": {"image_embeds": [torch.ones(num_embeds, 64)]},
             "multi_modal_uuids": {"image": "u"},
         }
         outputs = llm.generate(["USER: hello ASSISTANT:", prompt], GREEDY, use_tqdm=False, on_error="return")
@@ -188,7 +189,7 @@ def test_uuids_name_items(llm: LLM) -> None:
 
 
 def test_a_uuid_stands_in_for_an_image_sent_before(llm: LLM) -> None:
-    """Its answer is the image's, with nothing but the name sent; another tenant's same name is another image."""
+    """Its output is the image's, with only the uuid sent; the same uuid with another salt is another image."""
     first, other = random_image(60, 50, 21), random_image(60, 50, 22)
     named = {"multi_modal_uuids": {"image": "scan"}, "cache_salt": "first"}
     want, others = tokens(llm, ask(first)), tokens(llm, ask(other))
@@ -202,7 +203,7 @@ def test_a_uuid_stands_in_for_an_image_sent_before(llm: LLM) -> None:
 
 
 def test_priorities_where_requests_are_scheduled_by_them(tiny_llava: Path) -> None:
-    """The answer is the same; without the policy a priority is refused (see the table below)."""
+    """The output is the same; without the policy a priority is refused (see the table below)."""
     with LLM(str(tiny_llava), dtype="float32", scheduling_policy="priority") as urgent:
         prompt = "USER: hello ASSISTANT:"
         assert tokens(urgent, {"prompt": prompt, "priority": -3}) == tokens(urgent, prompt)
@@ -262,13 +263,13 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
 
 @pytest.mark.parametrize(("prompt", "error", "message"), wrong_prompts())
 def test_wrong_prompts_have_typed_errors(llm: LLM, prompt: Any, error: type[CorellmError], message: str) -> None:
-    """Each names the thing and the way out, and disturbs nobody."""
+    """Each names the thing and the way out, and disturbs no other request."""
     with pytest.raises(error, match=message):
         llm.generate(prompt, GREEDY, use_tqdm=False)
 
 
 def test_a_wrong_prompt_leaves_the_others_alone(llm: LLM) -> None:
-    """The others' answers are those they give alone; the error carries all outputs."""
+    """The others' outputs are those they give alone; the error carries all outputs."""
     prompts: list[Any] = ["USER: a ASSISTANT:", "what is <image> this?", ask(), ask(b"junk"), "USER: b ASSISTANT:"]
     want = [tokens(llm, prompts[i]) for i in (0, 2, 4)]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
@@ -344,7 +345,7 @@ RED = Image.new("RGB", (30, 30), (255, 0, 0))
 
 
 def test_encoder_failure_fails_one_request(llm: LLM, failing_encoder: Any) -> None:
-    """The guilty image's request ends with the encoder's error, batched with others that answer as ever."""
+    """The guilty image's request ends with the encoder's error, batched with others that are not disturbed."""
     others = [ask(random_image(40, 40, s)) for s in (1, 2, 3)]
     want = [tokens(llm, p) for p in others]
 
@@ -368,7 +369,13 @@ def test_encoder_failure_fails_one_request(llm: LLM, failing_encoder: Any) -> No
         lambda outputs: [o[None] for o in outputs],
         lambda outputs: outputs[:-1],
     ],
-    ids=["a row short", "a row too many", "one row that would broadcast", "rank 3", "an item short"],
+    ids=[
+        "an embedding short",
+        "an embedding too many",
+        "one embedding that would broadcast",
+        "rank 3",
+        "an item short",
+    ],
 )
 def test_wrong_row_counts_are_found(llm: LLM, failing_encoder: Any, wrong: Any) -> None:
     """Never bound, never broadcast, never clipped."""
@@ -378,7 +385,7 @@ def test_wrong_row_counts_are_found(llm: LLM, failing_encoder: Any, wrong: Any) 
 
 
 def test_a_failed_forward_pass_fails_only_the_guilty(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A passing fault costs nobody anything; one of a single request's costs that request, batched with others."""
+    """A transient fault costs no request; a single request's fault costs that request, batched with others."""
     prompts = ["USER: good ASSISTANT:", "USER: bad ASSISTANT:", "USER: fine ASSISTANT:"]
     want = [tokens(llm, p) for p in prompts]
     llm.engine.scheduler.blocks.reset_prefix_cache()
@@ -411,7 +418,7 @@ def test_a_failed_forward_pass_fails_only_the_guilty(llm: LLM, monkeypatch: pyte
 
 
 def test_an_engine_that_keeps_failing_gives_up(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three failed steps in a row are not a request's fault: everybody is told."""
+    """Three failed steps in a row are not a request's fault: every request fails."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("broken for good")
@@ -638,7 +645,7 @@ def test_outputs_of_every_kind(llm: LLM) -> None:
 
 
 def test_the_last_tokens_of_a_prompt(llm: LLM) -> None:
-    """The prompt's end is answered as if it were all; items before it go, items in it stay, none is cut."""
+    """The output is that of the prompt's end alone; items before it are dropped, items in it stay, none is cut."""
     whole = llm.engine.input_processor.process(ask())
     (image,) = whole.features
     length, where = len(whole.token_ids), image.placeholder
@@ -720,7 +727,7 @@ def test_chat_equals_the_rendered_prompt(llm: LLM, tiny_llava: Path) -> None:
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_special_tokens_people_type_stay_text(llm: LLM, role: str) -> None:
-    """Whoever types `<image>` or `</s>` in a message is answered; no placeholder and no end of sequence comes of it."""
+    """`<image>` or `</s>` typed in a message makes no placeholder and no end of sequence."""
     tokenizer = llm.get_tokenizer()
     messages = [
         {"role": role, "content": "I type <image> and </s><s> here"},
@@ -762,6 +769,8 @@ def test_special_tokens_a_caller_allows(llm: LLM) -> None:
         (["<image>"], "'<image>' stands for an item"),
         (["<nothing>"], "'<nothing>' is no special token of this model"),
         ("</s>", 'must be a list of special tokens or "all"'),
+        (None, 'must be a list of special tokens or "all"'),
+        ([1], 'must be a list of special tokens or "all"'),
     ):
         with pytest.raises(InvalidParameterError, match=f"allowed_special.*{words}"):
             llm.chat(messages, GREEDY, use_tqdm=False, allowed_special=allowed)
@@ -785,7 +794,7 @@ def test_special_tokens_beside_messages(llm: LLM) -> None:
 
 
 def test_added_tokens_that_are_not_special_stay_tokens(make_llava: Any, tmp_path: Path) -> None:
-    """`<think>` in anybody's message is the token that the tokenizer has for it."""
+    """`<think>` in a message is the token that the tokenizer has for it."""
     path = shutil.copytree(make_llava(), tmp_path / "thinking")
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     tokenizer.add_tokens(["<think>"])
@@ -872,6 +881,7 @@ def test_an_answer_is_gone_on_with(llm: LLM, template: str, text: str) -> None:
         ({"continue_final_message": True, "add_generation_prompt": False}, {"continue_final_message": True}),
         ({}, {"add_generation_prompt": True}),
         ({"add_generation_prompt": False}, {}),
+        ({"add_generation_prompt": 0}, {}),
     ):
         want = tokenizer.apply_chat_template(messages, **options, **theirs)
         (output,) = llm.chat(messages, GREEDY, use_tqdm=False, chat_template=template, **mine)
@@ -882,7 +892,7 @@ def test_an_answer_is_gone_on_with(llm: LLM, template: str, text: str) -> None:
 
 
 def test_going_on_with_parts_and_media(llm: LLM) -> None:
-    """The last text of the last message is gone on with, by the checkpoint's own template."""
+    """The last text of the last message is continued, by the checkpoint's own template."""
     messages = [
         *conversation("What?", random_image(9, 9, 1)),
         {"role": "assistant", "content": [{"type": "text", "text": "It is"}, {"type": "text", "text": " a"}]},
@@ -958,7 +968,7 @@ def test_what_a_prompt_may_have_a_conversation_may(llm: LLM) -> None:
     assert plain.token_ids == named.token_ids
     assert plain.features[0].identifier != named.features[0].identifier
     assert process(messages).features[0].identifier == named.features[0].identifier
-    with pytest.raises(InvalidParameterError, match="priority 3 would change nothing under scheduling_policy='fcfs'"):
+    with pytest.raises(InvalidParameterError, match="priority 3 has no effect under scheduling_policy='fcfs'"):
         process(messages, priority=3)
     for salt in ("a", "b"):
         cached = [llm.chat(messages, GREEDY, use_tqdm=False, cache_salt=salt)[0].num_cached_tokens for _ in range(2)]
@@ -1091,6 +1101,16 @@ def test_a_call_within_a_call_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(llm.engine, "step", stepping)
     assert tokens(llm, "USER: a ASSISTANT:") == wanted
     assert refused
+
+
+def test_a_thread_waits_while_another_one_takes_its_turn(llm: LLM) -> None:
+    """A call that is over says nothing of who holds the engine now."""
+    (want,) = llm.generate("USER: a ASSISTANT:", GREEDY, use_tqdm=False)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(llm._turn.acquire).result()  # as far as it comes before it says whose turn it is
+        Timer(0.1, llm._turn.release).start()
+        (output,) = llm.generate("USER: a ASSISTANT:", GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == want.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("same_thread", [True, False], ids=["signal handler", "other thread"])

@@ -38,7 +38,7 @@ def test_one_or_many(given: Any, prompts: list[Any]) -> None:
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_arrays_and_tensors(make: Any) -> None:
-    """One dimension is one prompt, two are a prompt per row."""
+    """One dimension is one prompt, two dimensions are a prompt per row."""
     (one,) = split_prompts(make([1, 2, 3]))
     assert plain_token_ids(one) == [1, 2, 3]
     assert [plain_token_ids(row) for row in split_prompts(make([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]

@@ -1,4 +1,4 @@
-"""The offline API: a model, a list of prompts, a list of answers.
+"""The offline API: a model, a list of prompts, a list of outputs.
 
 `LLM` drives an engine in the calling thread; prompts are prepared ahead in a thread pool while the engine runs.
 """
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     import torch
 
 OnError = Literal["raise", "return"]
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class LLM(NotPicklable):
-    r"""A loaded model that answers lists of prompts. A context manager: leaving it frees everything.
+    r"""A loaded model that completes lists of prompts. A context manager: leaving it frees everything.
 
     Args:
         model: a local directory in the Hugging Face layout, a hub name, or a checkpoint a plugin ships (`"demo"`).
@@ -87,9 +87,9 @@ class LLM(NotPicklable):
         self._turn = threading.Lock()
         """Held by the call that drives the engine."""
         self._caller = 0
-        """The thread that holds it."""
+        """Id of the thread that holds `_turn`; 0 between calls."""
         self._unfinished: list[str] = []
-        """Requests of the call that runs, or of one whose end was interrupted."""
+        """Requests of the current call, or of one whose cleanup was interrupted."""
         self._closed = False
         stop_at_exit(self._stop)
 
@@ -104,15 +104,15 @@ class LLM(NotPicklable):
     def close(self) -> None:
         """Free the model, the caches and the threads.
 
-        A call that runs in another thread ends after its step, with an `EngineDeadError`, and is waited for.
+        Waits for a call in another thread, which ends after its current step with an `EngineDeadError`.
         """
         self._closed = True
-        if not self._is_within_call():  # else, in a signal handler, the call frees everything when it ends
+        if not self._is_within_call():  # a signal handler: the interrupted call frees everything when it ends
             with self._turn:
                 self._free()
 
     def _stop(self, timeout: float) -> bool:
-        """Have the step that runs in another thread be the last one; returns whether it ended within `timeout` s."""
+        """Stop a call in another thread after its current step; returns whether it ended within `timeout` seconds."""
         self._closed = True
         if not self._is_within_call():
             if not self._turn.acquire(timeout=timeout):
@@ -124,19 +124,19 @@ class LLM(NotPicklable):
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
 
-    def _in_turn(self, call: Callable[[], _Answer]) -> _Answer:
-        """What a call returns that has the engine for itself: calls of other threads wait.
+    def _in_turn(self, call: Callable[[], _Result]) -> _Result:
+        """Run a call that has the engine to itself: calls of other threads wait.
 
-        The lock is taken by a `with` of its own: only there can no interrupt come between taking and guarding it.
+        `with` takes the lock, because an interrupt cannot come between taking and guarding it there.
 
         Raises:
-            RequestError: a call of the same thread is not over.
+            RequestError: the same thread is within another call.
             EngineDeadError: this LLM is closed.
         """
         if self._is_within_call():
             raise RequestError(
                 "this LLM is in the middle of a call of the same thread (this one comes from a signal handler or a "
-                "callback?); ask when that has returned"
+                "callback?); call it after that has returned"
             )
         with self._turn:
             self._caller = threading.get_ident()
@@ -144,6 +144,7 @@ class LLM(NotPicklable):
                 self._check_open()
                 return call()
             finally:
+                self._caller = 0  # or this thread would seem to be within the call of another one that takes the lock
                 if self._closed:
                     self._free()
 
@@ -152,20 +153,20 @@ class LLM(NotPicklable):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineDeadError("this LLM is closed; ask within its `with` block, or make a new one")
+            raise EngineDeadError("this LLM is closed; use it within its `with` block, or make a new one")
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self.engine.context.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """A copy of what counts where `sampling_params` is None: what the checkpoint's authors recommend.
+        """A copy of the parameters that apply where `sampling_params` is None.
 
-        That is `generation_config.json`, unless the model was loaded with `generation_config="none"`.
+        They come from `generation_config.json`, unless the model was loaded with `generation_config="none"`.
         """
         return self.engine.get_default_sampling_params()
 
-    if not TYPE_CHECKING:  # type checkers would take every name for known
+    if not TYPE_CHECKING:  # or type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
             raise absent_attribute("LLM", name, METHODS)
@@ -186,14 +187,14 @@ class LLM(NotPicklable):
             prompts: one or a list of: text, token ids (a list, an array or a tensor), or
                 `{"prompt": text, "multi_modal_data": {"image": image or [images]}, "mm_processor_kwargs": {...},
                 "multi_modal_uuids": {...}, "cache_salt": ..., "priority": ...}`, with `"prompt_token_ids": [...]` in
-                place of `"prompt"` if you like. A list of integers is one prompt.
+                place of `"prompt"` if wanted. A list of integers is one prompt.
             sampling_params: one for all, or one each; None for `get_default_sampling_params()`.
-            use_tqdm: show a progress bar with tokens per second when it takes more than a second; or what makes the
-                bar, called with `total=` and `desc=` as `tqdm` is.
+            use_tqdm: show a progress bar with tokens per second when it takes more than a second; or a function that
+                makes the bar, called with `total=` and `desc=` like `tqdm`.
             on_error: what happens when a prompt is wrong or fails. The others are always finished; then `"raise"`
                 raises the first error (its `outputs` attribute has all outputs), and `"return"` leaves it in the
                 `error` of that prompt's output.
-            priority: one for each prompt, in place of their own; lower runs first, with
+            priority: one for each prompt, replacing the prompts' own; lower runs first, with
                 `LLM(..., scheduling_policy="priority")`.
 
         Returns:
@@ -226,7 +227,7 @@ class LLM(NotPicklable):
         priority: int = 0,
         allowed_special: AllowedSpecial = (),
     ) -> list[RequestOutput]:
-        """Answer conversations.
+        """Complete conversations.
 
         Args:
             messages: one conversation or a list of them; a conversation is a list of `{"role", "content"}`, content
@@ -240,9 +241,9 @@ class LLM(NotPicklable):
             tools: JSON schemas, or Python functions with type hints and a docstring, for the template.
             chat_template_kwargs: further variables for the template, such as `enable_thinking`.
             mm_processor_kwargs: for all items.
-            cache_salt, priority: of each conversation, as of a prompt.
-            allowed_special: special tokens that may be written in a message's text; `"all"` for all but those that
-                stand for items.
+            cache_salt, priority: for every conversation; see `generate`.
+            allowed_special: special tokens that stay tokens in a message's text; `"all"` for all except placeholders
+                of items.
 
         Returns:
             One output per conversation.
@@ -274,15 +275,15 @@ class LLM(NotPicklable):
         """Forget processed items and encoder outputs."""
         self._in_turn(partial(upkeep.reset_mm_cache, self.engine))
 
-    def apply_model(self, function: Callable[[Any], _Answer]) -> list[_Answer]:
-        """Call a function with the model, an `nn.Module`; returns its answer in a list of one.
+    def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
+        """Call a function with the model, an `nn.Module`; returns its result in a list of one.
 
         A function that changes weights should be followed by `reset_prefix_cache()` and `reset_mm_cache()`.
         """
         return self._in_turn(partial(upkeep.apply_model, self.engine, function))
 
     def get_metrics(self) -> list[Metric]:
-        """What the engine has counted: objects with `name` and `value`."""
+        """The engine's counters and gauges: objects with `name` and `value`."""
         return read_metrics(self.engine)
 
     def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
@@ -292,7 +293,7 @@ class LLM(NotPicklable):
             trace_file: where `stop_profile` writes it; None for a name with the time, in the current directory.
 
         Raises:
-            InvalidParameterError: one is running in this process already, or the file cannot be there.
+            InvalidParameterError: this process has a trace already, or `trace_file` cannot be written.
         """
         self._in_turn(partial(upkeep.start_profile, self.engine, trace_file))
 
@@ -300,7 +301,7 @@ class LLM(NotPicklable):
         """End the trace and write it; returns its file, which <https://ui.perfetto.dev> shows.
 
         Raises:
-            InvalidParameterError: none is running, or another thread began it.
+            InvalidParameterError: there is no trace, or another thread began it.
         """
         return self._in_turn(partial(upkeep.stop_profile, self.engine))
 
@@ -318,7 +319,8 @@ class LLM(NotPicklable):
             raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")
         if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
             raise InvalidParameterError(
-                f"use_tqdm must be True, False or what makes a progress bar, got {use_tqdm!r:.100}", param="use_tqdm"
+                f"use_tqdm must be True, False or a function that makes a progress bar, got {use_tqdm!r:.100}",
+                param="use_tqdm",
             )
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -341,11 +343,11 @@ class LLM(NotPicklable):
         params: Sequence[SamplingParams],
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
-        """Complete prompts, in this call's turn. Nothing is left of them when it is interrupted."""
+        """Complete prompts while holding `_turn`. An interrupt aborts all of them."""
         ids = [f"offline-{next(self._ids)}" for _ in prepare]
         outputs: dict[str, RequestOutput] = {}
         try:
-            self._abort_unfinished()  # of a call whose end was interrupted
+            self._abort_unfinished()  # of a call whose cleanup was interrupted
             self._unfinished += ids
             with Progress(self.engine, len(prepare), use_tqdm) as progress:
                 for output in self._drive(ids, prepare, params):
@@ -386,7 +388,7 @@ class LLM(NotPicklable):
                 yield from self.engine.step()
                 waiting = self.engine.scheduler.num_waiting
         finally:
-            for _, future, _ in ready:  # an interrupt: nothing is prepared in vain
+            for _, future, _ in ready:  # not empty after an interrupt
                 future.cancel()
 
 
@@ -417,7 +419,7 @@ def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int | None]
 
 
 def _failed_output(request_id: str, error: CorellmError, n: int) -> RequestOutput:
-    """What a prompt that never reached the engine gives back."""
+    """The output of a prompt that was refused before it reached the engine."""
     reason: FinishReason = "ignored" if isinstance(error, PromptTooLongError) else "error"
     outputs = [CompletionOutput(index=i, finish_reason=reason) for i in range(n)]
     return RequestOutput(request_id, None, [], outputs, finished=True, error=error)

@@ -1,4 +1,4 @@
-"""What a caller gets back: one `RequestOutput` per request, one `CompletionOutput` per completion of it.
+"""The results of requests: one `RequestOutput` per request, one `CompletionOutput` per completion of it.
 
 Plain data: this room knows no engine and no tensor.
 """
@@ -51,7 +51,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
     def followed_by(self, later: CompletionOutput) -> CompletionOutput:
-        """What this and the next `DELTA` output of the same completion give as one."""
+        """Join this `DELTA` output of a completion with the next one."""
         logprobs = later.logprobs if self.logprobs is None else [*self.logprobs, *(later.logprobs or ())]
         return replace(
             later, text=self.text + later.text, token_ids=self.token_ids + later.token_ids, logprobs=logprobs
@@ -67,7 +67,7 @@ class RequestMetrics:
     queued_ts: float
     """When it joined the engine's queue."""
     scheduled_ts: float | None = None
-    """When its first step began; None while it waits, as all of these."""
+    """When its first step began; this and all later times are None until then."""
     first_token_ts: float | None = None
     last_token_ts: float | None = None
     """When its newest token was generated."""
@@ -117,6 +117,6 @@ class RequestOutput:
     """Why the request failed or was refused; its completions then end with "error" or "ignored"."""
 
     def followed_by(self, later: RequestOutput) -> RequestOutput:
-        """What this and the next `DELTA` output give as one; both stay as they are."""
+        """Join this `DELTA` output with the next one; neither is changed."""
         outputs = [one.followed_by(other) for one, other in zip(self.outputs, later.outputs, strict=True)]
         return replace(later, outputs=outputs, prompt_logprobs=self.prompt_logprobs)

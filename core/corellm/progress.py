@@ -1,6 +1,6 @@
 """A progress bar over the requests of one call, with tokens per second.
 
-Knows the engine's counters of tokens; what is shown is tqdm's, or the caller's own.
+Knows the engine's counters of tokens; the bar itself is tqdm's, or the caller's own.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
 
+_TITLE = "Processed prompts"
+
 
 class Progress:
-    """Shown from when it is entered until it is left; tqdm's is silent when work is done within a second.
+    """A context manager around the work; tqdm's bar stays hidden when the work takes less than a second.
 
     Args:
-        engine: whose tokens are counted.
+        engine: counts tokens.
         total: number of requests.
-        wanted: whether to show one, or what makes it, called as `tqdm` is with `total=` and `desc=`.
+        wanted: whether to show a bar, or a function that makes it, called with `total=` and `desc=` like `tqdm`.
     """
 
     def __init__(self, engine: LLMEngine, total: int, wanted: bool | Callable[..., Any]) -> None:
-        from tqdm.auto import tqdm
-
         self._engine = engine
         self._start = (engine.num_prompt_tokens, engine.num_generated_tokens)
         self._began = time.monotonic()
         if callable(wanted):
-            self._bar = wanted(total=total, desc="Answering")
+            self._bar = wanted(total=total, desc=_TITLE)
         else:
-            self._bar = tqdm(
-                total=total, disable=not wanted, delay=1.0, desc="Answering", unit="prompt", dynamic_ncols=True
-            )
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=total, disable=not wanted, delay=1.0, desc=_TITLE, unit="prompt", dynamic_ncols=True)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,6 @@
-"""The forms of a prompt: types to annotate with, and which of what a caller gives is one prompt and which are many.
+"""The forms of a prompt: types to annotate with, and how one prompt is told from many.
 
-Knows lists, arrays and tensors by their shape, without importing numpy or torch; tokenizers and limits are
-`InputProcessor`'s business.
+Knows lists, arrays and tensors by their shape, without importing numpy or torch; knows no tokenizers and no limits.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from corellm.errors import PromptError
 
 
 class _WithItems(TypedDict):
-    """What both kinds of prompt may have beside the text or the token ids."""
+    """Keys that both kinds of prompt may have."""
 
     multi_modal_data: NotRequired[Mapping[str, Any] | None]
     """`{"image": ..., "video": ..., "audio": ...}`, one item or a list."""
@@ -48,10 +47,10 @@ PromptType: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 def split_prompts(given: Any) -> list[Any]:
-    """The prompts in what `generate` was given: one prompt, or any iterable of prompts.
+    """The list of prompts that `generate` was given: as one prompt, or as any iterable of prompts.
 
-    A list of integers, or an array of one dimension, is one prompt of token ids; a list of lists, or an array of two
-    dimensions, is a prompt per row.
+    A list of integers, or an array of one dimension, is one prompt of token ids. A list of lists has a prompt per
+    list, an array of two dimensions a prompt per row.
     """
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         return [given]
@@ -70,7 +69,7 @@ def plain_token_ids(given: Any) -> list[int]:
     """Token ids as a list of Python's own integers.
 
     Raises:
-        PromptError: not one row of integers.
+        PromptError: not a list of integers.
     """
     listed = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(listed, (str, bytes)) or not isinstance(listed, Sequence):
@@ -85,7 +84,7 @@ def _integer(token: Any) -> int:
 
 
 def _is_integer(value: Any) -> bool:
-    """Python's integers, numpy's and torch's, but no truth values and no rows."""
+    """Whether a value is an integer of Python, numpy or torch; booleans and arrays are not."""
     if isinstance(value, bool) or getattr(value, "ndim", None):
         return False
     try:

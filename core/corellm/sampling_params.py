@@ -1,4 +1,4 @@
-"""What a caller may ask of sampling, validated when it is made and again when a request takes its copy.
+"""Sampling parameters of a request, validated when they are made and again when a request takes its copy.
 
 This room knows parameters and their ranges; it knows neither tokenizers nor tensors. Checks that need the model
 (token ids against the logits' width, bad words to token ids) happen when the request meets the engine.
@@ -21,12 +21,10 @@ MAX_LOGPROBS = 100
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 _GREEDY_EPS = 1e-5
-
-
 MAX_TOKEN_ID = 2**31 - 1
 MAX_INT = 2**63 - 1
 MAX_TEMPERATURE = 1e30
-"""All tokens are as likely then; float32, in which temperatures are applied, has larger numbers."""
+"""Within float32, in which temperatures are applied; at this one all tokens are equally likely."""
 
 
 def shown(value: Any) -> str:
@@ -83,12 +81,12 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 class RequestOutputKind(Enum):
-    """What the outputs hold that a request gives while it runs."""
+    """What the outputs of a request hold while it runs."""
 
     CUMULATIVE = 0
     """Everything generated so far, after every token."""
     DELTA = 1
-    """What came since the output before. Outputs that were not read in time are joined, so that none is missed."""
+    """What is new since the previous output. Outputs that were not read in time are joined, so that none is missed."""
     FINAL_ONLY = 2
     """Everything, once it is finished; nothing before."""
 
@@ -101,8 +99,8 @@ class SamplingParams(AbsentSampling):
     `min_tokens`, `logit_bias`, repetition / frequency / presence penalties, then (unless greedy) temperature, top-k,
     top-p, min-p.
 
-    Fields may be assigned: a request takes a copy, which is checked again, and is not changed by what comes after.
-    Arguments that only other engines have are accepted with a value that asks for nothing.
+    Fields may be assigned: a request takes a copy, which is checked again and not affected by later assignments.
+    Arguments that only other engines have are accepted with their neutral value.
 
     Raises:
         InvalidParameterError: a value out of range or of the wrong type; `param` names the field.
@@ -129,16 +127,16 @@ class SamplingParams(AbsentSampling):
     allowed_token_ids: Sequence[int] | None = None
     """Only these tokens may be generated."""
     bad_words: Sequence[str] | None = ()
-    """Strings that must not be generated, with or without a space before them. What is kept from being generated are
-    their usual tokens: a string that is spelled in others can still come."""
+    """Strings that must not be generated, with or without a space before them. Their usual token sequences are banned:
+    the same string spelled in other tokens can still come."""
     seed: int | None = None
-    """Makes this request's sampling repeat exactly, whatever else is in the batch. None or -1 for random numbers of its
-    own, which follow from the engine's seed and the order of requests."""
+    """Makes this request's sampling repeat exactly, whatever else is in the batch. None or -1 for random numbers that
+    depend on the engine's seed and the order of requests."""
     logprobs: int | None = None
     """Report log-probabilities of the sampled token and of this many most likely ones, per generated token; -1 for the
-    whole vocabulary, which takes time and memory in proportion."""
+    whole vocabulary, which takes time and memory accordingly."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens; nothing comes before the first one, whose entry is None."""
+    """The same for the prompt's tokens; the first one has no predecessor, so its entry is None."""
     max_tokens: int | None = 16
     """Stop after this many generated tokens; None for as many as fit."""
     min_tokens: int = 0
@@ -155,7 +153,7 @@ class SamplingParams(AbsentSampling):
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
-    """Keep the space that some tokenizers put between two special tokens; of use without `skip_special_tokens`."""
+    """Keep the space that some tokenizers put between two special tokens; only with `skip_special_tokens=False`."""
     detokenize: bool = True
     """Turn tokens into text; without it `text` stays empty, `decoded_token` is None and `stop` is refused."""
     truncate_prompt_tokens: int | None = None
@@ -243,7 +241,7 @@ class SamplingParams(AbsentSampling):
         """A copy, checked.
 
         Raises:
-            InvalidParameterError: what was assigned since is wrong.
+            InvalidParameterError: a value assigned since is wrong.
         """
         other = copy.copy(self)
         other.__post_init__()
@@ -261,7 +259,7 @@ def params_copy(given: SamplingParams) -> SamplingParams:
     """A request's own parameters.
 
     Raises:
-        InvalidParameterError: they are something else, or wrong.
+        InvalidParameterError: not a `SamplingParams`, or one with a wrong value.
     """
     if not isinstance(given, SamplingParams):
         raise InvalidParameterError(f"params must be a SamplingParams, got {type(given).__name__}", param="params")
@@ -278,7 +276,7 @@ def _top(name: str, value: Any) -> int | None:
 
 
 def _as_int(token: Any) -> Any:
-    """JSON objects have string keys: `{"50256": -100}` is accepted."""
+    """The integer in a string, as JSON objects have them for keys (`{"50256": -100}`); else the value itself."""
     return int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 20 else token
 
 

@@ -85,7 +85,7 @@ def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(entry))
 
 
-def answer(checkpoint: Path, modality: str) -> tuple[list[int], list[int]]:
+def generate(checkpoint: Path, modality: str) -> tuple[list[int], list[int]]:
     """Prompt and continuation of a question about an item."""
     message = {"role": "user", "content": [{"type": modality, modality: ITEMS[modality]()}, "What is this?"]}
     with LLM(str(checkpoint), dtype="float32") as llm:
@@ -93,8 +93,8 @@ def answer(checkpoint: Path, modality: str) -> tuple[list[int], list[int]]:
     return list(output.prompt_token_ids), list(output.outputs[0].token_ids)
 
 
-def same_answers(copy: Copy, like: str, modality: str, where: Path) -> None:
-    """The tiny checkpoints of a copy and of its original, of the same seed, answer alike."""
+def same_outputs(copy: Copy, like: str, modality: str, where: Path) -> None:
+    """The tiny checkpoints of a copy and of its original, of the same seed, give the same tokens."""
     ours, theirs = (importlib.import_module(f"{p}.tiny") for p in (copy.package, f"corellm_{like}"))
     for architecture in copy.architectures:
         several = len(copy.architectures) > 1
@@ -102,22 +102,22 @@ def same_answers(copy: Copy, like: str, modality: str, where: Path) -> None:
         chosen = {"architecture": architecture} if several else {}
         checkpoint = ours.make_tiny_checkpoint(where / architecture, 3, **chosen)
         assert json.loads((checkpoint / "config.json").read_text())["architectures"] == [architecture]
-        tokens = answer(checkpoint, modality)
-        assert tokens == answer(theirs.make_tiny_checkpoint(where / f"of {architecture}", 3, **original), modality)
+        tokens = generate(checkpoint, modality)
+        assert tokens == generate(theirs.make_tiny_checkpoint(where / f"of {architecture}", 3, **original), modality)
         assert len(set(tokens[1])) > 2
 
 
 @pytest.mark.parametrize(("like", "modality"), FAMILIES.items())
-def test_a_copy_answers_as_its_original(copy: Write, tmp_path: Path, like: str, modality: str) -> None:
+def test_a_copy_generates_as_its_original(copy: Write, tmp_path: Path, like: str, modality: str) -> None:
     """Its tiny checkpoints name its own architectures, load by them, and give the original's tokens."""
-    same_answers(copy(like), like, modality, tmp_path)
+    same_outputs(copy(like), like, modality, tmp_path)
 
 
 @pytest.mark.usefixtures("template")
 def test_a_strangers_plugin_can_be_copied(copy: Write, tmp_path: Path) -> None:
     """Any installed plugin will do: the example's own configuration, processor and model go under the new name."""
     made = copy("patchtalker")
-    same_answers(made, "patchtalker", "image", tmp_path)
+    same_outputs(made, "patchtalker", "image", tmp_path)
     assert made.architectures == ["MyPatchtalkerForCausalLM"]
     assert "class MyPatchtalkerForCausalLM(nn.Module):" in made.source("model").read_text()
 
@@ -161,7 +161,7 @@ def test_what_is_written(copy: Write) -> None:
     for step in (
         f"-m pip install -e '{made.folder}[test]'",
         f"-m pytest {made.folder}",
-        f"-m corellm inspect {made.folder / 'tiny'} sound.wav",
+        f"-m corellm inspect {made.folder / 'tiny'} audio.wav",
         str(made.source("tiny")),
     ):
         assert step in made.printed
@@ -186,11 +186,11 @@ def contract_of(made: Copy, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_a_broken_hook_is_named(copy: Write) -> None:
-    """An encoder that gives an image's rows in the wrong order: by which hook, what was expected, what came."""
+    """An encoder that returns an image's embeddings in the wrong order: by which hook, what was expected, what came."""
     made = copy("llava")
     text = made.source("__init__").read_text(encoding="utf-8")
     assert "        return features\n" in text
-    broken = text.replace("        return features\n", "        return [rows.flip(0) for rows in features]\n")
+    broken = text.replace("        return features\n", "        return [embeds.flip(0) for embeds in features]\n")
     made.source("__init__").write_text(broken, encoding="utf-8")
     done = contract_of(made, "-q", "-k", "test_greedy_equals_the_reference and 8192-prefix")
     assert done.returncode == 1

@@ -21,16 +21,16 @@ QUESTION = "What shape?"
 
 
 @pytest.fixture
-def make_image(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     path = tmp_path / "image.png"
     random_image(40, 30, 5).save(path)
     return path
 
 
 @pytest.fixture
-def clip(tmp_path: Path) -> Path:
+def video(tmp_path: Path) -> Path:
     """Six frames, eight a second."""
-    path = tmp_path / "clip.mp4"
+    path = tmp_path / "video.mp4"
     with av.open(path, "w") as container:
         stream = container.add_stream("mpeg4", rate=8)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
@@ -41,18 +41,18 @@ def clip(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sound(tmp_path: Path) -> Path:
+def audio(tmp_path: Path) -> Path:
     """Half a second of noise."""
-    path = tmp_path / "sound.flac"
+    path = tmp_path / "audio.flac"
     soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, 4000), 8000)
     return path
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_llava: Path) -> Callable[[list[Path]], str]:
-    """What the engine answers to the question about these images."""
+    """The engine's output for the question about these images."""
 
-    def answer(images: list[Path]) -> str:
+    def ask(images: list[Path]) -> str:
         parts = [{"type": "image", "image": str(i)} for i in images]
         messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
         with LLM(str(tiny_llava)) as llm:
@@ -62,7 +62,7 @@ def expected(tiny_llava: Path) -> Callable[[list[Path]], str]:
                 .text.lstrip()
             )
 
-    return answer
+    return ask
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
@@ -74,7 +74,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, st
 def test_image_and_question(
     capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, expected: Callable[[list[Path]], str]
 ) -> None:
-    """Files and text in any order, `--image`, and a question on standard input: one answer."""
+    """Files and text in any order, `--image`, and a question on standard input: one output."""
     want = expected([image]) + "\n"
     for arguments in (
         [image, QUESTION],
@@ -124,33 +124,45 @@ def test_conversation(
     assert "no such file: 'nowhere.png'" in err
 
 
+def test_a_conversation_keeps_to_the_formats(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--media-formats` is also for files that come by /image."""
+    lines = iter([f"/image {image}", "/exit"])
+    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    _, out, err = run(capsys, "run", tiny_llava, "--media-formats", "jpeg")
+    assert "goes with your next message)" not in out
+    assert "is of the format png, which is not let in here" in err
+
+
 def test_media_of_every_kind(
-    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, clip: Path,
+    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, video: Path,
     image: Path,
 ) -> None:  # fmt: skip
-    """Images and clips as plain arguments, by name, by content, by option: what `chat` makes of them."""
+    """Images and videos as plain arguments, by name, by content, by option: what `chat` makes of them."""
     from corellm_qwen_vl.tiny import make_tiny_checkpoint
 
     model = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"))
-    nameless = tmp_path / "clip"
-    nameless.write_bytes(clip.read_bytes())
-    parts = [{"type": "image", "image": str(image)}, {"type": "video", "video": str(clip)}]
+    nameless = tmp_path / "video"
+    nameless.write_bytes(video.read_bytes())
+    parts = [{"type": "image", "image": str(image)}, {"type": "video", "video": str(video)}]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
     with LLM(str(model)) as llm:
         outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
     want = outputs[0].outputs[0].text.lstrip() + "\n"
     for arguments in (
-        [image, clip, QUESTION],
+        [image, video, QUESTION],
         [QUESTION, image, nameless],
-        ["--image", image, "--video", clip, QUESTION],
+        ["--image", image, "--video", video, QUESTION],
     ):
         assert run(capsys, "run", model, "--max-tokens", 6, *arguments)[:2] == (0, want)
 
 
-def test_files_are_told_apart_by_content(tmp_path: Path, clip: Path, sound: Path, image: Path) -> None:
+def test_files_are_told_apart_by_content(tmp_path: Path, video: Path, audio: Path, image: Path) -> None:
     """A name that says nothing does not matter; what is said of a file is its size or length."""
     about = {"image": "40 x 30", "video": "64 x 48, 6 frames, 0.8 s", "audio": "0.5 s"}
-    for modality, path in {"image": image, "video": clip, "audio": sound}.items():
+    for modality, path in {"image": image, "video": video, "audio": audio}.items():
         nameless = tmp_path / "nameless"
         nameless.write_bytes(path.read_bytes())
         for name in (path, nameless):

@@ -34,7 +34,7 @@ class FakeStep:
 
 
 class FakeRunner:
-    """The runner's calls, answered by the fake worker."""
+    """The runner's methods, on the fake worker."""
 
     def __init__(self, worker: FakeWorker, *, runs_ahead: bool) -> None:
         self.worker = worker
@@ -84,7 +84,10 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
     """An `LLM` of these sizes."""
     simulation = Simulation(setup)
     processor = SimpleNamespace(
-        process=lambda prompt, **_: prompt, check_params=lambda params: None, bad_words_ids=lambda params: []
+        process=lambda prompt, **_: prompt,
+        check_params=lambda params: None,
+        bad_words_ids=lambda params: [],
+        mm_processor=SimpleNamespace(cache={}),
     )
     model = SimpleNamespace(
         context=SimpleNamespace(tokenizer=tokenizer),
@@ -92,6 +95,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         scheduler=simulation.scheduler,
         runner=FakeRunner(simulation.worker, runs_ahead=runs_ahead),
         executor=ThreadPoolExecutor(1),
+        templates=SimpleNamespace(close=lambda: None),
         eos_token_ids=frozenset({EOS}),
         max_model_len=setup.max_model_len,
     )

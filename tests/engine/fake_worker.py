@@ -56,12 +56,12 @@ def make_request(
 
 
 def embedding_at(features: Sequence[MultiModalFeature], position: int) -> tuple[str, int] | None:
-    """Which embedding (item, row) stands in for the token at a position; None where the token counts itself."""
+    """The embedding (item, index) in place of the token at a position; None where the token itself counts."""
     for feature in features:
         placeholder = feature.placeholder
-        row = placeholder.embeds_before(position)
-        if placeholder.offset <= position < placeholder.end and placeholder.embeds_before(position + 1) > row:
-            return feature.identifier, row
+        index = placeholder.embeds_before(position)
+        if placeholder.offset <= position < placeholder.end and placeholder.embeds_before(position + 1) > index:
+            return feature.identifier, index
     return None
 
 
@@ -204,7 +204,7 @@ class FakeWorker:
         history = self._history(sequence, tokens)
         for position in range(stop):
             found = self._kv.get(self._slot(chunk, position))
-            assert found == history[position], f"{chunk.request_id} reads somebody else's KV at position {position}"
+            assert found == history[position], f"{chunk.request_id} reads another request's KV at position {position}"
         if chunk.samples:
             result.sampled[chunk.request_id] = token_after(self._kv[self._slot(chunk, stop - 1)])
 

@@ -138,8 +138,8 @@ def test_one_identifier_is_encoded_once_for_all() -> None:
 def test_a_cached_item_that_the_plan_needs_is_not_counted_as_room() -> None:
     """An unreferenced cached item could be evicted, unless the same chunk needs it beside a new one."""
     encoders, cache = planner(6)
-    cache.allocate("a", 4, "gone", 0)
-    cache.release_all("gone")
+    cache.allocate("a", 4, "finished", 0)
+    cache.release_all("finished")
     needs_both = make_request("r", [1] * 12, [make_feature("a", 0, 4), make_feature("b", 5, 3)])
     assert encoders.plan(needs_both, 0, 12) == (5, [0])
     needs_other = make_request("s", [1] * 12, [make_feature("b", 5, 3)])

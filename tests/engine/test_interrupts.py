@@ -20,7 +20,7 @@ import pytest
 
 import corellm.engine
 from corellm import LLM
-from corellm.cli.conversation import print_answer, stream_answer
+from corellm.cli.conversation import print_text, stream_text
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.outputs import RequestOutput
@@ -40,7 +40,7 @@ RECOMPUTE = Setup(
 ROOMY = Setup(max_num_seqs=5)
 CASES = [(SWAP, False), (RECOMPUTE, False), (ROOMY, True)]
 ENGINE = str(Path(corellm.engine.__file__).parent)
-DRIVERS = ("_complete", "_drive", "_abort_unfinished", "stream_answer", "print_answer")
+DRIVERS = ("_complete", "_drive", "_abort_unfinished", "stream_text", "print_text")
 
 
 def load() -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
@@ -71,7 +71,7 @@ def told(output: RequestOutput) -> Any:
             for c in output.outputs], type(output.error)  # fmt: skip
 
 
-def answers(llm: LLM) -> list[Any]:
+def outputs(llm: LLM) -> list[Any]:
     prompts, wanted = load()
     llm.engine.reset_prefix_cache()
     return [told(output) for output in llm.generate(prompts, wanted, use_tqdm=False, on_error="return")]
@@ -145,7 +145,7 @@ def llm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tokeniz
 
 def test_the_load_is_worth_interrupting(llm: LLM) -> None:
     """It preempts, or runs ahead; and it ends in several ways."""
-    ends = {completion[4] for completions, _ in answers(llm) for completion in completions}
+    ends = {completion[4] for completions, _ in outputs(llm) for completion in completions}
     assert ends == {"length", "stop", "ignored"}
     runner: Any = llm.engine.runner
     assert llm.engine.scheduler.get_stats().num_preemptions > 0 or runner.num_ahead > 5
@@ -153,27 +153,27 @@ def test_the_load_is_worth_interrupting(llm: LLM) -> None:
 
 def test_generate_interrupted_at_every_line(llm: LLM) -> None:
     """The interrupt comes out as itself, nothing is left of the call, and later calls are right."""
-    wanted = answers(llm)
+    wanted = outputs(llm)
     with Lines() as lines:
-        assert answers(llm) == wanted
+        assert outputs(llm) == wanted
     chosen = moments(lines.seen, Random(0))
     assert len(chosen) > 400
     if llm.engine.scheduler.config.preemption_mode != "swap":  # most lines are the same ones
         chosen = chosen[::4]
     for number, moment in enumerate(chosen):
         with Lines(at=moment), pytest.raises(KeyboardInterrupt):
-            answers(llm)
+            outputs(llm)
         (prompt, *_), (wish, *_) = load()
         assert told(llm.generate(prompt, wish, use_tqdm=False)[0]) == wanted[0], lines.seen[moment - 1]
         check_idle(llm)
         if number % 20 == 0:
-            assert answers(llm) == wanted
-    assert answers(llm) == wanted
+            assert outputs(llm) == wanted
+    assert outputs(llm) == wanted
 
 
 def test_steps_go_on_after_an_interrupt(llm: LLM) -> None:
     """A request outlives interrupted steps: its text only grows, and its end is that of a run without interrupts."""
-    wanted = dict(zip("abcdef", answers(llm), strict=True))
+    wanted = dict(zip("abcdef", outputs(llm), strict=True))
     rng = Random(1)
     for _ in range(20):
         ended, lost = drive(llm.engine, rng)
@@ -206,28 +206,56 @@ def drive(engine: LLMEngine, rng: Random) -> tuple[dict[str, Any], set[str]]:
     return ended, texts.keys() - ended.keys()
 
 
-def test_an_answer_interrupted_at_every_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
-    """In a conversation on the terminal: the next answer is right, and shows nothing of the interrupted one."""
+def test_an_output_interrupted_at_every_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """In a conversation on the terminal: the next output is right, and has nothing of the interrupted one."""
     with fake_llm(monkeypatch, ROOMY, tokenizer, runs_ahead=True) as llm:
         (first, _, other, *_), (wish, *_) = load()
 
-        def answer(prompt: ProcessedPrompt) -> str:
+        def text_of(prompt: ProcessedPrompt) -> str:
             llm.engine.reset_prefix_cache()
-            return print_answer(stream_answer(llm.engine, "answer", prompt, wish))
+            return print_text(stream_text(llm.engine, "run", prompt, wish))
 
-        wanted = answer(other)
+        wanted = text_of(other)
         with Lines() as lines:
-            assert answer(first) != wanted
+            assert text_of(first) != wanted
         for moment in moments(lines.seen, Random(0)):
             with Lines(at=moment), suppress(KeyboardInterrupt):
-                answer(first)
-            assert answer(other) == wanted, lines.seen[moment - 1]
+                text_of(first)
+            assert text_of(other) == wanted, lines.seen[moment - 1]
             check_idle(llm)
 
 
+def test_a_reset_interrupted_at_every_line(llm: LLM) -> None:
+    """`reset_mm_cache` leaves caches that can be used, and later calls are right."""
+    wanted = outputs(llm)
+    with Lines() as lines:
+        llm.reset_mm_cache()
+    for moment in range(1, lines.count + 1):
+        assert outputs(llm) == wanted  # there are items to forget
+        with Lines(at=moment), suppress(KeyboardInterrupt):
+            llm.reset_mm_cache()
+        assert outputs(llm) == wanted, lines.seen[moment - 1]
+        check_idle(llm)
+
+
+def test_a_reset_beside_a_step_in_flight(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """The last request is aborted while the step after the last one is with the device already."""
+    with fake_llm(monkeypatch, ROOMY, tokenizer, runs_ahead=True) as llm:
+        (prompt, *_), (wish, *_) = load()
+        wanted = told(llm.generate(prompt, wish, use_tqdm=False)[0])
+        llm.engine.add_request("aborted", prompt, wish)
+        llm.engine.step()
+        llm.engine.step()
+        llm.engine.abort_request("aborted", silently=True)
+        llm.reset_mm_cache()
+        assert told(llm.generate(prompt, wish, use_tqdm=False)[0]) == wanted
+        check_idle(llm)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # callbacks of the garbage collector
 def test_interrupts_of_every_moment(llm: LLM) -> None:
     """Signals between any two bytecodes, half of them followed by another one while the first is dealt with."""
-    wanted, rng = answers(llm), Random(2)
+    wanted, rng = outputs(llm), Random(2)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if rng.random() < 0.5:
@@ -242,12 +270,12 @@ def test_interrupts_of_every_moment(llm: LLM) -> None:
         for _ in range(150):
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 1e-2))
             try:
-                answers(llm)
+                outputs(llm)
             except KeyboardInterrupt:
                 interrupted += 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 10
-    assert answers(llm) == wanted
+    assert outputs(llm) == wanted
     check_idle(llm)

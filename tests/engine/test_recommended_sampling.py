@@ -1,4 +1,4 @@
-"""`generation_config.json`: its recommendation counts where a request brings no parameters; when answers end.
+"""`generation_config.json`: its parameters apply where a request has none; when outputs end.
 
 The oracle is transformers' own reading of the file, and its `generate` without arguments.
 """
@@ -71,7 +71,7 @@ def test_a_recommendation_that_cannot_be(checkpoint: Path) -> None:
 
 
 def test_requests_without_parameters_take_the_recommendation(checkpoint: Path) -> None:
-    """`LLM` and `AsyncLLM` alike answer as transformers' `generate` without arguments.
+    """`LLM` and `AsyncLLM` generate the same as transformers' `generate` without arguments.
 
     Parameters given are all that counts; `generation_config="none"` turns the recommendation off.
     """
@@ -88,8 +88,8 @@ def test_requests_without_parameters_take_the_recommendation(checkpoint: Path) -
         recommended = llm.get_default_sampling_params()
         assert (recommended.temperature, recommended.max_tokens, recommended.repetition_penalty) == (0, 7, 1.3)
         assert tokens(llm) == tokens(llm, recommended) == want
-        (answer,) = llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False)
-        assert len(answer.outputs[0].token_ids) <= 7
+        (output,) = llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False)
+        assert len(output.outputs[0].token_ids) <= 7
         plain = SamplingParams(temperature=0, max_tokens=7)
         assert tokens(llm, plain) != want
 
@@ -108,14 +108,14 @@ def test_requests_without_parameters_take_the_recommendation(checkpoint: Path) -
 
 @pytest.mark.parametrize("stated", [7, [7, 9], None])
 def test_answers_end_at_the_files_and_the_tokenizers_end(checkpoint: Path, stated: Any) -> None:
-    """Tokens of `eos_token_id` and the tokenizer's end of sequence end an answer, and no other."""
+    """Tokens of `eos_token_id` and the tokenizer's end of sequence end an output, and no other."""
     state(checkpoint, eos_token_id=stated)
     with LLM(str(checkpoint)) as llm:
         ends = {llm.get_tokenizer().eos_token_id, *([stated] if isinstance(stated, int) else stated or ())}
         for token in (2, 7, 9, 11):
             only = SamplingParams(temperature=0, max_tokens=3, allowed_token_ids=[token])
-            (answer,) = llm.generate(PROMPT, only, use_tqdm=False)
-            assert answer.outputs[0].finish_reason == ("stop" if token in ends else "length"), token
+            (output,) = llm.generate(PROMPT, only, use_tqdm=False)
+            assert output.outputs[0].finish_reason == ("stop" if token in ends else "length"), token
 
 
 def test_choices(checkpoint: Path) -> None:

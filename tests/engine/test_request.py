@@ -200,7 +200,7 @@ def test_the_earliest_arrival_may_stand_behind_someone_more_urgent() -> None:
 
 
 def test_queue_forgets_removed_requests() -> None:
-    """Aborting everybody who waits leaves no memory behind but a bounded rest."""
+    """Aborting every waiting request frees its memory, but for a bounded rest."""
     queue = RequestQueue()
     requests = [ranked(str(number), (0, number)) for number in range(5000)]
     for request in requests:

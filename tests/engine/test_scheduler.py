@@ -147,7 +147,7 @@ def test_priority_orders_waiting_requests_and_fcfs_ignores_it() -> None:
 
 
 def test_new_and_gone_tell_the_worker_what_to_hold() -> None:
-    """A request is new once, with its stop tokens, and gone in the batch after its end."""
+    """A request is new once, with its stop tokens, and released in the batch after its end."""
     simulation = simulate()
     simulation.add(make_request("a", [1, 2], max_tokens=2, ignore_eos=True, stop_token_ids=[99]))
     first = simulation.step()
@@ -287,7 +287,7 @@ def test_a_finished_placeholder_gives_its_room_back() -> None:
 
 
 def test_an_item_cached_by_prefix_runs_no_encoder() -> None:
-    """Nothing is encoded for a placeholder whose KV is found, even after its embeddings are gone."""
+    """Nothing is encoded for a placeholder whose KV is found, even after its embeddings are evicted."""
     simulation = simulate(encoder_capacity=4)
     for name, image in (("r1", "a"), ("r2", "b"), ("r3", "a")):
         simulation.add(make_request(name, [1] * 4 + [2] * 5, [make_feature(image, 0, 4)]))
@@ -335,7 +335,7 @@ def test_the_newest_gives_way_and_comes_back(preemption: str, chunked: bool) -> 
 
 
 def test_swap_falls_back_to_recompute_without_room_on_the_host() -> None:
-    """A host of one block takes nobody, and everybody ends all the same."""
+    """A host of one block takes no request, and every request finishes all the same."""
     simulation = simulate(num_blocks=9, block_size=4, num_host_blocks=1, preemption="swap")
     simulation.add(*(text(name, 6, 10) for name in "abc"))
     assert not any(batch.swap_out for batch in simulation.run())
@@ -403,9 +403,9 @@ def test_abort_at_any_moment_gives_everything_back(moment: str) -> None:
     other = text("a", 5, 18)
     victim = make_request("b", [1] * 12, [make_feature("cat", 2, 6)], max_tokens=9, ignore_eos=True)
     simulation.add(other, victim)
-    pending: ScheduledBatch | None = None
+    in_flight: ScheduledBatch | None = None
     if moment == "scheduled":
-        pending = simulation.schedule()
+        in_flight = simulation.schedule()
     elif moment in ("prefilling", "decoding"):
         while victim.num_computed_tokens < (1 if moment == "prefilling" else 13):
             simulation.step()
@@ -415,8 +415,8 @@ def test_abort_at_any_moment_gives_everything_back(moment: str) -> None:
     got = len(victim.output_token_ids)
     assert simulation.scheduler.finish_requests(["b", "b", "?"], RequestStatus.FINISHED_ABORTED) == [victim]
     assert simulation.scheduler.finish_requests(["b"], RequestStatus.FINISHED_ABORTED) == []
-    if pending is not None:
-        assert victim not in simulation.update(pending, simulation.worker.execute(pending))
+    if in_flight is not None:
+        assert victim not in simulation.update(in_flight, simulation.worker.execute(in_flight))
     simulation.run()
     assert victim.finish_reason == "abort"
     assert len(victim.output_token_ids) == got
@@ -438,7 +438,7 @@ def test_a_failed_request_leaves_the_others_alone() -> None:
 
 
 def test_finish_by_a_stop_string() -> None:
-    """The output processor ends a request between steps; it counts as stopped and is gone from the worker."""
+    """The output processor ends a request between steps; it counts as stopped and the worker releases it."""
     simulation = simulate()
     request = text("a", 5, 20)
     simulation.add(request)

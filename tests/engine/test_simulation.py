@@ -1,4 +1,4 @@
-"""Random load on tiny caches: everybody ends, as if alone, and nothing is lost.
+"""Random load on tiny caches: every request finishes, with the output it has alone, and no block is lost.
 
 `Simulation` checks every step: budgets, integrity of blocks and encoder cache, progress, and (through `FakeWorker`)
 that each sequence reads exactly its own history. At the end: outputs equal to running alone, all blocks free, and no

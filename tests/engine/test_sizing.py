@@ -32,7 +32,7 @@ def config(**options: Any) -> EngineConfig:
 
 @pytest.mark.parametrize(("device", "sequences", "tokens"), [("cpu", 64, 2048), ("cuda", 256, 8192)])
 def test_a_step_holds_what_suits_the_device(device: str, sequences: int, tokens: int) -> None:
-    """If nobody says otherwise."""
+    """Without any configuration."""
     on = context(device)
     assert (sequences_at_once(config(), on), token_budget(config(), on, 4096)) == (sequences, tokens)
     asked = config(max_num_seqs=3, max_num_batched_tokens=100)

@@ -117,15 +117,21 @@ def test_a_long_prompt_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     llm = AsyncLLM("demo", num_kv_blocks=64)
     processor = llm.engine.input_processor
 
-    def never(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("tokenized")
+    encode = processor._encode_text
+
+    def encode_short(text: str, **kwargs: Any) -> list[int]:
+        assert len(text) < 1000, "tokenized"  # placeholders are, to be told from text
+        return encode(text, **kwargs)
+
+    def never(*args: Any) -> Any:
+        raise AssertionError("looked at token by token")
 
     async def first(outputs: Any) -> Any:
         async for output in outputs:
             return output
         return None
 
-    monkeypatch.setattr(processor, "_encode_text", never)
+    monkeypatch.setattr(processor, "_encode_text", encode_short)
     monkeypatch.setattr(processor, "_check_token", never)
     text = "word " * 1_000_000
     try:

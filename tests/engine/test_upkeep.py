@@ -42,7 +42,7 @@ def figures(llm: LLM) -> dict[str, float]:
     return {metric.name.removeprefix("corellm:"): metric.value for metric in llm.get_metrics()}
 
 
-def test_token_ids_in_every_form_answer_like_the_text(llm: LLM) -> None:
+def test_token_ids_in_every_form_are_like_the_text(llm: LLM) -> None:
     """Lists, arrays and tensors, one or many, alone or in a dictionary."""
     want = ask(llm).outputs[0].token_ids
     ids = llm.get_tokenizer()(TEXT)["input_ids"]

@@ -1,1 +1,1 @@
-"""What scripts for other engines use and corellm lacks: tables by place, each entry with what to use instead."""
+"""Tables of names that scripts for other engines use and corellm lacks, each with what to use instead."""

@@ -1,4 +1,4 @@
-"""Arguments of `LLM(...)` in scripts written for vLLM that corellm lacks: values that ask for nothing, and the way out.
+"""Arguments of `LLM(...)` in scripts written for vLLM that corellm lacks: neutral values, and the way out.
 
 Data only. Tests and the page `docs/run/from-vllm.md` read it; other names are in `names`.
 """
@@ -73,11 +73,11 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "hf_token": Absent((None, True), "log in with `hf auth login`, or set the environment variable HF_TOKEN"),
     "hf_config_path": Absent((None,), "put config.json into the model's directory"),
     "config_format": Absent((None, "auto", "hf"), "only the Hugging Face layout is read"),
-    "code_revision": Absent((None,), "revision= counts for all files"),
-    "tokenizer_revision": Absent((None,), "revision= counts for all files"),
+    "code_revision": Absent((None,), "revision= applies to all files"),
+    "tokenizer_revision": Absent((None,), "revision= applies to all files"),
     "tokenizer_mode": Absent((None, "auto", "hf"), "the tokenizer is transformers' fast one where there is one"),
     "skip_tokenizer_init": Absent((None, False), "the tokenizer is always loaded; SamplingParams(detokenize=False)"),
-    "tokenizer_pool_size": Absent((None, 0), "texts are tokenized in threads by themselves"),
+    "tokenizer_pool_size": Absent((None, 0), "texts are tokenized in threads of their own"),
     "rope_scaling": Absent((None, {}), "write it into config.json, or use hf_overrides={'rope_scaling': ...}"),
     "rope_theta": Absent((None,), "write it into config.json, or use hf_overrides={'rope_theta': ...}"),
     "disable_sliding_window": Absent((None, False), "lower max_model_len to the window instead"),
@@ -97,7 +97,7 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "num_gpu_blocks_override": Absent((None,), "use num_kv_blocks"),
     "kv_cache_memory_bytes": Absent((None,), "use kv_cache_memory"),
     "calculate_kv_scales": Absent((None, False), "int8 and fp8 caches have a factor for every token and head"),
-    "kv_cache_dtype_skip_layers": Absent((None, []), "kv_cache_dtype counts for all layers"),
+    "kv_cache_dtype_skip_layers": Absent((None, []), "kv_cache_dtype applies to all layers"),
     "kv_sharing_fast_prefill": Absent((None, False), "no family shares KV between layers"),
     "mamba_cache_dtype": Absent((None, "auto"), _NO_STATES),
     "mamba_ssm_cache_dtype": Absent((None, "auto"), _NO_STATES),
@@ -121,7 +121,7 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "attention_config": Absent((None, {}), "attention_backend= chooses the backend"),
     "cudagraph_capture_sizes": Absent((None,), _NO_COMPILER),
     "max_cudagraph_capture_size": Absent((None,), _NO_COMPILER),
-    "max_seq_len_to_capture": Absent((None, 8192), "CUDA graphs count for sequences of every length"),
+    "max_seq_len_to_capture": Absent((None, 8192), "CUDA graphs work for sequences of every length"),
     "async_scheduling": Absent(
         (None, True), "steps are launched ahead where they can be; enforce_eager=True turns that off"
     ),
@@ -133,8 +133,8 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "max_long_partial_prefills": Absent((None, 1), "prompts are split in their order; there is nothing to set"),
     "long_prefill_token_threshold": Absent((None, 0), "lower max_num_batched_tokens instead"),
     "max_num_scheduled_tokens": Absent((None,), "use max_num_batched_tokens"),
-    "max_num_queued_reqs": Absent((None,), "the queue has no limit; bound what you ask at once"),
-    "max_num_queued_tokens": Absent((None,), "the queue has no limit; bound what you ask at once"),
+    "max_num_queued_reqs": Absent((None,), "the queue has no limit; bound the number of requests you send"),
+    "max_num_queued_tokens": Absent((None,), "the queue has no limit; bound the number of requests you send"),
     "scheduler_reserve_full_isl": Absent((None, True, False), "a prompt is admitted with blocks for all its tokens"),
     "watermark": Absent((None, 0), "how many blocks stay free follows from preemptions"),
     "shutdown_timeout": Absent((None, 0), "wait for what is in flight before close()"),
@@ -156,7 +156,7 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "mm_encoder_attn_dtype": Absent((None,), "encoders run in the model's dtype"),
     "mm_processor_device": Absent((None, "auto", "cpu"), "items are processed on the CPU"),
     "mm_hasher_algorithm": Absent((None, "blake3", "sha256"), "items are known by their SHA-256"),
-    "renderer_num_workers": Absent((None, 1), "prompts are prepared in threads by themselves"),
+    "renderer_num_workers": Absent((None, 1), "prompts are prepared in threads of their own"),
     "mm_encoder_attn_backend": Absent((None,), "encoders run as transformers runs them"),
     "enable_mm_embeds": Absent((None, True, False), "precomputed embeddings are always taken, and checked"),
     "interleave_mm_strings": Absent((None, False), "placeholders always stand where the message's parts stand"),
@@ -188,9 +188,9 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "logits_processor_pattern": Absent((None,), "use logit_bias, allowed_token_ids or bad_words of SamplingParams"),
     "logprobs_mode": Absent((None, "raw_logprobs"), "log-probabilities are those of the raw logits"),
     "max_logprobs": Absent((None, 20, -1), "SamplingParams(logprobs=...) says how many"),
-    "disable_log_stats": Absent((None, True, False), "no figures are logged; get_metrics() always has them"),
-    "enable_log_requests": Absent((None, False), "requests are not logged; log them where you ask"),
-    "disable_log_requests": Absent((None, True), "requests are not logged; log them where you ask"),
+    "disable_log_stats": Absent((None, True, False), "no metrics are logged; get_metrics() always has them"),
+    "enable_log_requests": Absent((None, False), "requests are not logged; log them in your own code"),
+    "disable_log_requests": Absent((None, True), "requests are not logged; log them in your own code"),
     "kv_cache_metrics": Absent((None, False), "get_metrics() has all there are"),
     "cudagraph_metrics": Absent((None, False), "get_metrics() has all there are"),
     "enable_mfu_metrics": Absent((None, False), "get_metrics() has all there are"),

@@ -1,4 +1,4 @@
-"""What scripts written for vLLM ask of requests and objects and corellm lacks: names, and what to use instead.
+"""Arguments of requests, methods and names in scripts written for vLLM that corellm lacks: what to use instead.
 
 Data only. Tests and the page `docs/run/from-vllm.md` read it; arguments of `LLM(...)` are in `engine`.
 """
@@ -10,7 +10,7 @@ from corellm.absent.table import Absent
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
 NO_POOLING = "models for embeddings, classes and scores cannot be served yet; use transformers or sentence-transformers"
-NO_GUIDES = "outputs cannot be held to a schema or grammar yet; say the format in the prompt and check the output"
+NO_GUIDES = "outputs cannot be held to a schema or grammar yet; state the format in the prompt and check the output"
 NO_SLEEP = "leave the `with` block (or call close()), which frees the device, and load the model again"
 NO_TRACING = "there is no OpenTelemetry export; use RequestOutput.metrics, get_metrics() or start_profile()"
 NO_UPDATES = "weights cannot be exchanged from outside; use apply_model(function) to change the model in place"
@@ -21,7 +21,7 @@ REQUEST_ARGUMENTS: dict[str, Absent] = {
     "guided_options_request": Absent((None,), NO_GUIDES),
     "prompt_token_ids": Absent((None,), "give the ids as prompts: generate([1, 2, 3]), generate([[1, 2], [3]])"),
     "tokenization_kwargs": Absent((None, {}), "tokenize yourself, and give the token ids as the prompt"),
-    "chat_template_content_format": Absent((None, "auto"), "how content is rendered is found out from the template"),
+    "chat_template_content_format": Absent((None, "auto"), "the format of contents is detected from the template"),
     "prompt_text": Absent((None,), "give the text as the prompt"),
     "trace_headers": Absent((None, {}), NO_TRACING),
     "data_parallel_rank": Absent((None, 0), ONE_DEVICE),
@@ -73,11 +73,11 @@ METHODS: dict[str, Absent] = {
     "get_supported_tasks": Absent((), "every model generates; there is no other task yet"),
     "get_input_preprocessor": Absent((), "use engine.input_processor"),
     "get_tokenizer_group": Absent((), "use get_tokenizer()"),
-    "is_paused": Absent((), "stop asking, and let what is in flight finish"),
-    "pause_generation": Absent((), "stop asking, and let what is in flight finish"),
-    "resume_generation": Absent((), "stop asking, and let what is in flight finish"),
+    "is_paused": Absent((), "send no more requests, and let those in flight finish"),
+    "pause_generation": Absent((), "send no more requests, and let those in flight finish"),
+    "resume_generation": Absent((), "send no more requests, and let those in flight finish"),
     "is_tracing_enabled": Absent((), NO_TRACING),
-    "do_log_stats": Absent((), "no figures are logged; use get_metrics()"),
+    "do_log_stats": Absent((), "no metrics are logged; use get_metrics()"),
     "shutdown": Absent((), "use close(), or a `with` block"),
     "shutdown_background_loop": Absent((), "use close(), or a `with` block"),
     "wait_for_requests_to_drain": Absent((), "wait for the generators you iterate over"),

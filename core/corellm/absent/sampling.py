@@ -1,6 +1,6 @@
-"""Sampling parameters of other engines: accepted with a value that asks for nothing, refused with any other.
+"""Sampling parameters of other engines: accepted with a neutral value, refused with any other.
 
-Knows what to use instead of each; the parameters that corellm has are in `sampling_params`.
+Knows what to use instead of each; corellm's own parameters are in `sampling_params`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ABSENT_SAMPLING = {
     "thinking_token_budget": Absent((None, -1), "limit all tokens with max_tokens"),
     "use_beam_search": Absent((False, None), "beam search is not there yet; generate n completions"),
 }
-"""By name, each with the values that ask for nothing; the first of them is the default."""
+"""By name, each with its neutral values; the first of them is the default."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class AbsentSampling:
     use_beam_search: Any = field(default=False, repr=False)
 
     def _check_absent(self) -> None:
-        """Refuse every value that asks for something.
+        """Refuse every value that is not neutral.
 
         Raises:
             InvalidParameterError: says what to use instead.

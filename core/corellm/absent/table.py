@@ -1,6 +1,6 @@
-"""Arguments and names that scripts written for other engines use and corellm lacks: refused by a sentence.
+"""Refuses arguments and names that scripts written for other engines use and corellm lacks, with what to use instead.
 
-This file knows how a table of them is applied to a call; the tables are in `engine`, `names` and `sampling`.
+Knows how a table of them is applied to a call; the tables are in `engine`, `names` and `sampling`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, ParamSpec, TypeVar
 from corellm.errors import AbsentMethodError, AbsentNameError, CorellmError, InvalidParameterError
 
 _Arguments = ParamSpec("_Arguments")
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 
 
 @dataclass(frozen=True)
 class Absent:
-    """An argument or name that does nothing here."""
+    """An argument or name that corellm lacks."""
 
     neutral: tuple[object, ...]
-    """Values that ask for nothing; any other is refused."""
+    """Values under which it has no effect; any other is refused."""
     instead: str
     """Why, and what to use instead."""
 
     def accepts(self, value: object) -> bool:
-        """Whether a value asks for nothing."""
+        """Whether a value is neutral."""
         return any(value is neutral or (isinstance(value, _PLAIN) and value == neutral) for neutral in self.neutral)
 
 
@@ -38,10 +38,10 @@ def check_absent(
     table: Mapping[str, Absent],
     error: Callable[[str], CorellmError] = InvalidParameterError,
 ) -> dict[str, Any]:
-    """The arguments that are not in the table.
+    """Return the arguments that are not in the table.
 
     Args:
-        owner: whose arguments these are, for the message.
+        owner: name of the called class or method, for the message.
         given: keyword arguments of a call.
         table: absent arguments by name.
         error: what to raise.
@@ -49,8 +49,8 @@ def check_absent(
     Raises:
         CorellmError: an argument of the table has another value than its neutral ones.
     """
-    for name in given.keys() & table.keys():
-        if not table[name].accepts(given[name]):
+    for name in given:
+        if name in table and not table[name].accepts(given[name]):
             refused = error(f"{owner} does not take {name}={given[name]!r:.60}: {table[name].instead}")
             if isinstance(refused, InvalidParameterError):
                 refused.param = name
@@ -60,21 +60,21 @@ def check_absent(
 
 def refusing(
     table: Mapping[str, Absent], error: Callable[[str], CorellmError] = InvalidParameterError
-) -> Callable[[Callable[_Arguments, _Answer]], Callable[_Arguments, _Answer]]:
-    """Decorate a method: neutral arguments of the table are dropped; every other misfit is a typed error.
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Decorate a method: neutral arguments of the table are dropped; every other wrong argument is a typed error.
 
     Args:
         table: absent arguments by name.
         error: what to raise for them, for unknown arguments and for missing ones.
     """
 
-    def decorate(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    def decorate(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         signature = inspect.signature(method)
         owner = method.__qualname__.removesuffix(".__init__")
         known = ", ".join(name for name in signature.parameters if name != "self")
 
         @wraps(method)
-        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             kept: dict[str, Any] = kwargs
             if not table.keys().isdisjoint(kwargs):
                 kept = check_absent(owner, kwargs, table, error)
@@ -90,14 +90,14 @@ def refusing(
 
 
 def absent_attribute(owner: str, name: str, table: Mapping[str, Absent]) -> AttributeError:
-    """What `__getattr__` of a class raises: the way out for a name of the table, else what Python says."""
+    """The error for `__getattr__` of a class to raise: with the way out for a name of the table, else Python's own."""
     if name in table:
         return AbsentMethodError(f"{owner} has no {name}: {table[name].instead}")
     return AttributeError(f"{owner!r} object has no attribute {name!r}")
 
 
 def absent_name(module: str, name: str, table: Mapping[str, Absent]) -> Exception:
-    """What `__getattr__` of a module raises. An AttributeError would lose its message in `from module import name`."""
+    """The error for `__getattr__` of a module; an AttributeError loses its message in `from module import name`."""
     if name in table:
         return AbsentNameError(f"{module} has no {name}: {table[name].instead}")
     return AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage, a dozen, is a question away."""
+    """Reports errors in one line instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
-    """A broken extension must not take the other commands away."""
+    """Add the commands of extensions; a broken one is a warning."""
     from corellm.plugin.extensions import ask_extensions
 
     subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
@@ -61,8 +61,8 @@ def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
         _warn(error)
 
 
-def _is_nothing(answer: object) -> bool:
-    return answer is None
+def _is_nothing(result: object) -> bool:
+    return result is None
 
 
 def _warn(error: PluginError) -> None:
@@ -113,5 +113,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing at exit would fail again
         return 1
     finally:
-        gc.freeze()  # the process ends: looking for garbage among a million imported objects would take a second
+        gc.freeze()  # collecting garbage among a million imported objects at exit would take a second
     return status

@@ -34,7 +34,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     """Add the model, media, the text, and how it becomes a prompt."""
     parser.add_argument("model", metavar="MODEL", help="a directory, a hub name (owner/name), `demo` or `demo-video`")
     parser.add_argument("words", metavar="FILE|PROMPT", nargs="*", default=[], help="media and the question")
-    for modality, name in (("image", "an image"), ("video", "a video"), ("audio", "a sound")):
+    for modality, name in (("image", "an image file"), ("video", "a video file"), ("audio", "an audio file")):
         parser.add_argument(
             f"--{modality}", action=_AppendMedia, dest="media", default=[], metavar="FILE",
             help=f"{name}, whatever its name ends with; may be repeated",

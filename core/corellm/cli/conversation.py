@@ -1,6 +1,6 @@
-"""A conversation on the terminal: read, answer, remember, until the end of input.
+"""A conversation on the terminal: messages and outputs in turn, until the end of input.
 
-A wrong message or file costs that message, never the conversation. Knows the engine's public calls only.
+A wrong message or file loses that message, never the conversation. Knows the engine's public calls only.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def user_message(text: str, media: Sequence[MediaFile]) -> dict[str, Any]:
     return {"role": "user", "content": [*(file.part for file in media), {"type": "text", "text": text}]}
 
 
-def stream_answer(engine: LLMEngine, name: str, prompt: Any, params: SamplingParams) -> Iterator[str]:
-    """The answer's text in pieces, without the space most models begin it with. Leaving early aborts the request.
+def stream_text(engine: LLMEngine, name: str, prompt: Any, params: SamplingParams) -> Iterator[str]:
+    """Yield the output's text in pieces, without the space that most models begin with. Closing aborts the request.
 
     Raises:
         CorellmError: the request failed.
     """
     shown = 0
-    engine.abort_request(name, silently=True)  # the one before, if its end was interrupted
+    engine.abort_request(name, silently=True)  # the previous one, if its cleanup was interrupted
     try:
         engine.add_request(name, prompt, params)
         while engine.has_unfinished_requests():
@@ -51,33 +51,33 @@ def stream_answer(engine: LLMEngine, name: str, prompt: Any, params: SamplingPar
         engine.abort_request(name, silently=True)
 
 
-def print_answer(pieces: Iterator[str]) -> str:
-    """Print an answer as it comes; gives it whole, or as far as it came when Ctrl-C stopped it."""
-    answer = ""
+def print_text(pieces: Iterator[str]) -> str:
+    """Print an output as it is generated; returns its text, up to Ctrl-C if that stopped it."""
+    text = ""
     try:
         for piece in pieces:
-            answer += piece
+            text += piece
             print(piece, end="", flush=True)
         print()
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]  # a generator: aborts the request
         print("  (stopped)")
     except CorellmError:
-        if answer:
+        if text:
             print(flush=True)  # the error is a line of its own
         raise
-    return answer
+    return text
 
 
 class Conversation:
-    """What was said so far, and the media to go with the next message.
+    """The messages so far, and the media of the next message.
 
     Args:
-        engine: answers.
-        params: how.
+        engine: completes the conversation.
+        params: how to sample.
         name: the model's, for the greeting.
         system: the system message, if any.
-        media: to go with the first message.
+        media: of the first message.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Conversation:
     ) -> None:
         self._engine, self._params, self._name, self._system = engine, params, name, system
         self._history = system_message(system)
-        self._pending = list(media)
+        self._next_media = list(media)
 
     def run(self) -> int:
-        """Talk until the end of input."""
+        """Read and complete messages until the end of input; returns the exit status."""
         print(f"{self._name} is listening. {_HELP}")
         while True:
             try:
@@ -105,30 +105,30 @@ class Conversation:
     def _handle(self, line: str) -> None:
         command, _, argument = line.partition(" ")
         if command == "/reset":
-            self._history, self._pending = system_message(self._system), []
+            self._history, self._next_media = system_message(self._system), []
         elif command.startswith("/") and command[1:] in SUFFIXES and argument.strip():
             self._add(command[1:], argument.strip().strip("'\""))
         elif command.startswith("/"):
             print(_HELP)
         elif line:
-            self._answer(line)
+            self._complete(line)
 
     def _add(self, modality: str, name: str) -> None:
         try:
-            file = open_file(name, modality)
+            file = open_file(name, modality, self._engine.config.multimodal.media_formats)
         except RequestError as error:
             print(f"corellm: error: {error}", file=sys.stderr)
             return
-        self._pending.append(file)
+        self._next_media.append(file)
         print(f"({Path(file.path).name}, {file.about}, goes with your next message)")
 
-    def _answer(self, text: str) -> None:
-        """One turn; a failed one leaves the conversation as it was, without the media that came with it."""
-        media, self._pending = self._pending, []
+    def _complete(self, text: str) -> None:
+        """Complete one message; if that fails, the message and its media are dropped."""
+        media, self._next_media = self._next_media, []
         message = user_message(text, media)
         try:
             processed = self._engine.input_processor.process_chat([*self._history, message])
-            answer = print_answer(stream_answer(self._engine, "answer", processed, self._params))
+            output = print_text(stream_text(self._engine, "run", processed, self._params))
         except KeyboardInterrupt:
             print("  (stopped)")
         except PromptTooLongError as error:
@@ -139,4 +139,4 @@ class Conversation:
                 names = ", ".join(Path(file.path).name for file in media)
                 print(f"(forgotten with it: {names}; give again what is wanted)", file=sys.stderr)
         else:
-            self._history += [message, {"role": "assistant", "content": answer}]
+            self._history += [message, {"role": "assistant", "content": output}]

@@ -1,6 +1,6 @@
-"""Media files on the command line: which arguments are files, of which modality, and whether they can be read.
+"""Files on the command line: which words are media, of which modality, and whether they can be read.
 
-Files are read by `multimodal.parsing`, so the same files are accepted here as in requests.
+Reading is the core's own (`multimodal.parsing`), so that what is accepted here is what requests accept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SUFFIXES = {
     "video": {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mts", ".m2ts", ".mpg", ".mpeg", ".wmv"},
     "audio": {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma"},
 }
-"""Suffixes by which a word is a file even if none exists, so that a misspelt name is reported. A GIF is an image unless
-given as `--video`.
+"""A word with such an ending is taken for a file even if there is none, so that a wrong name is reported. A GIF is an
+image, unless given as `--video`.
 """
 
 _SAMPLING_RATE = 16_000  # of audio that is only checked here
@@ -27,12 +27,12 @@ _SAMPLING_RATE = 16_000  # of audio that is only checked here
 
 @dataclass(frozen=True)
 class MediaFile:
-    """One image, video or audio file of a prompt."""
+    """An image, video or audio file of a prompt."""
 
     path: str
     modality: str
     about: str
-    """Its size or length, for display."""
+    """Its size or length, as text."""
 
     @property
     def part(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def is_path(word: str) -> bool:
-    """Whether there is a file of that name, or the word can hardly be anything but a path."""
+    """Whether there is a file of that name, or the word looks like a path."""
     try:
         if word and Path(word).is_file():
             return True
@@ -70,15 +70,15 @@ def _modality_of(name: str) -> str | None:
 
 
 def open_file(name: str, modality: str | None = None, formats: Collection[str] = MEDIA_FORMATS) -> MediaFile:
-    """Read a file, to report what is wrong with it before a model is loaded.
+    """Open a media file after reading it once, so that a wrong file is reported before a model is loaded.
 
     Args:
         name: of the file; `~` is expanded.
-        modality: None to decide by the suffix, else by what can read it.
-        formats: those accepted.
+        modality: None to detect it by the name's ending, else by the content.
+        formats: allowed ones.
 
     Raises:
-        RequestError: the file cannot be read.
+        RequestError: what is wrong with it.
     """
     if name.startswith(("http://", "https://")):
         raise RequestError(f"remote URLs are not fetched; download {name} and give the file's path")
@@ -95,12 +95,12 @@ def open_file(name: str, modality: str | None = None, formats: Collection[str] =
         raise RequestError(f"{named}{reasons[0]}") from reasons[0]
     raise RequestError(
         f"{name!r} is no image (JPEG, PNG, GIF, WebP, BMP, TIFF), video (MP4, MOV, MKV, WebM, AVI, MPEG-TS, GIF) or "
-        f"audio (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
+        f"audio file (WAV, FLAC, Ogg, MP3, AAC, M4A) that can be read"
     ) from reasons[0]
 
 
 def _read(path: Path, modality: str, formats: Collection[str]) -> str:
-    """Size or length of a file that can be read."""
+    """Read a file; returns its size or length, as text."""
     from corellm.multimodal.parsing import DataParser
 
     limits = MultiModalConfig(media_formats=formats)

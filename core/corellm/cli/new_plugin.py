@@ -20,9 +20,9 @@ change it hook by hook, and the contract says what is still missing.
 
   llava        a placeholder becomes one token per patch of an image; the one to take if in doubt
   blip2        no placeholder: an image's tokens go before the prompt
-  fuyu         images of any size in rows with separators, before the prompt
-  qwen_vl      images and clips of any size, a processor and positions of its own
-  qwen_audio   sounds
+  fuyu         images of any size, one line of patches after the other with separators, before the prompt
+  qwen_vl      images and videos of any size, a processor and positions of its own
+  qwen_audio   audio
 
 Any other installed plugin may be named, too; `corellm plugins` lists them."""
 
@@ -69,7 +69,7 @@ def _next_steps(plugin: NewPlugin, folder: Path) -> str:
     first, then, last = module / "tiny.py", module / "__init__.py", folder / "pyproject.toml"
     width = max(len(str(path)) for path in (first, then, last))
     write_tiny = f"from {name.package}.tiny import make_tiny_checkpoint as make; make({json.dumps(str(tiny))})"
-    media = {"image": "image.png", "video": "clip.mp4", "audio": "sound.wav"}[original.modality]
+    media = {"image": "image.png", "video": "video.mp4", "audio": "audio.wav"}[original.modality]
     left_out = f" (not copied: {', '.join(original.left_out)})" if original.left_out else ""
     return f"""\
 Wrote {folder}: the distribution {name.distribution}, a copy of {original.distribution} {original.version}{left_out}.

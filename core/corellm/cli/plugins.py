@@ -1,4 +1,4 @@
-"""`corellm plugins`: what is installed, from metadata and the adapters' own words, without torch."""
+"""`corellm plugins`: list installed plugins, from their metadata and adapters, without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Row:
     version: str
     architectures: list[str]
     contract: str
-    """Versions that its adapters speak; empty where it has none."""
+    """Contract versions of its adapters; empty where it has none."""
     error: str | None = None
     extensions: list[str] = field(default_factory=list)
 

@@ -1,6 +1,6 @@
-"""`corellm run MODEL [FILE ...] [PROMPT]`: answer one question, or talk when none is given.
+"""`corellm run MODEL [FILE ...] [PROMPT]`: complete one prompt, or hold a conversation if none is given.
 
-Everything goes through the engine's public calls, as a server's would; answers are streamed as they come.
+Uses the engine's public calls only; output is printed as it is generated.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import argparse
 import sys
 
 from corellm.cli.arguments import add_engine, add_prompt, load_engine, open_media
-from corellm.cli.conversation import Conversation, print_answer, stream_answer, system_message, user_message
+from corellm.cli.conversation import Conversation, print_text, stream_text, system_message, user_message
 from corellm.cli.media import by_modality
 from corellm.errors import RequestError
 from corellm.sampling_params import SamplingParams
 
 _HELP = """\
-Ask a model about images, videos and sounds. Arguments after MODEL that are files (or end like one) are media, in
+Ask a model about images, videos and audio. Arguments after MODEL that are files (or end like one) are media, in
 their order (after those given by --image, --video and --audio); the rest is the prompt. Without a prompt it is read
 from standard input, or, on a terminal, a conversation begins."""
 
 _EPILOG = """\
 examples:
   corellm run demo image.png "What number is written here?"
-  corellm run demo-video clip.mp4 "Which way does it move?"
+  corellm run demo-video video.mp4 "Which way does it move?"
   corellm run demo --image image.png "How many shapes are there?" --max-tokens 8
   echo "What shape?" | corellm run demo image.png
   corellm run demo                       # a conversation; /image FILE shows it an image
@@ -47,15 +47,15 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--top-k", type=int, default=0, help="sample among the k most likely (default 0: all)")
     group.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this share of the most likely one")
     group.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 discourages repetition")
-    group.add_argument("--max-tokens", type=int, default=256, help="longest answer (default 256)")
+    group.add_argument("--max-tokens", type=int, default=256, help="longest output in tokens (default 256)")
     group.add_argument("--seed", type=int, help="makes sampling repeat exactly")
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end the answer here; may be repeated"
+        "--stop", action="append", default=[], metavar="TEXT", help="end the output here; may be repeated"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer, or talk."""
+    """Complete the prompt, or hold a conversation."""
     media, prompt = open_media(args)
     params = SamplingParams(
         temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p, seed=args.seed,
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
             processed = engine.input_processor.process({"prompt": prompt, "multi_modal_data": by_modality(media)})
         else:
             processed = engine.input_processor.process_chat([*system_message(args.system), user_message(prompt, media)])
-        if not print_answer(stream_answer(engine, "answer", processed, params)):
-            print("(an empty answer)", file=sys.stderr)
+        if not print_text(stream_text(engine, "run", processed, params)):
+            print("(empty output)", file=sys.stderr)
     finally:
         engine.shutdown()
     return 0

@@ -1,4 +1,4 @@
-"""Which requests can never run here, found out before they wait: each with a reason, both numbers and the way out."""
+"""Refuses requests that can never run, before they wait: with a reason, both numbers and the way out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AdmissionLimits:
         return min(self.max_model_len, self.kv_capacity)
 
     def refusal(self, request: Request) -> RequestError | None:
-        """Why a request can never run; None if it can."""
+        """The error for a request that can never run; None if it can."""
         return self._prompt_refusal(request) or self._item_refusal(request)
 
     def _prompt_refusal(self, request: Request) -> PromptError | None:

@@ -1,6 +1,6 @@
-"""The engine for asyncio: `async for output in llm.generate(...)`, abort on cancellation. The server stands on it.
+"""The engine for asyncio: `async for output in llm.generate(...)`, abort on cancellation.
 
-One thread owns the engine; coroutines talk to it through an inbox, it talks back through each request's queue.
+One thread owns the engine; coroutines send it calls through an inbox, and it puts outputs into each request's stream.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class _Stream:
-    """Where a request's outputs go: the newest one, for the coroutine that waits in its event loop.
+    """Holds a request's newest output for the coroutine that reads it.
 
-    A slow reader misses nothing by getting only the newest: outputs are cumulative, or deltas that are joined.
+    A slow reader gets only the newest and misses nothing: outputs are cumulative, or deltas that are joined.
     """
 
     def __init__(self, request_id: str, kind: RequestOutputKind) -> None:
@@ -55,11 +55,11 @@ class _Stream:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the event loop was closed: no coroutine will read any more."""
+        """Whether the reader's event loop was closed."""
         return self._loop.is_closed()
 
     def put(self, item: RequestOutput | BaseException) -> bool:
-        """Called from any thread; returns whether there is still an event loop to take it."""
+        """Set the newest output, from any thread; returns False if the event loop was closed."""
         try:
             self._loop.call_soon_threadsafe(self._set, item)
         except RuntimeError:  # the loop was closed
@@ -71,15 +71,15 @@ class _Stream:
         if newest is not None and newest.finished:  # a final output stays
             item = newest
         elif self._joins and newest is not None and self._changed.is_set() and isinstance(item, RequestOutput):
-            item = newest.followed_by(item)  # nobody has read it yet
+            item = newest.followed_by(item)  # the newest one is unread
         self._newest = item
         self._changed.set()
 
     async def get(self) -> RequestOutput:
-        """Wait for something new.
+        """Wait for the next output.
 
         Raises:
-            BaseException: what was put instead of an output.
+            BaseException: an error that was put instead of an output.
         """
         await self._changed.wait()
         self._changed.clear()
@@ -110,9 +110,9 @@ class AsyncLLM(NotPicklable):
         self.engine = LLMEngine.from_kwargs(model=model, **engine_args)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
-        """By the engine's own names, which are never used again; callers' names may be."""
+        """By the engine's own request ids, which are unique; callers may reuse theirs."""
         self._futures: set[Future[Any]] = set()
-        # a short text never waits for another request's media to be decoded, or for a long text
+        # two pools: a short text never waits for another request's media or long text
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
         self._ids = itertools.count()
@@ -134,7 +134,7 @@ class AsyncLLM(NotPicklable):
         return self._dead
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """As of `LLM`."""
+        """As `LLM.get_default_sampling_params`."""
         return self.engine.get_default_sampling_params()
 
     @property
@@ -160,7 +160,7 @@ class AsyncLLM(NotPicklable):
         """The model's tokenizer."""
         return self.engine.context.tokenizer
 
-    if not TYPE_CHECKING:  # type checkers would take every name for known
+    if not TYPE_CHECKING:  # or type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
             raise absent_attribute("AsyncLLM", name, METHODS)
@@ -174,15 +174,15 @@ class AsyncLLM(NotPicklable):
         *,
         priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete a prompt, giving its state after every new token, or what `SamplingParams.output_kind` says.
+        """Complete a prompt; yields outputs as `SamplingParams.output_kind` says, by default after every token.
 
         Closing or cancelling the iteration aborts the request.
 
         Args:
             prompt: what `InputProcessor.process` takes.
             sampling_params: how to sample; None for `get_default_sampling_params()`.
-            request_id: must not be running already; None for one of ours.
-            priority: in place of the prompt's own; lower runs first, with `scheduling_policy="priority"`.
+            request_id: must not be in use; None for a generated one.
+            priority: replaces the prompt's own; lower runs first, with `scheduling_policy="priority"`.
 
         Raises:
             RequestError: the request is wrong.
@@ -203,16 +203,16 @@ class AsyncLLM(NotPicklable):
         request_id: str | None = None,
         **chat_args: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation; `chat_args` as for `LLM.chat`. Otherwise like `generate`."""
+        """Complete a conversation; `chat_args` as for `LLM.chat`. Otherwise like `generate`."""
         prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
-        # a template of the caller's may take seconds before it is stopped
+        # the caller's template may take seconds before it is stopped
         takes_long = bool(chat_args.get("chat_template")) or _conversation_takes_long(messages)
         async with contextlib.aclosing(self._stream(prepare, takes_long, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End a request, or several; who iterates over one gets its last output, with the finish reason `"abort"`."""
+        """Abort one or several requests; each yields a last output with the finish reason `"abort"`."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
         for name, stream in list(self._streams.items()):
             if stream.request_id in wanted:
@@ -229,7 +229,7 @@ class AsyncLLM(NotPicklable):
         """Forget processed items, and encoder outputs that no request in flight needs."""
         await self._in_engine(upkeep.reset_mm_cache)
 
-    async def apply_model(self, function: Callable[[Any], _Answer]) -> list[_Answer]:
+    async def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
         """As `LLM.apply_model`; the function is called in the engine's thread."""
         return await self._in_engine(lambda engine: upkeep.apply_model(engine, function))
 
@@ -245,9 +245,9 @@ class AsyncLLM(NotPicklable):
         """As `LLM.stop_profile`."""
         return await self._in_engine(upkeep.stop_profile)
 
-    async def _in_engine(self, function: Callable[[LLMEngine], _Answer]) -> _Answer:
-        answer: _Answer = await asyncio.wrap_future(self.call_in_engine(function))
-        return answer
+    async def _in_engine(self, function: Callable[[LLMEngine], _Result]) -> _Result:
+        result: _Result = await asyncio.wrap_future(self.call_in_engine(function))
+        return result
 
     async def _stream(
         self,
@@ -267,7 +267,7 @@ class AsyncLLM(NotPicklable):
         self._streams[name] = stream
         finished, job = False, None
         try:
-            if self._dead is not None:  # looked at after registering: dying tells everybody who is registered
+            if self._dead is not None:  # checked after registering: `_die` fails registered streams only
                 raise EngineDeadError(str(self._dead)) from self._dead
             add = partial(self._add, name, params=params, arrival_time=arrival_time)
             job = self._submit(partial(self._prepare, stream, prepare, add), takes_long)
@@ -293,7 +293,7 @@ class AsyncLLM(NotPicklable):
     def _prepare(
         self, stream: _Stream, prepare: Callable[[], ProcessedPrompt], add: Callable[[ProcessedPrompt], None]
     ) -> None:
-        """In a pool's thread. Not awaited: who waits for the stream also learns that the engine stops meanwhile."""
+        """Prepare a prompt in a pool's thread and send it to the engine. Errors reach the reader through the stream."""
         try:
             processed = prepare()
         except BaseException as error:
@@ -302,7 +302,7 @@ class AsyncLLM(NotPicklable):
             self._inbox.put(partial(add, processed))
 
     def _forget_lost(self) -> None:
-        """Abort the requests whose event loop was closed before they were read to their end."""
+        """Abort the requests whose reader's event loop was closed."""
         for name, stream in list(self._streams.items()):
             if stream.is_lost:
                 self._streams.pop(name, None)
@@ -333,7 +333,7 @@ class AsyncLLM(NotPicklable):
                 self._forget_lost()
 
     def _run(self) -> None:
-        """Take in what was asked, step, hand out; sleep when there is nothing to do."""
+        """The engine's thread: run calls from the inbox, step, deliver outputs; sleep when there is no request."""
         try:
             while not self._stopping:
                 self._take_in(wait=not self.engine.has_unfinished_requests())
@@ -354,23 +354,23 @@ class AsyncLLM(NotPicklable):
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
-        upkeep.end_trace(self.engine)  # in the thread that began it
         for stream in list(self._streams.values()):
             stream.put(error)
         for future in list(self._futures):
             _fail(future, error)
+        upkeep.end_trace(self.engine)  # in the thread that began it; last, because writing the file may fail
 
     def close(self) -> None:
-        """Stop the engine after the step that runs, fail every request that is not finished, free everything."""
+        """Stop the engine after its current step, fail every unfinished request, free everything."""
         self._stop(None)
         for pool in (self._text_pool, self._media_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
 
     def _stop(self, timeout: float | None) -> bool:
-        """Have the step that runs be the last one; returns whether it ended within `timeout` seconds."""
+        """Stop after the current step; returns whether it ended within `timeout` seconds."""
         self._stopping = True
-        self._inbox.put(lambda: None)  # it may be waiting for something to do
+        self._inbox.put(lambda: None)  # wakes the thread
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -385,7 +385,7 @@ class AsyncLLM(NotPicklable):
 
         def call() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # whoever asked has gone
+                return  # cancelled
             try:
                 result = function(self.engine)
             except Exception as error:
@@ -402,13 +402,13 @@ class AsyncLLM(NotPicklable):
 
 
 def _fail(future: Future[Any], error: Exception) -> None:
-    """Fail a future that nobody will answer any more, unless that has happened already."""
+    """Fail a future, unless it is done."""
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error)
 
 
 def _takes_long(prompt: Any) -> bool:
-    """Whether a prompt brings media, or more text than is tokenized in a moment."""
+    """Whether preparing a prompt takes long: it has media, or a long text."""
     if isinstance(prompt, Mapping):
         return bool(prompt.get("multi_modal_data")) or _is_long(prompt.get("prompt"))
     return _is_long(prompt)
@@ -419,7 +419,7 @@ def _is_long(text: Any) -> bool:
 
 
 def _conversation_takes_long(messages: Any) -> bool:
-    """Whether a conversation may bring media, or a long text: where no content is in parts there are no media."""
+    """Whether preparing a conversation takes long: it may have media (content in parts), or a long text."""
     if not isinstance(messages, Sequence):
         return False
     contents = [m.get("content") for m in messages if isinstance(m, Mapping)]

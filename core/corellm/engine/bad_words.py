@@ -1,6 +1,6 @@
 """Words that must not be generated, as token sequences.
 
-Knows tokenizers; does not know how a sequence is kept from being completed.
+Knows tokenizers; does not know how sequences are banned.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 _BEFORE = ("\n", "(", "1")
-"""What may stand directly before a word. One that merges with the word, or is read as a space, is passed over."""
+"""Texts to try directly before a word; one that merges with the word is skipped."""
 
 
 class BadWords:
-    """Finds the token sequences of words; remembers those it was asked for last.
+    """Finds the token sequences of words, and caches them.
 
-    A word is looked at at the beginning of a text, after a space, and directly after other text: tokenizers of the
-    sentencepiece kind put a space before every text, so the last form is in none of the others.
+    A word is tokenized at the beginning of a text, after a space, and directly after other text: sentencepiece
+    tokenizers put a space before every text, so only the last form is without a space.
 
     Args:
         tokenize: text to token ids, nothing added.

@@ -1,7 +1,7 @@
-"""What makes two blocks of KV equal: chained hashes over everything that their contents depend on.
+"""Hashes of KV blocks: chained, over everything that a block's contents depend on.
 
-A block's KV depends on all tokens up to its end, on the items whose embeddings stand in for some of them, and on whose
-cache it is. So a hash covers the parent block's hash, the block's own tokens, each overlapping item with its position
+A block's KV depends on all tokens up to its end, on the items whose embeddings stand in for some of them, and on the
+cache salt. So a hash covers the parent block's hash, the block's own tokens, each overlapping item with its position
 relative to the block, and (in the first block, from where the chain carries it on) the request's cache salt.
 """
 
@@ -23,7 +23,7 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Iterable[byt
     Args:
         parent: hash of the block before; empty for the first.
         token_ids: the block's tokens.
-        extra_keys: whatever else the block's contents depend on.
+        extra_keys: everything else that the block's contents depend on.
     """
     digest = sha256()
     for part in (parent, array("q", token_ids).tobytes(), *extra_keys):

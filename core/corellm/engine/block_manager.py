@@ -1,7 +1,7 @@
-"""Whose KV is in which block: block tables, prefix reuse, and the blocks that moved to host memory.
+"""Block tables of requests: which blocks hold their KV, prefix reuse, and blocks swapped to host memory.
 
 Decisions only: the worker copies and writes what the tables say. A block is registered for reuse after the step that
-filled it, so a step that fails leaves nothing wrong to be found.
+filled it, so a failed step leaves no wrong block in the prefix cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be given out now, remembered prefixes included."""
+        """Blocks that can be given out now, cached prefixes included."""
         return self._pool.num_free
 
     @property
@@ -56,7 +56,7 @@ class BlockManager:
         return self._tables[request_id]
 
     def max_cached_blocks(self, request: Request) -> int:
-        """How many blocks `get_computed_blocks` may find at most: one token must be left to compute."""
+        """Most blocks that `get_computed_blocks` may find: one token must be left to compute."""
         if not self.enable_prefix_caching or request.sampling_params.prompt_logprobs is not None:
             return 0
         return (request.num_tokens - 1) // self.block_size
@@ -116,7 +116,7 @@ class BlockManager:
         self._host_free.extend(reversed(self._host_tables.pop(request.request_id, ())))
 
     def free_all(self) -> None:
-        """Give back everything that all requests hold; what is cached stays. Right also after an interrupted change."""
+        """Give back all requests' blocks; cached prefixes stay. Works from any state after an interrupt."""
         self._pool.release_all()
         self._tables, self._num_registered, self._host_tables = {}, {}, {}
         self._host_free = list(range(self.num_host_blocks - 1, -1, -1))
@@ -138,7 +138,7 @@ class BlockManager:
         return pairs
 
     def swap_in(self, request: Request, *, reserve: int = 0) -> list[tuple[int, int]] | None:
-        """Bring a swapped request back, with room for all its tokens. What is still cached here is shared, not copied.
+        """Bring a swapped request back, with room for all its tokens; blocks still cached are shared, not copied.
 
         The host blocks are free at once: in the same step no `swap_out` may follow.
 
@@ -178,7 +178,7 @@ class BlockManager:
             if len(set(table)) != len(table):
                 raise AssertionError(f"block table of {request_id!r} names a block twice: {table}")
         if self._tables.keys() != self._num_registered.keys() or self._tables.keys() & self._host_tables.keys():
-            raise AssertionError("a request holds blocks on device and host, or is only half forgotten")
+            raise AssertionError("a request holds blocks on device and host, or is only half released")
         host = [*self._host_free, *(block for table in self._host_tables.values() for block in table)]
         if sorted(host) != list(range(self.num_host_blocks)):
             raise AssertionError(f"host blocks, free and used, are {sorted(host)}, not 0 to {self.num_host_blocks - 1}")
@@ -193,7 +193,7 @@ class BlockManager:
         return blocks
 
     def _has_room(self, missing: int, shared: Sequence[int], reserve: int) -> bool:
-        # Shared blocks that nobody else uses leave the free ones too.
+        # Shared blocks without references count as free until they are shared.
         wanted = missing + sum(self._pool.is_free(block) for block in shared)
         return wanted + reserve <= self._pool.num_free
 

@@ -1,8 +1,8 @@
-"""The blocks of the KV cache: which are blank, which hold a prefix worth keeping, which are in use, and by how many.
+"""The blocks of the KV cache: which are blank, which hold a cached prefix, and how many sequences use each.
 
 A block is in exactly one of three states:
 
-    blank       no references, nothing worth keeping
+    blank       no references, not registered
     evictable   no references, but its contents are registered under a hash: kept until room is needed
     used        referenced by one or more sequences; registered or not
 
@@ -42,7 +42,7 @@ class BlockPool:
         return self._block_of.get(block_hash)
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody references the block."""
+        """Whether the block has no references."""
         return self._references[block] == 0
 
     def take(self) -> int:
@@ -71,15 +71,15 @@ class BlockPool:
                 self._evictable[block] = None
 
     def register(self, block: int, block_hash: bytes) -> None:
-        """Say what a used block holds. Where another block holds the same already, that one stays the one to find."""
+        """Register a used block under its hash, unless another block has it already."""
         if block_hash not in self._block_of and self._hash_of[block] is None:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
     def release_all(self) -> None:
-        """Drop every reference; registered prefixes stay. Right also where a change of the pool was interrupted.
+        """Drop every reference; registered prefixes stay. Works from any state that an interrupted change left.
 
-        What a block holds is known only where hash to block and block to hash agree.
+        A block stays registered only where hash to block and block to hash agree.
         """
         registered = {block: key for key, block in self._block_of.items() if self._hash_of[block] == key}
         blocks = range(len(self._hash_of) - 1, 0, -1)

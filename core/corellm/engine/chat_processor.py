@@ -1,6 +1,7 @@
-"""From a conversation to a prompt of token ids and media: what stays text, what the model's family makes of it.
+"""Makes a prompt of token ids and media from a conversation, by the adapter's hooks or the chat template.
 
-Knows the model's tokenizer and hooks; knows neither requests nor what becomes of items.
+Knows the model's tokenizer and hooks, and which special tokens stay text; knows neither requests nor how items are
+processed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from corellm.multimodal.chat.rendering import RESERVED_VARIABLES
 from corellm.multimodal.processor import MultiModalProcessor
 
 AllowedSpecial = Collection[str] | Literal["all"]
-"""Special tokens that a message's text may hold."""
+"""Special tokens that stay tokens in a message's text."""
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a conversation becomes a prompt; the arguments of `LLM.chat` that are about that."""
+    """The arguments of `LLM.chat` that say how a conversation becomes a prompt."""
 
     chat_template: str | None = None
     """Jinja, instead of the checkpoint's."""
@@ -40,14 +41,21 @@ class ChatOptions:
     chat_template_kwargs: Mapping[str, Any] | None = None
     """Further variables for the template."""
     allowed_special: AllowedSpecial = ()
-    """Special tokens that stay tokens in any message's text, `"all"` for all but those that stand for items."""
+    """Special tokens that stay tokens in any message's text, `"all"` for all except placeholders of items."""
+
+    @property
+    def begins_a_turn(self) -> bool:
+        """Whether the prompt ends with the start of the assistant's turn."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return bool(self.add_generation_prompt)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ChatOptions:
         """The options of a call.
 
         Raises:
-            InvalidParameterError: an unknown argument, or a value that does not do.
+            InvalidParameterError: an unknown argument, or a wrong value.
         """
         known = [option.name for option in fields(cls)]
         unknown = sorted(arguments.keys() - set(known))
@@ -88,7 +96,7 @@ class RenderedChat:
     """A conversation as a prompt."""
 
     text: str | None
-    """None where the family makes token ids at once."""
+    """None where the adapter makes token ids directly."""
     token_ids: list[int]
     mm_data: dict[str, Any]
     uuids: dict[str, list[Any]]
@@ -101,7 +109,7 @@ class ChatProcessor:
         tokenizer: the model's.
         tokenize: text to token ids, nothing added.
         check_length: raises if a text is too long to be tokenized at all.
-        added_tokens: gives what the tokenizer puts before and after every text.
+        added_tokens: returns the special tokens that the tokenizer puts before and after every text.
         hooks: the model's hook callers.
         mm_processor: the model's multimodal processor.
         max_model_len: of the engine; families that shorten conversations keep to it.
@@ -125,11 +133,11 @@ class ChatProcessor:
         self._guards = lru_cache(maxsize=16)(self._make_guards)
 
     def render(self, messages: Any, options: ChatOptions, chat_template: str | None) -> RenderedChat:
-        """The prompt of a conversation. Special tokens that people typed stay text.
+        """Return the prompt of a conversation. Special tokens that users typed stay text.
 
         Args:
             messages: as a client sends them.
-            options: how.
+            options: how to render.
             chat_template: the checkpoint's, or None.
 
         Raises:
@@ -141,13 +149,13 @@ class ChatProcessor:
         if template is None and (options.tools or options.chat_template_kwargs):
             name = "tools" if options.tools else "chat_template_kwargs"
             raise InvalidParameterError(
-                f"{name}: this model has no chat template that would take them; give one (chat_template)", param=name
+                f"{name}: this model has no chat template to pass them to; give one (chat_template)", param=name
             )
         normalized = normalize_messages(messages, guards)
         chat: ChatPrompt = self._make_context(
             mark_end(normalized) if options.continue_final_message else normalized,
             max_window_size=self._max_model_len,
-            add_generation_prompt=options.add_generation_prompt is not False and not options.continue_final_message,
+            add_generation_prompt=options.begins_a_turn,
             chat_template=template,
             tools=_tool_schemas(options.tools, guards.operator),
             chat_template_kwargs={
@@ -186,10 +194,11 @@ class ChatProcessor:
     # --- what stays text --------------------------------------------------------------------------------------------
 
     def _allowed(self, allowed: AllowedSpecial) -> frozenset[str]:
-        """The special tokens that may be written, checked."""
+        """The special tokens that stay tokens, checked."""
         if allowed == "all":
             return self._special_literals
-        if isinstance(allowed, str) or not all(isinstance(token, str) for token in allowed):
+        is_list = isinstance(allowed, Collection) and not isinstance(allowed, (str, bytes, Mapping))
+        if not is_list or not all(isinstance(token, str) for token in allowed):
             raise InvalidParameterError(
                 f'allowed_special must be a list of special tokens or "all", got {allowed!r:.100}',
                 param="allowed_special",
@@ -219,7 +228,7 @@ class ChatProcessor:
 
     @cached_property
     def _placed_literals(self) -> frozenset[str]:
-        """Strings that tokenize to what stands for an item or surrounds it, before it is expanded or after."""
+        """Strings that tokenize to placeholders of items or tokens around them, before or after expansion."""
         profile = self._mm_processor.profile
         texts = [self._hooks.get_dummy_text(mm_counts={modality: 1}) for modality in profile.max_tokens]
         texts += [self._hooks.get_placeholder_str(modality=modality, index=0) for modality in profile.max_tokens]
@@ -237,7 +246,7 @@ def _tool_schemas(tools: Sequence[Any] | None, guard: Guard) -> list[Any] | None
     """Tools as JSON schemas; functions are described by their type hints and docstring, as transformers does it.
 
     Raises:
-        InvalidParameterError: something is neither, or a function lacks what describes it.
+        InvalidParameterError: a tool is neither, or a function lacks type hints or a docstring.
     """
     if tools is None:
         return None

@@ -1,10 +1,10 @@
-"""From a growing list of tokens to text that never has to be taken back.
+"""Turns a growing list of tokens into text that never has to be taken back.
 
 Knows one request's tokens and text; knows neither the scheduler nor why a request ends.
 
 Not `tokenizers.DecodeStream`, which takes 1 microsecond per token where this takes 5: it raises ("Invalid prefix
 encountered") when byte tokens turn out not to be UTF-8 (425 of 500 random sequences on a byte-fallback vocabulary),
-has no end that gives out what it still holds, and does not know slow tokenizers.
+has no way to get the text that it holds back at the end, and does not know slow tokenizers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 8
-"""Tokens kept before new ones. Six would do: three bytes to get in step with UTF-8, and three of a half character."""
+"""Tokens kept before new ones. Six are enough: three bytes to synchronize with UTF-8, three of a partial character."""
 _WINDOW = 16
 """Tokens after which the window is cut back to the context."""
 
@@ -46,20 +46,20 @@ class Tokenizer(Protocol):
 class IncrementalDetokenizer:
     """The text of a sequence, token by token.
 
-    What it gives out, joined, is what `tokenizer.decode` makes of prompt and output together (without its clean-up of
-    spaces, which edits text that was given out long ago), less the prompt's text. A character whose bytes are not all
-    there yet is held back. Each token costs the decoding of a window of at most 16 tokens, however long the output is.
+    The returned texts, joined, are what `tokenizer.decode` makes of prompt and output together (without its clean-up
+    of spaces, which edits text that was returned long ago), less the prompt's text. A character whose bytes are not
+    all there yet is held back. Each token costs the decoding of a window of at most 16 tokens, however long the output.
 
     Bytes that are not UTF-8 give U+FFFD as in `bytes.decode(errors="replace")`. There is one difference to
     `tokenizer.decode`: fast tokenizers with byte-fallback tokens (`<0x0A>`) decode a whole run of them to U+FFFD if
-    one character in it is broken, so nothing of a run would be certain before its end; here, what is complete stays.
+    one character in it is broken, so no text of a run is certain before its end; here, complete characters stay.
     Otherwise a newline as a stop string would be seen a token late, and a text cut off in its last character would
     lose many.
 
     Args:
         tokenizer: a fast or slow `transformers` tokenizer.
-        prompt_token_ids: what comes before; decides, for instance, whether the first word has a space before it. If
-            it ends with half a character, that character belongs to the output.
+        prompt_token_ids: the prompt; decides, for instance, whether the first word has a space before it. If it ends
+            within a character, that character belongs to the output.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: keep the space that some tokenizers put between two special tokens.
     """
@@ -80,8 +80,8 @@ class IncrementalDetokenizer:
         if self._vocabulary.wrapper_adds_nothing:
             self._backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
         self._window: list[int] = []
-        self._given_out = 0
-        """Characters of the window's text that were given out."""
+        self._num_returned = 0
+        """Number of characters of the window's text that were returned."""
         self._half = ""
         """U+FFFD if the window's text ends with one: perhaps the beginning of a character."""
         self._run: list[int] = []
@@ -112,8 +112,8 @@ class IncrementalDetokenizer:
         text = self._decode(self._window)
         self._half = _REPLACEMENT if text.endswith(_REPLACEMENT) else ""
         certain = len(text) - len(self._half)
-        new = text[self._given_out : certain]
-        self._given_out = max(self._given_out, certain)
+        new = text[self._num_returned : certain]
+        self._num_returned = max(self._num_returned, certain)
         if len(self._window) > _WINDOW:
             self._start_window(self._window[-_CONTEXT:], held=len(self._half))
         if follows_special and token_id in self._vocabulary.special:
@@ -121,7 +121,7 @@ class IncrementalDetokenizer:
         return ended + new
 
     def preview(self, token_id: int) -> str:
-        """What `append` would give for a token, which is not taken in; of a special token always its own text."""
+        """The text that `append` would return for a token, which is not appended; for a special token its own text."""
         if self._is_silent(token_id):
             return self.left_out_text(token_id)
         other = copy.copy(self)
@@ -148,29 +148,29 @@ class IncrementalDetokenizer:
 
     @property
     def holds_back(self) -> bool:
-        """Whether part of a character may wait for its rest. Some tokenizers say nothing of such a part."""
+        """Whether a partial character may be held back. Some tokenizers have no text for one."""
         return bool(self._half or self._utf8.getstate()[0]) or not (self._run or self._decode(self._window[-1:]))
 
     def finish(self) -> str:
-        """The text still held back, half a character as U+FFFD. Nothing may be appended after it."""
+        """Return the text still held back, a partial character as U+FFFD. No token may be appended after it."""
         return self._utf8.decode(b"", final=True) + self._half
 
     def _is_silent(self, token_id: int) -> bool:
         vocabulary = self._vocabulary
         if token_id < vocabulary.size:
             return self._skip_special_tokens and token_id in vocabulary.skipped
-        # Logits are often wider than the vocabulary, to be a round number; the excess has no text.
+        # Logits are often wider than the vocabulary, padded to a round number; the padding has no text.
         return self._tokenizer.convert_ids_to_tokens(token_id) is None
 
     def _end_run(self) -> str:
-        """Close a run of byte tokens: its last one is context enough for what follows."""
+        """End a run of byte tokens: its last one is enough context for the next token."""
         self._start_window(self._run[-1:], held=0)
         self._run.clear()
         return self._utf8.decode(b"", final=True)
 
     def _start_window(self, token_ids: list[int], *, held: int) -> None:
         self._window = token_ids
-        self._given_out = len(self._decode(token_ids)) - held
+        self._num_returned = len(self._decode(token_ids)) - held
 
     def _decode(self, token_ids: list[int]) -> str:
         if self._backend is not None:
@@ -183,7 +183,7 @@ class IncrementalDetokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """What detokenization must know of a tokenizer's tokens, found out once per tokenizer."""
+    """The facts about a tokenizer's tokens that detokenization needs, computed once per tokenizer."""
 
     size: int
     special: dict[int, str]
@@ -195,7 +195,7 @@ class _Vocabulary:
     bytes: dict[int, bytes]
     """Byte-fallback tokens."""
     wrapper_adds_nothing: bool
-    """Whether transformers' wrapper hands ids to the tokenizer behind it as they are, in twice the time."""
+    """Whether transformers' wrapper only passes ids on to the tokenizer behind it, which takes half the time alone."""
 
 
 _vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
@@ -241,7 +241,7 @@ def _byte_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
     for value, (name, token_id) in enumerate(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True)):
         if token_id is not None and tokenizer.convert_ids_to_tokens(token_id) == name:
             found[token_id] = bytes([value])
-    # In a vocabulary without byte fallback such a name is ordinary text, and is decoded to itself.
+    # In a vocabulary without byte fallback such a name is ordinary text, which decodes to itself.
     probe = next((token_id for token_id, byte in found.items() if byte == b"A"), None)
     if probe is None:
         return {}

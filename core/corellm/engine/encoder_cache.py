@@ -1,6 +1,6 @@
-"""Which items' encoder outputs the worker holds, who still needs them, and which it must drop.
+"""Which items' encoder outputs the worker holds, which requests need them, and which it must drop.
 
-Bookkeeping only, counted in embeddings (rows); the tensors are the worker's. An entry is referenced by the requests
+Bookkeeping only, counted in embeddings; the tensors are the worker's. An entry is referenced by the requests
 whose placeholder it still has to fill, one reference per placeholder; unreferenced entries stay until room is needed.
 """
 
@@ -42,7 +42,7 @@ class EncoderCache:
         return self._referenced_embeds
 
     def is_referenced(self, identifier: str) -> bool:
-        """Whether the item is cached and somebody's placeholder still needs it."""
+        """Whether the item is cached and a request's placeholder still needs it."""
         return identifier in self._entries and identifier not in self._unreferenced
 
     def held(self, request_id: str) -> Collection[int]:
@@ -94,7 +94,7 @@ class EncoderCache:
             self.release(request_id, index)
 
     def discard(self, identifier: str) -> None:
-        """Forget an item that may never have been produced, unless somebody references it."""
+        """Forget an item whose encoder may have failed, unless a request references it."""
         if identifier in self._unreferenced:
             self._drop(identifier)
 
@@ -104,7 +104,7 @@ class EncoderCache:
             self._drop(identifier)
 
     def clear(self) -> None:
-        """Forget every item and who needs it. Right also after an interrupted change; the worker drops its outputs."""
+        """Forget every item and reference, from any state; the worker must drop its outputs itself."""
         self._entries, self._held, self._freed = {}, {}, []
         self._unreferenced = OrderedDict()
         self._used_embeds = self._referenced_embeds = 0

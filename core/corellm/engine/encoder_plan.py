@@ -25,7 +25,7 @@ class EncoderPlanner:
         self._budget = self._cache.capacity_embeds
 
     def plan(self, request: Request, start: int, num_tokens: int) -> tuple[int, list[int]]:
-        """How much of the chunk `[start, start + num_tokens)` can run, and which features it needs to acquire.
+        """Plan how much of the chunk `[start, start + num_tokens)` can run, and which features it must acquire.
 
         Returns:
             The number of tokens, cut before the first placeholder whose encoder output cannot be had in this step
@@ -47,7 +47,7 @@ class EncoderPlanner:
         return num_tokens, features
 
     def commit(self, request: Request, features: list[int]) -> list[tuple[str, int]]:
-        """Acquire what a plan asked for.
+        """Acquire the features of a plan.
 
         Returns:
             `(request id, feature index)` of the items whose encoder must run.

@@ -1,7 +1,7 @@
-"""Ends steps that run in other threads before the interpreter exits.
+"""Stops engines in other threads before the interpreter exits.
 
-The interpreter stops threads wherever they are when they next want it, and torch's C++ in such a thread aborts the
-process. So what steps an engine is told to stop, and waited for, while everything still works.
+An exiting interpreter ends threads wherever they are, and torch's C++ in such a thread aborts the process. So every
+engine is told to stop, and its current step is waited for, while everything still works.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakMethod
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds to wait for steps that run; a device that hangs does not keep the process."""
+"""Seconds to wait for current steps; a device that hangs does not keep the process alive."""
 
 
 _stops: set[WeakMethod[Callable[[float], bool]]] = set()
@@ -25,10 +25,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def stop_at_exit(stop: Callable[[float], bool]) -> None:
-    """Call a method when the interpreter exits, if its object is still there.
+    """Call a method when the interpreter exits, if its object still exists.
 
     Args:
-        stop: has the step that runs be the last one; gives whether it ended within so many seconds.
+        stop: stops after the current step; returns whether that ended within the given seconds.
     """
     _stops.add(WeakMethod(stop, _stops.discard))
 
@@ -38,4 +38,4 @@ def _stop_all() -> None:
     deadline = time.monotonic() + PATIENCE
     for stop in [reference() for reference in list(_stops)]:
         if stop is not None and not stop(max(0.0, deadline - time.monotonic())):
-            logger.warning("a step still runs after %.0f s; the process exits without waiting for it", PATIENCE)
+            logger.warning("a step still runs after %.0f s; the process exits without it", PATIENCE)

@@ -1,7 +1,7 @@
-"""From what a caller sends to a request the engine can schedule: chat to prompt, text to tokens, items to tensors.
+"""Prepares prompts that the engine can schedule: chat to prompt, text to tokens, items to tensors.
 
-Everything that can be refused is refused here, before the engine hears of the request. Safe to call from several
-threads; knows no scheduler and no worker.
+Whatever is wrong with a prompt is refused here, before the engine gets the request. Safe to call from several threads;
+knows no scheduler and no worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMPT_KEYS = frozenset(
         "cache_salt", "priority",
     }
 )  # fmt: skip
-"""What a prompt given as a dictionary may hold."""
+"""Keys of a prompt given as a dictionary."""
 
 
 @dataclass
@@ -60,8 +60,8 @@ class InputProcessor:
         tokenizer: the model's.
         hooks: the model's hook callers.
         mm_processor: the model's multimodal processor.
-        vocab_size: width of the logits: token ids in sampling parameters are below.
-        embedding_size: token ids in prompts are below, those of placeholders excepted.
+        vocab_size: width of the logits; token ids in sampling parameters must be below.
+        embedding_size: token ids in prompts must be below, except those of placeholders.
         chat_template: the checkpoint's, or None.
         max_model_len: of the engine; families that shorten conversations keep to it.
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
@@ -104,11 +104,11 @@ class InputProcessor:
 
         Args:
             prompt: as above; ids in a list, an array or a tensor.
-            priority: in place of the prompt's own; None leaves that.
+            priority: replaces the prompt's own, unless None.
 
         Raises:
             PromptError: malformed, empty, or with token ids the model does not know.
-            MultiModalError: whatever is wrong with the items.
+            MultiModalError: an item is wrong.
             ProcessingError: the adapter, or a library behind it, raised.
         """
         with _preparing():
@@ -141,7 +141,7 @@ class InputProcessor:
         return ProcessedPrompt(text, expanded, features, salt, priority)
 
     def _check_priority(self, priority: Any) -> None:
-        """A priority is an integer, and not given where it would change nothing.
+        """Refuse a priority that is no integer, or would have no effect.
 
         Raises:
             PromptError: it is no integer.
@@ -151,7 +151,7 @@ class InputProcessor:
             raise PromptError(f"priority must be an integer, got {priority!r:.100}")
         if priority and self._scheduling_policy != "priority":
             raise InvalidParameterError(
-                f"priority {shown(priority)} would change nothing under "
+                f"priority {shown(priority)} has no effect under "
                 f"scheduling_policy={self._scheduling_policy!r}; leave it out, or start with "
                 'LLM(..., scheduling_policy="priority")',
                 param="priority",
@@ -187,17 +187,17 @@ class InputProcessor:
         return self._known(plain_token_ids(given))
 
     def _known(self, token_ids: list[int]) -> list[int]:
-        """The tokens, each of which the model knows; a million are checked in a moment."""
+        """Return the tokens after checking that the model knows each; a million take milliseconds."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._embedding_size:
             for token in token_ids:
                 self._check_token(token)
         return token_ids
 
     def _check_token(self, token: int) -> None:
-        """Every token of a prompt must have an embedding, or stand for an item.
+        """Refuse a token that has no embedding and is no placeholder of an item.
 
         Raises:
-            PromptError: it does neither.
+            PromptError: the token is unknown.
         """
         known = 0 <= token < self._embedding_size or token in self.mm_processor.profile.placeholder_token_ids
         if not known:
@@ -217,18 +217,18 @@ class InputProcessor:
         priority: int = 0,
         **options: Any,
     ) -> ProcessedPrompt:
-        """Prepare an OpenAI-style conversation. Special tokens that people typed stay text.
+        """Prepare an OpenAI-style conversation. Special tokens that users typed stay text.
 
         Args:
             messages: a list of `{"role", "content"}`.
-            mm_processor_kwargs, cache_salt, priority: as of a prompt.
+            mm_processor_kwargs, cache_salt, priority: as in a prompt.
             **options: the fields of `ChatOptions`: `chat_template`, `add_generation_prompt`,
                 `continue_final_message`, `tools`, `chat_template_kwargs`, `allowed_special`.
 
         Raises:
             PromptError: malformed messages, or no way to place their media.
             InvalidParameterError: an option is wrong.
-            MultiModalError: whatever is wrong with the items.
+            MultiModalError: an item is wrong.
         """
         with _preparing():
             chat = self._chat.render(messages, ChatOptions.of(options), self._chat_template)
@@ -256,7 +256,7 @@ class InputProcessor:
 
     @cached_property
     def _added_tokens(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after every text."""
+        """The special tokens that the tokenizer puts before and after every text."""
         bare, full = self.tokenize("a"), self._encode("a", add_special_tokens=True)
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
@@ -289,7 +289,7 @@ class InputProcessor:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a string can be encoded, i.e. has no lone surrogates (what is left of wrongly decoded bytes)."""
+    """Whether a string can be encoded, i.e. has no lone surrogates (from wrongly decoded bytes)."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -299,7 +299,7 @@ def is_unicode(text: str) -> bool:
 
 @contextmanager
 def _preparing() -> Iterator[None]:
-    """What is no typed error while a prompt is prepared came out of an adapter, a template or a tokenizer."""
+    """Turn untyped errors of adapters, templates and tokenizers into a `ProcessingError`."""
     try:
         yield
     except CorellmError:
@@ -311,7 +311,7 @@ def _preparing() -> Iterator[None]:
 
 
 def with_request_id(error: Exception, request_id: str) -> Exception:
-    """Note in a multimodal error whose request it was."""
+    """Return the error; a multimodal one gets the request's id."""
     if isinstance(error, MultiModalError) and error.request_id is None:
         error.request_id = request_id
     return error

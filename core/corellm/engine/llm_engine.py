@@ -1,7 +1,7 @@
-"""The engine: requests in, one step at a time, outputs out. What the offline API and the server both drive.
+"""The engine: requests in, one step at a time, outputs out. `LLM` and `AsyncLLM` drive it.
 
-Not thread-safe: one thread adds, steps and aborts (`AsyncLLM` does that for asyncio). Preparing prompts
-(`input_processor`) may happen in any thread. An interrupt may come anywhere: see `whole`.
+Not thread-safe: one thread adds, steps and aborts. Prompts may be prepared (`input_processor`) in any thread. An
+interrupt (Ctrl-C) may come anywhere: see `whole`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from corellm.worker.trace import Trace
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
-"""After so many failed steps in a row the engine gives up: the fault is not a request's."""
+"""Number of consecutive failed steps after which the engine stops: no single request is the cause."""
 
 
 class LLMEngine(NotPicklable):
@@ -70,9 +70,9 @@ class LLMEngine(NotPicklable):
         self._ids = itertools.count()
         self._failed_steps = 0
         self.is_whole = True
-        """Whether no call was cut short; else `restore` comes first (see `whole`)."""
+        """Whether no call was interrupted; else `restore` is called first (see `whole`)."""
         self._ahead: tuple[ScheduledBatch, Any] | None = None
-        """The step after the last one, if it was handed to the device already."""
+        """The next step, if it is in flight already."""
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
@@ -80,14 +80,14 @@ class LLMEngine(NotPicklable):
         return cls(EngineConfig.from_kwargs(**kwargs))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """A copy of what counts for requests that bring none: the checkpoint's, unless `generation_config="none"`."""
+        """A copy of the parameters for requests without any: the checkpoint's, unless `generation_config="none"`."""
         return self._default_params.clone()
 
     def own_params(self, given: SamplingParams | None) -> SamplingParams:
         """A request's own copy of its sampling parameters; the defaults for None.
 
         Raises:
-            InvalidParameterError: they are something else, or wrong.
+            InvalidParameterError: not a `SamplingParams`, or one with a wrong value.
         """
         return self.get_default_sampling_params() if given is None else params_copy(given)
 
@@ -105,8 +105,8 @@ class LLMEngine(NotPicklable):
         """Queue a request.
 
         Args:
-            request_id: the caller's name for it; must not be running already.
-            prompt: what `InputProcessor.process` takes, or what it gave.
+            request_id: the caller's id for it; must not be in use.
+            prompt: what `InputProcessor.process` takes or returns.
             params: how to sample; None for `get_default_sampling_params()`.
             stream: whether `step` gives outputs as `params.output_kind` says, or only the final one.
             arrival_time: of `time.monotonic()`; None for now.
@@ -166,8 +166,8 @@ class LLMEngine(NotPicklable):
         """End a request now, in whatever state it is.
 
         Args:
-            request_id: unknown ones are passed over.
-            silently: hand out nothing more of it; otherwise its last output comes with the next `step`.
+            request_id: unknown ones are ignored.
+            silently: produce no more output of it; otherwise the next `step` returns its last output.
 
         Returns:
             Whether it was running.
@@ -184,58 +184,66 @@ class LLMEngine(NotPicklable):
         """Forget every cached prefix; returns False where requests still hold blocks, which is refused."""
         return self.scheduler.blocks.reset_prefix_cache()
 
+    @whole
+    def reset_mm_cache(self) -> None:
+        """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
+        self.input_processor.mm_processor.cache.clear()
+        self.scheduler.encoder_cache.discard_unreferenced()
+        if not self.scheduler.has_unfinished_requests():  # else the next step tells the worker
+            self._settle()
+
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to do or to hand out."""
+        """Whether `step` has something to compute or outputs to return."""
         return len(self.output_processor) > 0
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     @whole
     def step(self) -> list[RequestOutput]:
-        """Run everything the scheduler picks through the model once.
+        """Run one batch, picked by the scheduler, through the model.
 
-        If it is interrupted, it has not happened: no request is lost, and the next step does it again.
+        An interrupted step is undone: no unfinished request is lost, and the next step computes it again.
 
         Returns:
             Outputs of the requests that got a token or ended.
 
         Raises:
-            EngineDeadError: it was shut down, or forward passes keep failing; the engine serves nobody any more.
+            EngineDeadError: it was shut down, or forward passes keep failing; the engine stays dead.
         """
         check_process()
         if self.runner is None:
             raise EngineDeadError("the engine was shut down; make a new one")
-        (batch, running), self._ahead = self._ahead or self._launch(), None
-        self._ahead = self._launch_ahead(running)
-        result = self._wait(batch, running)
+        (batch, in_flight), self._ahead = self._ahead or self._launch(), None
+        self._ahead = self._launch_ahead(in_flight)
+        result = self._wait(batch, in_flight)
         changed = self.scheduler.update(batch, result)
         stopped = self.output_processor.process(changed, batch, result)
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
         self.num_generated_tokens += sum(request.request_id in result.sampled for request in changed)
         if not self.scheduler.has_unfinished_requests():
             self._settle()
-        return self.output_processor.take_pending()
+        return self.output_processor.take_outputs()
 
     def _launch(self) -> tuple[ScheduledBatch, Any]:
         batch = self.scheduler.schedule()
         return batch, self.runner.launch(batch)
 
-    def _launch_ahead(self, running: Any) -> tuple[ScheduledBatch, Any] | None:
-        """Hand the next step to the device before the last one's tokens are here, if that is possible."""
-        if not running.is_captured:
+    def _launch_ahead(self, in_flight: Any) -> tuple[ScheduledBatch, Any] | None:
+        """Launch the next step before the tokens of the one in flight are known, if that is possible."""
+        if not in_flight.is_captured:
             return None
         batch = self.scheduler.schedule_ahead()
         if batch is None:
             return None
         try:
-            return batch, self.runner.launch_ahead(batch, running)
+            return batch, self.runner.launch_ahead(batch, in_flight)
         except Exception:
-            logger.warning("a step could not be launched ahead; it is run after the one before", exc_info=True)
+            logger.warning("a step could not be launched ahead; it runs after the one in flight", exc_info=True)
             return None
 
-    def _wait(self, batch: ScheduledBatch, running: Any) -> StepResult:
-        """What came of a step. Requests may fail; only if all do, and the model does not run without, that counts."""
-        result: StepResult = running.wait()
+    def _wait(self, batch: ScheduledBatch, in_flight: Any) -> StepResult:
+        """The result of a step. It counts as failed if all its requests failed and the model does not run at all."""
+        result: StepResult = in_flight.wait()
         if not batch.chunks:
             return result
         if len(result.failed) < len(batch.chunks) or self.runner.is_healthy():
@@ -248,15 +256,15 @@ class LLMEngine(NotPicklable):
         return result
 
     def _settle(self) -> None:
-        """Nobody is left: end the step that was begun for nothing, and have the worker let go of the last ones."""
+        """When no request is left: end the step in flight, and have the worker release requests and items."""
         if self._ahead is not None:
-            batch, running = self._ahead
+            batch, in_flight = self._ahead
             self._ahead = None
-            self.scheduler.update(batch, running.wait())
+            self.scheduler.update(batch, in_flight.wait())
         self.runner.execute(self.scheduler.schedule())
 
     def restore(self) -> None:
-        """Put the state in order after a call that was cut short: everything is computed again that is not cached."""
+        """Repair the state after an interrupted call: unfinished requests are computed again from the cache on."""
         self._ahead = None
         self.scheduler.restart(self.output_processor.rewind())
         if self.runner is not None:
@@ -267,8 +275,10 @@ class LLMEngine(NotPicklable):
         """Free the model and the caches. The engine cannot be used after."""
         from corellm.worker.memory import release_memory
 
-        upkeep.end_trace(self)
-        self.executor.shutdown(wait=False, cancel_futures=True)
-        self._templates.close()
-        self.runner = self._ahead = None
-        release_memory()
+        try:
+            upkeep.end_trace(self)
+        finally:
+            self.executor.shutdown(wait=False, cancel_futures=True)
+            self._templates.close()
+            self.runner = self._ahead = None
+            release_memory()

@@ -1,6 +1,6 @@
-"""What the engine counts, as named figures: one list of counters and gauges, read at any moment.
+"""The engine's metrics: one list of counters and gauges, read at any moment.
 
-The names are those that dashboards know from vLLM, with `corellm:` before them. Knows no server and keeps no history.
+Names are vLLM's, with `corellm:` before them instead of `vllm:`. Knows no server and keeps no history.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure with a name."""
+    """A number with a name."""
 
     name: str
     value: float
@@ -22,7 +22,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """Grows from 0 when the engine was made."""
+    """Grows from 0 at the engine's start."""
 
     value: int
 
@@ -33,7 +33,7 @@ class Gauge(Metric):
 
 
 def read_metrics(engine: LLMEngine) -> list[Metric]:
-    """The figures as of now."""
+    """The metrics as of now."""
     stats, cache = engine.scheduler.get_stats(), engine.input_processor.mm_processor.cache
     gauges = {
         "num_requests_running": stats.num_running,

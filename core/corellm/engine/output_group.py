@@ -1,6 +1,6 @@
 """A caller's request and its completions while they grow, and the outputs that are copies of them.
 
-Knows what is handed out when; knows neither tokenizers nor steps.
+Knows which outputs are due; knows neither tokenizers nor steps.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class OutputGroup:
     requests: list[Request]
     metrics: RequestMetrics
     prompt_token_ids: list[int] = field(init=False)
-    """A copy that outputs share: the engine's own list must not be within callers' reach."""
+    """A copy that outputs share: callers must not get the engine's own list."""
     placeholders: dict[str, list[PlaceholderRange]] = field(init=False)
     completions: list[GrowingCompletion] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     error: CorellmError | None = None
-    _has_given: bool = False
+    _has_output: bool = False
 
     def __post_init__(self) -> None:
         first = self.requests[0]
@@ -49,23 +49,23 @@ class OutputGroup:
 
     @property
     def is_due(self) -> bool:
-        """Whether a change is to be handed out."""
+        """Whether a change makes an output."""
         return self.kind is not RequestOutputKind.FINAL_ONLY or self.finished
 
     def take(self) -> RequestOutput:
-        """What is handed out now: a copy, which does not change any more."""
+        """Return the output as of now: a copy."""
         metrics = self.metrics
         metrics.scheduled_ts = self.requests[0].first_scheduled_time
         is_delta = self.kind is RequestOutputKind.DELTA
-        told_before = is_delta and self._has_given
-        self._has_given = True
+        is_later_delta = is_delta and self._has_output
+        self._has_output = True
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[completion.take(is_delta=is_delta) for completion in self.completions],
             finished=self.finished,
-            prompt_logprobs=None if told_before else self.prompt_logprobs,
+            prompt_logprobs=None if is_later_delta else self.prompt_logprobs,
             metrics=RequestMetrics(  # not dataclasses.replace, which takes thrice as long for every token
                 metrics.arrival_time,
                 metrics.queued_ts,
@@ -92,16 +92,16 @@ class GrowingCompletion:
     detokenizer: IncrementalDetokenizer | None
     stop: StopStringMatcher | None
     num_taken: int = 0
-    """Tokens that were taken in whole, without ending it: what is beyond belongs to a step that was interrupted."""
-    _given_characters: int = 0
-    """Of the text, handed out as deltas."""
-    _given_tokens: int = 0
+    """Tokens of steps that were not interrupted."""
+    _output_characters: int = 0
+    """Characters of the text that were output as deltas."""
+    _output_tokens: int = 0
 
     def take(self, *, is_delta: bool) -> CompletionOutput:
-        """A copy of everything, or of what came since the last one was taken."""
-        out, text, tokens = self.output, self._given_characters, self._given_tokens
+        """Return a copy of everything, or of what is new since the last delta."""
+        out, text, tokens = self.output, self._output_characters, self._output_tokens
         if is_delta:
-            self._given_characters, self._given_tokens = len(out.text), len(out.token_ids)
+            self._output_characters, self._output_tokens = len(out.text), len(out.token_ids)
         return CompletionOutput(
             index=out.index,
             text=out.text[text:],

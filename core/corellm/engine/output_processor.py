@@ -1,7 +1,7 @@
-"""From sampled tokens to what callers get: text, stop strings, log-probabilities, one output per request.
+"""Turns sampled tokens into outputs: text, stop strings, log-probabilities, one output per request.
 
 A caller's request with `n > 1` runs as `n` engine requests; this file joins them again. Knows tokenizers and text;
-knows no scheduler: it says which requests a stop string ended, the engine loop acts on it.
+knows no scheduler: it returns the requests that a stop string ended, and the engine finishes them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._groups: dict[str, OutputGroup] = {}
         self._completions: dict[str, GrowingCompletion] = {}
-        self._pending: dict[str, OutputGroup] = {}
+        self._changed: dict[str, OutputGroup] = {}
         self._texts = TokenTexts(tokenizer)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
 
     def __len__(self) -> int:
-        """How many callers' requests have not been handed out to their end."""
+        """Number of callers' requests whose final output has not been returned."""
         return len(self._groups)
 
     def add(
         self, request_id: str, prompt: str | None, requests: list[Request], *, kind: RequestOutputKind, queued_ts: float
     ) -> None:
-        """Take over a caller's request, run as one engine request per completion; some may be refused already."""
+        """Add a caller's request, run as one engine request per completion; some may be refused already."""
         metrics = RequestMetrics(requests[0].arrival_time, queued_ts)
         group = OutputGroup(request_id, prompt, kind, requests, metrics)
         for index, request in enumerate(requests):
@@ -55,10 +55,10 @@ class OutputProcessor:
             group.completions.append(completion)
             self._completions[request.request_id] = completion
         self.finish_outside_step(request for request in requests if request.status.is_finished)
-        self._groups[request_id] = group  # from here on it counts
+        self._groups[request_id] = group  # last: an interrupt before this line undoes all of it
 
     def _text_state(self, request: Request) -> tuple[IncrementalDetokenizer | None, StopStringMatcher | None]:
-        """What turns a request's tokens into text, before its first token."""
+        """A new detokenizer and stop string matcher for a request; None where it needs none."""
         params = request.sampling_params
         if not params.detokenize:
             return None, None
@@ -81,16 +81,16 @@ class OutputProcessor:
         return [] if group is None else [request.request_id for request in group.requests]
 
     def discard(self, request_id: str) -> None:
-        """Forget a caller's request: nothing of it is handed out any more."""
+        """Forget a caller's request: it has no more outputs."""
         group = self._groups.pop(request_id, None)
-        self._pending.pop(request_id, None)
+        self._changed.pop(request_id, None)
         for request in group.requests if group is not None else ():
             self._completions.pop(request.request_id, None)
 
     # --- after a step -----------------------------------------------------------------------------------------------
 
     def process(self, changed: Iterable[Request], batch: ScheduledBatch, result: StepResult) -> list[str]:
-        """Take in a step's results; `take_pending` hands out what came of them.
+        """Take in a step's results; `take_outputs` returns the outputs.
 
         Args:
             changed: requests that got a token or finished.
@@ -116,14 +116,14 @@ class OutputProcessor:
                 self._finish(completion, now)
             else:
                 completion.num_taken = len(completion.output.token_ids)
-            self._pending[completion.group.request_id] = completion.group
+            self._changed[completion.group.request_id] = completion.group
         return stopped
 
-    def take_pending(self) -> list[RequestOutput]:
-        """Hand out what is due, as the requests' `RequestOutputKind`s say."""
-        due = [group for group in self._pending.values() if group.is_due]
+    def take_outputs(self) -> list[RequestOutput]:
+        """Return the outputs that are due, as the requests' `RequestOutputKind`s say."""
+        due = [group for group in self._changed.values() if group.is_due]
         outputs = [group.take() for group in due]
-        self._pending.clear()
+        self._changed.clear()
         for group in due:
             if group.finished:
                 self._groups.pop(group.request_id, None)
@@ -150,7 +150,7 @@ class OutputProcessor:
             output.stop_reason = completion.stop.matched
 
     def _finish(self, completion: GrowingCompletion, now: float) -> None:
-        """End a completion. It counts as ended once it has a finish reason; what comes after only adds to it."""
+        """End a completion. Setting its finish reason ends it; the lines after that only add to it."""
         output, request, tail = completion.output, completion.request, ""
         if completion.detokenizer is not None and output.stop_reason is None:
             tail = completion.detokenizer.finish()
@@ -164,13 +164,13 @@ class OutputProcessor:
             output.stop_reason = request.stop_reason
         group = completion.group
         group.error = group.error or request.error
-        group.metrics.finished_time = now  # of its last completion, in the end
+        group.metrics.finished_time = now
         output.finish_reason = finish_reason
         if tail and output.logprobs and completion.detokenizer is not None:
             _extend_last_text(output, completion.detokenizer, tail)
         group.metrics.num_preemptions += request.num_preemptions
         self._completions.pop(request.request_id, None)
-        self._pending[group.request_id] = group
+        self._changed[group.request_id] = group
 
     def finish_outside_step(self, requests: Iterable[Request]) -> None:
         """Close requests that ended without a step: refused at admission, or aborted."""
@@ -183,14 +183,14 @@ class OutputProcessor:
     # --- after an interrupt -----------------------------------------------------------------------------------------
 
     def rewind(self) -> list[Request]:
-        """Take back what an interrupted call began: whatever is not finished is as its last whole step left it.
+        """Reset unfinished requests to the state after the last step that was not interrupted.
 
-        Right whatever that call left behind, and may itself be interrupted and called again.
+        Works from any state that an interrupted call left; may itself be interrupted and called again.
 
         Returns:
-            The requests that are not finished, each with the tokens that were taken in and none of them computed.
+            The unfinished requests, each with its tokens so far and none of them computed.
         """
-        self._pending = {name: group for name, group in self._groups.items() if group.finished}
+        self._changed = {name: group for name, group in self._groups.items() if group.finished}
         going_on = [c for group in self._groups.values() for c in group.completions if not c.output.finished]
         self._completions = {completion.request.request_id: completion for completion in going_on}
         for completion in going_on:
@@ -242,7 +242,7 @@ def _text_of(
     detokenizer: IncrementalDetokenizer,
     stop: StopStringMatcher | None,
 ) -> str:
-    """What a completion's token, `number` counted from 1, adds to its text."""
+    """The text that a completion's token adds; `number` is counted from 1."""
     text = detokenizer.append(token)
     if stop is None:
         return text
@@ -253,9 +253,9 @@ def _text_of(
 
 
 def _extend_last_text(output: CompletionOutput, detokenizer: IncrementalDetokenizer, tail: str) -> None:
-    """Give the last token with text what was held back for the rest of a character.
+    """Add the text that was held back for an incomplete character to the last token with text.
 
-    The list is changed, not the positions in it: they may have been handed out.
+    Replaces the entry in the list and does not change it: outputs may share it.
     """
     assert output.logprobs is not None
     for i in reversed(range(len(output.token_ids))):

@@ -1,4 +1,4 @@
-"""How eager the scheduler is to start prompts: how much room to leave for those that run, how long to wait for more.
+"""When the scheduler starts prompts: how many blocks to leave for running sequences, how long to wait for more prompts.
 
 Numbers in, decisions out; no request or queue is changed here.
 """
@@ -14,7 +14,7 @@ _WATERMARK_SHARE = 100
 
 
 class Headroom:
-    """Free blocks to leave for running sequences when another one is admitted: what keeps preemptions few.
+    """Free blocks to leave for running sequences when another one is admitted, so that preemptions are few.
 
     One per cent of the blocks, doubled with each preemption of the request to be admitted. After at most seven the
     headroom exceeds the cache; such a request is admitted only when nothing else runs, and `is_exhausted` lets the
@@ -29,7 +29,7 @@ class Headroom:
         self._watermark = -(-capacity // _WATERMARK_SHARE)
 
     def blocks(self, request: Request) -> int:
-        """How many blocks must stay free when `request` is admitted beside others."""
+        """Number of blocks that must stay free when `request` is admitted beside others."""
         return self._watermark << request.num_preemptions
 
     def is_exhausted(self, request: Request) -> bool:
@@ -52,7 +52,7 @@ class PromptDelay:
         self._last_duration = 0.0
 
     def begin_step(self) -> None:
-        """Note that a step is being scheduled, which ends the one before."""
+        """Record that a step is being scheduled, which ends the one before."""
         if self._factor:
             self._now = self._clock()
             if self._prompt_step_began is not None:
@@ -64,5 +64,5 @@ class PromptDelay:
         return not self._factor or self._now - waiting.earliest_arrival > self._factor * self._last_duration
 
     def prompts_started(self) -> None:
-        """Note that the step being scheduled computes prompts."""
+        """Record that the step being scheduled computes prompts."""
         self._prompt_step_began = self._now

@@ -1,7 +1,7 @@
-"""The line in which requests wait: always in order of rank, at a cost that does not grow with the line.
+"""The queue in which requests wait: always in order of rank, at a cost that hardly grows with its length.
 
-Both policies are one queue, because the rank holds the policy: first come first served ranks by arrival alone. A
-preempted request therefore returns to its old place, before everyone who came after it.
+One queue does for both policies, because the rank holds the policy: first come first served ranks by arrival alone. A
+preempted request therefore returns to its old place, before all later ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _COMPACT_ABOVE = 64
 class RequestQueue:
     """Requests by rank, smallest first: push and pop O(log n), peek and remove O(1) amortised.
 
-    A heap with lazy deletion: a removed request stays in the heap as a husk until it surfaces, or until husks are the
-    majority and the heap is rebuilt.
+    A heap with lazy deletion: a removed request's entry stays in the heap until it reaches the top, or until stale
+    entries are the majority and the heap is rebuilt.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class RequestQueue:
 
     @property
     def earliest_arrival(self) -> float:
-        """Arrival time of whoever waits longest: it goes first, or has stood here longest behind more urgent ones."""
+        """Earliest arrival time: that of the first request, or of the one that has been in the queue longest."""
         return min(self.peek().arrival_time, next(iter(self._live.values())).arrival_time)
 
     def _is_live(self, request: Request) -> bool:
-        # An id may be used again once its request is gone: the husk is another object.
+        # An id may be reused once its request is finished: the stale entry holds another object.
         return self._live.get(request.request_id) is request

@@ -1,6 +1,6 @@
-"""How a checkpoint's authors sample from it: what `generation_config.json` states, as `SamplingParams`.
+"""The checkpoint's default sampling parameters, from `generation_config.json`.
 
-Counts where a request brings no parameters of its own. Knows the file's names and ours; where to stop is not read here.
+They apply to requests without parameters. Knows the file's names and ours; does not read end-of-sequence tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OURS = {
 
 
 def recommended_sampling(path: Path) -> SamplingParams:
-    """Read a checkpoint's recommendation; what it does not state is as in `SamplingParams()`.
+    """Read a checkpoint's sampling parameters; those it does not state are as in `SamplingParams()`.
 
     `"do_sample": false` is greedy, as in transformers.
 
     Raises:
-        CheckpointError: a value that cannot be; says how to do without.
+        CheckpointError: a wrong value; says how to load without the file.
     """
     file = path / "generation_config.json"
     if not file.is_file():

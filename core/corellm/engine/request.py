@@ -1,4 +1,4 @@
-"""One sequence on its way through the engine: what was asked, what came of it so far, and why it ended.
+"""One sequence in the engine: its prompt and parameters, its output so far, and why it ended.
 
 A request knows its own tokens, items and stop conditions. It knows neither blocks nor queues: the scheduler and the
 block manager keep those, by request id. Only the scheduler changes a request's state.
@@ -72,7 +72,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_prompt_tokens: int = field(init=False)
     num_tokens: int = field(init=False)
-    """Prompt and output tokens together; kept as a number because every step asks for it."""
+    """Prompt and output tokens together; kept as a number because every step reads it."""
     num_computed_tokens: int = field(default=0, init=False)
     """Tokens whose KV is in the cache (for a swapped request: in host memory)."""
     num_cached_tokens: int = field(default=0, init=False)
@@ -82,7 +82,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list, init=False)
     """Chained hashes of the leading full blocks, extended lazily by `corellm.engine.block_hash`."""
     rank: tuple[float, int] = field(default=(0, 0), init=False)
-    """Who goes before whom: priority, then order of arrival. Given by the scheduler; the smallest goes first."""
+    """Order of requests: priority, then arrival. Set by the scheduler; the smallest goes first."""
     stop_token_ids: frozenset[int] = field(init=False)
     """Every token that ends the completion: end of sequence (unless ignored) and the request's own stop tokens."""
     max_output_tokens: int = field(init=False)
@@ -105,22 +105,22 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all that is left to compute is the token generated last."""
+        """Whether only the last generated token is left to compute."""
         return self.num_prompt_tokens <= self.num_computed_tokens == self.num_tokens - 1
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether the token after the next can be computed before the next one is known to the host.
+        """Whether the next step can be scheduled before the host knows this step's token.
 
-        The sequence goes on unless it stops, and nothing but the model looks at the token: no penalty, no bad word, no
-        `min_tokens` to be reached.
+        It can if only a stop token may end the sequence now, and sampling does not depend on previous tokens: no
+        penalty, no bad word, `min_tokens` reached.
         """
         params, num_outputs = self.sampling_params, len(self.output_token_ids)
-        looked_at = (
+        depends_on_tokens = (
             params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
             or self.bad_words_ids or params.prompt_logprobs is not None
         )  # fmt: skip
-        return not looked_at and params.min_tokens <= num_outputs and num_outputs + 1 < self.max_output_tokens
+        return not depends_on_tokens and params.min_tokens <= num_outputs and num_outputs + 1 < self.max_output_tokens
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """The tokens `[start, stop)` of prompt and output together, as a new list."""
@@ -132,7 +132,7 @@ class Request:
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - border]
 
     def limit_total_tokens(self, max_total_tokens: int) -> None:
-        """Never let prompt and output together grow beyond `max_total_tokens`."""
+        """Limit prompt and output together to `max_total_tokens`."""
         self.max_output_tokens = min(self.max_output_tokens, max_total_tokens - self.num_prompt_tokens)
 
     def restart(self, num_outputs: int) -> None:
@@ -144,7 +144,7 @@ class Request:
         self.status, self.error, self.stop_reason = RequestStatus.WAITING, None, None
 
     def append_token(self, token_id: int) -> None:
-        """Take over a token that was just sampled."""
+        """Append a sampled token."""
         self.output_token_ids.append(token_id)
         self.num_tokens += 1
 

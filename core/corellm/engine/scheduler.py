@@ -1,11 +1,11 @@
-"""What runs in the next step, and what follows from the last one.
+"""Decides what runs in the next step, and takes in the results of the last one.
 
-The scheduler owns every request's state and moves requests between waiting, running, swapped and finished. How room is
-found is asked of the block manager and the encoder planner; how results are computed is the worker's business.
+The scheduler owns every request's state and moves requests between waiting, running, swapped and finished. The block
+manager and the encoder planner find room for it; the worker computes.
 
-Three rules keep everybody moving. Rank (priority, then arrival) orders every queue, and only the last in rank is ever
+Three rules guarantee progress. Rank (priority, then arrival) orders every queue, and only the last in rank is ever
 preempted, so the first always makes progress. A prompt is admitted with blocks for all of its tokens, so only decodes
-can run out of blocks. And a step that preempts admits nobody.
+can run out of blocks. And a step that preempts admits no request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from corellm.errors import InvalidParameterError
 from corellm.worker.batch import ScheduledBatch, SequenceChunk, StepResult
 
 MAX_PASSED_OVER = 64
-"""How many waiting requests a step looks past because their prefix is being computed: bounds the work of a step."""
+"""Most waiting requests that a step passes over because their prefix is being computed: bounds the work of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class SchedulerStats:
 class Scheduler:
     """Picks each step's work within one token budget, and takes in the results.
 
-    Steps in turn: `schedule`, run the batch, `update`; `add_request` and `finish_requests` at any moment. While a batch
-    runs, the one after it may be had from `schedule_ahead`; updates come in the same order.
+    A step is `schedule`, run the batch, `update`; `add_request` and `finish_requests` come at any moment. While a
+    batch is in flight, `schedule_ahead` may schedule the one after it; updates come in the same order.
 
     Args:
         scheduler_config: policy and limits.
@@ -103,7 +103,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._steps: deque[StepPlan] = deque()
-        """Scheduled and not updated yet: one, or two while a step is scheduled ahead."""
+        """Steps in flight: scheduled and not updated yet. Two while one is scheduled ahead."""
 
     # Requests come and go -----------------------------------------------------------------------------------------
 
@@ -133,10 +133,10 @@ class Scheduler:
         return True
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[Request]:
-        """End requests now, whatever their state; a step they are part of goes on without effect on them.
+        """End requests now, whatever their state; a step in flight has no effect on them any more.
 
         Args:
-            request_ids: ids that are unknown, or finished already, are passed over.
+            request_ids: ids that are unknown, or finished already, are ignored.
             status: a final status.
 
         Returns:
@@ -149,9 +149,9 @@ class Scheduler:
         return ended
 
     def restart(self, requests: Iterable[Request]) -> None:
-        """Begin anew with these requests, added before, as if each had just been preempted by recompute.
+        """Start over with these requests, added before, as if each had just been preempted by recompute.
 
-        Right whatever an interrupted call left behind. The worker must forget every sequence and encoder output.
+        Works from any state that an interrupted call left. The worker must forget every sequence and encoder output.
         """
         self.blocks.free_all()
         self.encoder_cache.clear()
@@ -197,7 +197,7 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """Decide what the next step computes. Its chunks are empty if nothing can run (or nothing is left to do)."""
-        self._steps.clear()  # what was interrupted before its update never happened
+        self._steps.clear()  # interrupted before their update
         step = StepPlan(self.max_num_batched_tokens)
         self._encoders.begin_step()
         if self.config.enable_chunked_prefill:
@@ -211,13 +211,14 @@ class Scheduler:
         return batch
 
     def schedule_ahead(self) -> ScheduledBatch | None:
-        """The step after the one that runs, before its tokens are known: the same decodes again, each a token further.
+        """Schedule the step after the one in flight, before its tokens are known: the same decodes, one token further.
 
-        Those that end now by their length are left out; those that a stop token ends are computed for nothing.
+        Requests that reach their length in the step in flight are left out; those that a stop token ends there are
+        computed in vain.
 
         Returns:
-            None if the next step should be another: somebody waits and there is a place, a prompt is not computed
-            whole, a request looks at its tokens, or there are no blocks.
+            None if the next step needs another batch: a waiting request can be admitted, a prompt is not computed
+            whole, sampling depends on tokens that are not known yet, or there are no blocks.
         """
         (step,) = self._steps
         if self.swapped or (self.waiting and len(self.running) < self.max_num_seqs) or not step.requests:
@@ -239,7 +240,7 @@ class Scheduler:
         return ahead.seal()
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
-        """Take in what came of the batch that was scheduled first of those not updated yet.
+        """Take in the result of the oldest batch in flight.
 
         Returns:
             The requests that got a token or finished, in the order of the batch.
@@ -261,14 +262,14 @@ class Scheduler:
         return changed
 
     def _schedule_together(self, step: StepPlan) -> None:
-        """Chunked prefill: decodes first, then prefills as far as the budget goes, those that run before new ones."""
+        """Chunked prefill: decodes first, then prefills as far as the budget goes, running ones before new ones."""
         prefilling = self._schedule_decodes(step)
         self._continue_prefills(step, prefilling)
         self._resume_swapped(step)
         self._admit_waiting(step)
 
     def _schedule_prompts_first(self, step: StepPlan) -> None:
-        """Without chunked prefill: whole prompts as long as some wait, else decodes for all."""
+        """Without chunked prefill: whole prompts while any wait, else all decodes."""
         self._delay.begin_step()
         self._continue_prefills(step, [request for request in self.running if not request.is_decoding])
         if self.waiting and (not self.running or self._delay.allows(self.waiting)):
@@ -280,9 +281,9 @@ class Scheduler:
             self._delay.prompts_started()
 
     def _schedule_decodes(self, step: StepPlan) -> list[Request]:
-        """Schedule every decode that has, or is made, room for its token; returns the running prefills.
+        """Schedule every decode that has room for its token or can be given it; returns the running prefills.
 
-        In order of rank, and room is made from the other end: whoever is scheduled already is never preempted.
+        Goes in order of rank and preempts from the other end, so a request scheduled in this step is never preempted.
         """
         running, prefilling, index = self.running, [], 0
         while index < len(running) and step.token_budget:
@@ -295,7 +296,7 @@ class Scheduler:
         return prefilling
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
-        """Find a slot for one more token, preempting from the end of the line, at worst the request itself."""
+        """Find a slot for one more token, preempting the last in rank, at worst the request itself."""
         while not self.blocks.allocate(request, 1):
             victim = self.running.pop()
             self._preempt(victim, step)
@@ -330,7 +331,7 @@ class Scheduler:
         passed_over: list[Request] = []
         while self.waiting and self._has_place(step) and len(passed_over) < MAX_PASSED_OVER:
             if self.blocks.num_free_blocks <= self._reserve(self.waiting.peek()):
-                break  # it needs one block at least: not worth looking up its prefix
+                break  # it needs at least one block: no need to look up its prefix
             computed_blocks = self.blocks.get_computed_blocks(self.waiting.peek())
             request = self.waiting.pop()
             if self._prefix_is_coming(request, len(computed_blocks), step):
@@ -364,15 +365,15 @@ class Scheduler:
         return self._headroom.blocks(request) if self.running else 0
 
     def _prefix_is_coming(self, request: Request, num_cached_blocks: int, step: StepPlan) -> bool:
-        """Whether the next block the request needs is computed in this step: then it waits, and shares it."""
+        """Whether this step computes the next block that the request needs: then it waits, and shares the block."""
         if num_cached_blocks >= self.blocks.max_cached_blocks(request):
             return False
         return request.block_hashes[num_cached_blocks] in step.prefix_hashes
 
     def _plan_chunk(self, request: Request, start: int, step: StepPlan) -> tuple[int, list[int]]:
-        """How many tokens from `start` on can run now, and the features they need; 0 for nothing.
+        """Number of tokens from `start` on that can run now, and the features they need.
 
-        Without chunked prefill all or nothing; only a preempted sequence that outgrew a whole step may take several.
+        Without chunked prefill all or none; only a preempted sequence longer than a step's budget takes several steps.
         """
         left = request.num_tokens - start
         num_tokens, features = self._encoders.plan(request, start, min(left, step.token_budget))
@@ -396,7 +397,7 @@ class Scheduler:
         step.start(request)
 
     def _preempt(self, request: Request, step: StepPlan) -> None:
-        """Take a request that was just popped from `running` off the device, by swap if asked for and possible."""
+        """Take a request that was just popped from `running` off the device, by swap if configured and possible."""
         self.encoder_cache.release_all(request.request_id)
         self._released.append(request.request_id)
         step.has_preempted = True
@@ -433,7 +434,7 @@ class Scheduler:
         self._leave(request, before)
 
     def _leave(self, request: Request, before: RequestStatus) -> None:
-        """Take a request that has just finished out of everything, `before` being its last unfinished status."""
+        """Release all that a request holds that has just finished; `before` is its last unfinished status."""
         if before is RequestStatus.RUNNING:
             self.running.remove(request)
             self._released.append(request.request_id)
@@ -446,7 +447,7 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def _discard_failed_items(self, step: StepPlan, result: StepResult) -> None:
-        """Forget the items that failed requests were to encode: nobody can tell whether the worker has them."""
+        """Forget the items of failed requests that this step encoded: the worker may not have them."""
         items = {request.request_id: request.features for request in step.requests}
         for request_id, index in step.batch.encode:
             if request_id in result.failed:

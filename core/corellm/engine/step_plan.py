@@ -10,27 +10,27 @@ from corellm.worker.batch import UNKNOWN, NewSequence, ScheduledBatch, SequenceC
 
 @dataclass(slots=True)
 class StepPlan:
-    """What was decided for a step so far, and how much of its token budget is left.
+    """The chunks scheduled so far, and what is left of the token budget.
 
-    `requests[i]` is the request of `chunks[i]` once sealed: an id could be used again before the step comes back.
+    Once sealed, `requests[i]` is the request of `chunks[i]`: an id could be reused while the step is in flight.
     """
 
     token_budget: int
     batch: ScheduledBatch = field(default_factory=ScheduledBatch)
     has_preempted: bool = False
     prefix_hashes: set[bytes] = field(default_factory=set)
-    """Blocks that prefill chunks of this step work on: whoever needs the same had better wait for them."""
+    """Blocks that prefill chunks of this step compute: a waiting request that needs one of them waits a step."""
     decodes: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
     prefills: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would be computed."""
+        """Whether there is no chunk."""
         return not self.decodes and not self.prefills
 
     def start(self, request: Request) -> None:
-        """Tell the worker of a request it does not hold."""
+        """Announce a request to the worker."""
         self.batch.new.append(
             NewSequence(
                 request_id=request.request_id,
@@ -44,7 +44,7 @@ class StepPlan:
         )
 
     def add_decode(self, request: Request, block_table: list[int]) -> None:
-        """Compute the token generated last and sample the next."""
+        """Schedule the last generated token, to sample the next."""
         chunk = SequenceChunk(
             request.request_id, request.num_computed_tokens, 1, request.output_token_ids[-1:], block_table, True
         )
@@ -52,12 +52,12 @@ class StepPlan:
         self.token_budget -= 1
 
     def add_decode_ahead(self, request: Request, block_table: list[int]) -> None:
-        """Compute the token that the step before this one samples: the worker has it, the host does not yet."""
+        """Schedule the token that the step in flight samples: the worker will have it, the host does not know it."""
         start = request.num_computed_tokens + 1
         self.decodes.append((SequenceChunk(request.request_id, start, 1, [UNKNOWN], block_table, True), request))
 
     def add_prefill(self, request: Request, num_tokens: int, block_table: list[int], block_size: int) -> None:
-        """Compute the next `num_tokens` known tokens of a request."""
+        """Schedule the next `num_tokens` known tokens of a request."""
         start = request.num_computed_tokens
         stop = start + num_tokens
         tokens = request.token_ids(start, stop)

@@ -15,14 +15,14 @@ class StopStringMatcher:
     end together, the longest. So the result does not depend on how the text is cut into pieces. Only a real beginning
     of a stop string at the end of the text is held back.
 
-    Some of the text may be left out of what is given out: special tokens. A stop string that holds the text of one is
-    looked for in the text with them, every other one in the text without.
+    Some of the text, that of special tokens, may be left out of the returned text. A stop string that holds the text
+    of one is searched in the text with them, every other one in the text without.
 
-    Every character moves one Knuth-Morris-Pratt automaton per stop string; no text is looked at twice.
+    Every character moves one Knuth-Morris-Pratt automaton per stop string; no text is read twice.
 
     Args:
         stop: the stop strings, none empty.
-        include: whether a match is given out, or only the text before it.
+        include: whether a match is returned, or only the text before it.
         left_out: the texts that may be left out.
     """
 
@@ -33,13 +33,13 @@ class StopStringMatcher:
         self._matched_lengths = [0] * len(self._stop)
         self._held = ""
         self._is_left_out: list[bool] = []
-        """Of every character that is held back."""
+        """One per held-back character."""
         self._include = include
         self.matched: str | None = None
-        """The stop string that was found; nothing is given out after it."""
+        """The stop string that was found; no text is returned after it."""
 
     def append(self, text: str, *, left_out: bool = False) -> str:
-        """Take in new text; returns what may be given out now, and sets `matched` at the first stop string."""
+        """Take in new text; returns the text that is certain now, and sets `matched` at the first stop string."""
         if self.matched is not None:
             return ""
         start = len(self._held)
@@ -58,13 +58,13 @@ class StopStringMatcher:
         )
 
     def skip(self, text: str) -> str:
-        """Take in text in which no stop string may be found or begin (`min_tokens`); returns what may be given out."""
+        """Take in text in which no stop string may be found or begin (`min_tokens`); returns the certain text."""
         released = self.flush() + text
         self._matched_lengths = [0] * len(self._stop)
         return "" if self.matched is not None else released
 
     def flush(self) -> str:
-        """The text still held back, when no more will come."""
+        """Return the text still held back, at the end."""
         return self._release(len(self._held))
 
     def _step(self, character: str, left_out: bool) -> int | None:
@@ -83,9 +83,9 @@ class StopStringMatcher:
         return found
 
     def _beginning(self, i: int, length: int, end: int) -> int:
-        """Where in the held text the last `length` characters before `end` begin, of those that stop string `i` reads.
+        """Position in the held-back text where the last `length` characters before `end` begin.
 
-        Characters that it does not read are passed over.
+        Only characters that stop string `i` reads are counted.
         """
         while length:
             end -= 1
@@ -93,7 +93,7 @@ class StopStringMatcher:
         return end
 
     def _release(self, count: int) -> str:
-        """Let go of the first characters that are held back; returns those that are not left out."""
+        """Release the first held-back characters; returns those that are not left out."""
         released = self._held[:count]
         if True in self._is_left_out:
             released = "".join(c for c, out in zip(released, self._is_left_out[:count], strict=True) if not out)

@@ -1,6 +1,6 @@
 """Text to token ids, as the checkpoint's tokenizer makes them.
 
-Knows transformers' wrapper around a tokenizer of the `tokenizers` library, and when it adds nothing to it.
+Knows transformers' wrapper around a tokenizer of the `tokenizers` library, and when it can be skipped.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ _STEPS = (
     "__call__", "_encode_plus", "_convert_encoding", "_get_padding_truncation_strategies", "backend_tokenizer",
     "set_truncation_and_padding",
 )  # fmt: skip
-"""What of the wrapper a text passes."""
+"""Methods of the wrapper that process a text."""
 
 
 class TextEncoder:
     """Encodes text with a checkpoint's tokenizer.
 
-    The wrapper's own bookkeeping takes longer than a short prompt's tokens, and other threads wait for it: where the
-    wrapper has no ways of its own, the tokenizer behind it is asked.
+    The wrapper's bookkeeping takes longer than tokenizing a short prompt, and holds up other threads: where the
+    wrapper changes nothing, the tokenizer behind it is called directly.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -33,19 +33,19 @@ class TextEncoder:
         )
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The token ids of a text, with what the tokenizer puts around every text or without."""
+        """The token ids of a text, with or without the special tokens that the tokenizer adds."""
         if self._adds_nothing():
             encode = self._tokenizer.backend_tokenizer.encode_batch_fast
             ids: list[int] = encode([text], add_special_tokens=add_special_tokens)[0].ids
-            if self._adds_nothing():  # still: another thread may have asked for padding meanwhile
+            if self._adds_nothing():  # another thread may have turned on padding meanwhile
                 return ids
-        # verbose=False: whether it is too long is for the engine to say
-        told: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
-        return told
+        # verbose=False: no warning about length, which the engine checks
+        listed: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        return listed
 
     @property
     def backend(self) -> Any | None:
-        """The tokenizer behind the wrapper; None where the wrapper has ways of its own."""
+        """The tokenizer behind the wrapper; None where the wrapper's class changes how text is tokenized."""
         return self._tokenizer.backend_tokenizer if self._is_usual else None
 
     def _adds_nothing(self) -> bool:

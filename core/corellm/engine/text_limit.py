@@ -1,7 +1,7 @@
-"""How much text a number of tokens can hold at most, so that a text far too long is refused before it is tokenized.
+"""Refuses a text that is far too long before it is tokenized, by the most text that a number of tokens can hold.
 
-Knows tokenizers of the `tokenizers` library and what in them may lose text: a text of any length can be one unknown
-token, or none. Where that is possible there is no limit here.
+Knows tokenizers of the `tokenizers` library and which of their steps lose text. Where any text can become one unknown
+token, or none, there is no limit here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from corellm.errors import PromptTooLongError
 
 CHEAP_CHARACTERS = 100_000
-"""A text up to this long is tokenized in some 50 ms: not worth looking at first."""
+"""A text up to this long is tokenized in some 50 ms, and is not checked."""
 
 _SLACK = 2
-"""An item may take the place of a placeholder that is longer in the prompt's text."""
+"""Allowance for placeholders that are longer in the prompt's text than the tokens of their items."""
 _COMPOSED = 4
-"""Characters that become one at most, where they are composed (NFC)."""
+"""Most characters that composing (NFC) joins to one."""
 _KEEP_TEXT = {"Prepend", "NFD", "NFKD", "Lowercase", "ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
 _LOSE_SPACE = {"Strip", "WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
 _SPACE_PATTERNS = ({"Regex": " {2,}"}, {"Regex": " +"}, {"Regex": "\\s+"})
@@ -31,19 +31,19 @@ _BYTE_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class _Capacity:
-    """Characters that one token stands for at most."""
+    """Most characters that one token stands for."""
 
     all: int | None
-    """None where white space may be lost."""
+    """Any characters; None where white space may be lost."""
     solid: int
-    """Of those that are not white space."""
+    """Characters that are not white space."""
 
 
 class TextLimit:
     """Refuses texts that are too long whatever their tokens are.
 
     Args:
-        tokenizer: of the `tokenizers` library; None where the text passes something else, so that nothing is known.
+        tokenizer: of the `tokenizers` library; None for another one, whose texts are not limited.
         max_model_len: longest sequence.
     """
 
@@ -91,7 +91,7 @@ class TextLimit:
 
 
 def _steps(component: Any | None) -> Iterator[Mapping[str, Any]]:
-    """What a normalizer or pre-tokenizer does, one thing after the other."""
+    """The steps of a normalizer or pre-tokenizer, in order."""
     if component is not None:
         yield from _flat(json.loads(component.__getstate__()))
 

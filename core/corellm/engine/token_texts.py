@@ -1,6 +1,6 @@
-"""The text of each token of a position's log-probabilities, as it would stand in the output.
+"""The text of each token of a position's log-probabilities, as it would be in the output.
 
-Knows tokenizers and what came before; knows neither requests nor how log-probabilities are computed.
+Knows tokenizers and the tokens before; knows neither requests nor how log-probabilities are computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from corellm.worker.batch import TokenLogprobs
 class TokenTexts:
     """Log-probabilities with `decoded_token`, for one tokenizer.
 
-    A token's text keeps its space, is nothing while its character is not whole, and is the whole character for the
+    A token's text keeps its space. It is empty while its character is incomplete, and the whole character for the
     token that completes it: the texts of a sequence's tokens, joined, are the sequence's text. A special token has its
     own text, also where the output leaves it out.
     """
@@ -29,8 +29,8 @@ class TokenTexts:
         """One position's log-probabilities, the sampled token (or the prompt's) first.
 
         Args:
-            logprobs: what the worker found.
-            before: holds everything before this position, and is not changed; None for no texts.
+            logprobs: from the worker.
+            before: has taken in all tokens before this position, and is not changed; None for no texts.
         """
         own = logprobs.token_ids[0]
         is_usual = before is not None and not before.is_at_start and not before.holds_back
@@ -51,7 +51,7 @@ class TokenTexts:
         """The log-probabilities of successive prompt tokens.
 
         Args:
-            logprobs: what the worker found.
+            logprobs: from the worker.
             known: the prompt's tokens before the first of them.
             detokenize: whether their texts are wanted.
         """
@@ -65,7 +65,7 @@ class TokenTexts:
         return positions
 
     def _text_in_a_text(self, token_id: int) -> str:
-        """A token's text after whole characters. Most tokens are asked for often, and only as alternatives."""
+        """A token's text after complete characters: the same for most alternatives, so it is cached."""
         return self._some_text.preview(token_id)
 
     @cached_property

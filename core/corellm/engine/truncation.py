@@ -1,6 +1,6 @@
-"""A prompt's last tokens instead of all of them: `truncate_prompt_tokens`.
+"""Cuts a prompt to its last tokens: `truncate_prompt_tokens`.
 
-Knows tokens and where items stand among them; knows no tokenizer.
+Knows tokens and the positions of items among them; knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _NAME = "truncate_prompt_tokens"
 
 
 def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens: int) -> ProcessedPrompt:
-    """The prompt with as many of its last tokens as `params` keep; `prompt` stays as it is.
+    """Return the prompt with the last tokens that `params` keep; `prompt` is not changed.
 
     Args:
-        prompt: items that stand wholly before what is kept are left out.
+        prompt: items wholly before the kept tokens are left out.
         params: of the request.
         max_total_tokens: longest sequence, prompt and output together.
 
     Raises:
-        InvalidParameterError: an item would be cut, or no prompt leaves room for `max_tokens`.
+        InvalidParameterError: an item would be cut, or `max_tokens` leaves no room for any prompt.
     """
     kept = params.truncate_prompt_tokens
     if kept == -1:

@@ -1,6 +1,6 @@
-"""What is done to a loaded engine between steps: caches emptied, the model looked at or changed, a trace taken.
+"""Maintenance of a loaded engine between steps: empty caches, inspect or change the model, trace steps.
 
-To be called from the thread that drives the engine. Knows the caches and the model; knows no requests.
+Called from the thread that drives the engine. Knows the caches and the model; knows no requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from corellm.worker.trace import Trace
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 def reset_prefix_cache(engine: LLMEngine) -> bool:
@@ -27,17 +27,14 @@ def reset_prefix_cache(engine: LLMEngine) -> bool:
 
 def reset_mm_cache(engine: LLMEngine) -> None:
     """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
-    runner = _runner(engine)
-    engine.input_processor.mm_processor.cache.clear()
-    engine.scheduler.encoder_cache.discard_unreferenced()
-    if not engine.has_unfinished_requests():  # else the next step tells the worker
-        runner.execute(engine.scheduler.schedule())
+    _runner(engine)
+    engine.reset_mm_cache()
 
 
-def apply_model(engine: LLMEngine, function: Callable[[Any], _Answer]) -> list[_Answer]:
-    """What a function says of the model, an `nn.Module`; a list of one, as there is one worker.
+def apply_model(engine: LLMEngine, function: Callable[[Any], _Result]) -> list[_Result]:
+    """Call a function with the model, an `nn.Module`; returns its result in a list of one, as there is one worker.
 
-    After weights were changed, cached prefixes and encoder outputs are those of the old ones: reset both caches.
+    A function that changes weights leaves cached prefixes and encoder outputs of the old ones: reset both caches.
     """
     return [function(_runner(engine).model)]
 

@@ -1,8 +1,8 @@
-"""A call that changes the engine's state happens whole or not at all, wherever an exception cuts it short.
+"""Makes calls that change the engine's state atomic: an exception anywhere in one undoes it.
 
-Ctrl-C can come between any two lines, also of the scheduler, and leaves state half changed. It is not held back: a
-step may take seconds. Instead the engine knows that a call did not end, and puts its state in order before anything
-else happens. If that is interrupted as well, the next call does it. Knows nothing of what the state is.
+Ctrl-C can come between any two lines, also of the scheduler, and leave state half changed. It is not deferred, because
+a step may take seconds. Instead the engine notes that a call did not end and restores its state, at the latest before
+the next call. Knows nothing of what the state is.
 """
 
 from __future__ import annotations
@@ -13,39 +13,36 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Restorable(Protocol):
-    """What has calls that happen whole or not at all."""
+    """An object with atomic calls."""
 
     is_whole: bool
-    """Whether no call is under way, and none was cut short."""
+    """Whether no call is under way, and none was interrupted."""
 
     def restore(self) -> None:
-        """Put the state in order, whatever it is: nothing of the call that was cut short has happened.
-
-        May itself be interrupted, and is then called again.
-        """
+        """Undo an interrupted call, whatever state it left. May itself be interrupted, and is then called again."""
 
 
 _Self = TypeVar("_Self", bound=Restorable)
 _Arguments = ParamSpec("_Arguments")
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 def whole(
-    method: Callable[Concatenate[_Self, _Arguments], _Answer],
-) -> Callable[Concatenate[_Self, _Arguments], _Answer]:
-    """The method, whose changes are undone if it does not come to its end."""
+    method: Callable[Concatenate[_Self, _Arguments], _Result],
+) -> Callable[Concatenate[_Self, _Arguments], _Result]:
+    """Decorate a method: its changes are undone if it raises or is interrupted."""
 
     @wraps(method)
-    def run(owner: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
+    def run(owner: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         if not owner.is_whole:
             owner.restore()
         owner.is_whole = False
         try:
-            answer = method(owner, *args, **kwargs)
+            result = method(owner, *args, **kwargs)
         except BaseException:
             owner.restore()
             raise
         owner.is_whole = True
-        return answer
+        return result
 
     return run
