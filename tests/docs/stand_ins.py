@@ -79,7 +79,7 @@ def write_media(here: Path) -> None:
     for name, source in PICTURES.items():
         Image.open(ROOT / "demo" / "images" / source).convert("RGB").save(here / name)
     for name, source in CLIPS.items():
-        shutil.copyfile(ROOT / "demo" / "clips" / source, here / name)
+        shutil.copyfile(ROOT / "demo" / "videos" / source, here / name)
     tone = 0.3 * np.sin(np.arange(16_000) / 16_000 * 2 * np.pi * 440)
     for name in SOUNDS:
         soundfile.write(here / name, tone, 16_000)
