@@ -166,7 +166,7 @@ SAME: dict[str, tuple[str, ...]] = {
 
 DIFFERENT: dict[str, str] = {
     'AsyncLLM("demo", max_num_seqs=16)': "constructed like `LLM`, not by `from_engine_args`; `close()` ends it",
-    "with LLM(model) as llm: ...": "leaving the block frees the device; so does `del llm`, unless another name refers to it",
+    "with LLM(model) as llm: ...": "leaving the block frees the device; so does `del llm`, if it is the only reference",
     "llm.generate(prompts, params, on_error='return')": "a wrong prompt does not end the others; its error is raised "
     "after they are finished, or left in its output's `error`",
     "output.outputs[0].finished": "an attribute, not a method",
