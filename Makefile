@@ -8,7 +8,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test mutants docs docs-serve lint bench gpu-bench wheels-test check clean
 
-help:            ## what there is
+help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
 
 setup: $(VENV)/.ready  ## the virtual environment with everything in it

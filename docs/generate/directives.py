@@ -1,20 +1,20 @@
-"""What takes a line's place when the site is built: `<!-- generate: KIND ARGUMENTS -->`, and quotations.
+"""Replaces lines of pages when the site is built: `<!-- generate: KIND ARGUMENTS -->`, and quotations.
 
     diagram NAME            a drawing of `docs/img/`
-    help [COMMAND]          what `corellm [COMMAND] --help` prints
+    help [COMMAND]          the output of `corellm [COMMAND] --help`
     arguments CLASS         a table of a configuration class's fields
     errors                  the tree of errors
     rules                   the contract's rules
-    imports                 import lines of scripts for vLLM, and what takes their place
-    same, different         usages of vLLM's interface, and how they differ
-    absent MODULE TABLE     a table of what is not there, e.g. of `corellm.absent.names`
-    part FILE [HEADING]     a Markdown file of the repository without its title, or what is below one of its headings
+    imports                 import lines of scripts for vLLM, and their replacements
+    same, different         usages of vLLM's interface that work unchanged, or differently
+    absent MODULE TABLE     a table of what corellm does not have, e.g. of `corellm.absent.names`
+    part FILE [HEADING]     a Markdown file of the repository without its title, or the text below one of its headings
     chapter FILE            a Markdown file of the repository, with its title
 
-`[Llava.get_prompt_updates](path/to/file.py "quote")` on a line of its own becomes that definition as it stands in the
-file now; several names are parted by commas. Read as plain Markdown it is a link to the file.
+`[Llava.get_prompt_updates](path/to/file.py "quote")` on a line of its own is replaced by that definition; several
+names are separated by commas. In plain Markdown it is a link to the file.
 
-Whatever cannot be generated ends the build: pages never show what is not there.
+A part that cannot be generated fails the build.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ GENERATORS: dict[str, Callable[..., str]] = {
 """By kind; called with the directive's arguments."""
 
 INCLUSIONS: dict[str, Callable[..., str]] = {"part": inclusion.part, "chapter": inclusion.chapter}
-"""By kind; called with the page and the directive's arguments. What they give may hold directives."""
+"""By kind; called with the page and the directive's arguments. Their results may have directives."""
 
 
 def expand(markdown: str, page: str) -> str:
-    """Generate what a page asks for, and leave out what only its tests need.
+    """Return the page with all directives and quotations replaced, and without the blocks for its tests.
 
     Args:
         markdown: of the page.
@@ -64,7 +64,7 @@ def expand(markdown: str, page: str) -> str:
 
 
 def quotation(names: str, target: str, page: str) -> str:
-    """The definitions that a page quotes from the file `target`, relative to it.
+    """Return the definitions that a page quotes from the file `target`, relative to the page.
 
     Raises:
         ValueError: there is no such file or definition.
@@ -77,7 +77,7 @@ def quotation(names: str, target: str, page: str) -> str:
 
 
 def generate(directive: str, page: str) -> str:
-    """What takes the place of one directive.
+    """Return the text that replaces one directive.
 
     Raises:
         ValueError: an unknown kind, or arguments it does not take.

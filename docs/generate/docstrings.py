@@ -1,4 +1,4 @@
-"""How this project's docstrings are read: `Example:` begins examples, as `Examples:` does elsewhere. For griffe."""
+"""An extension of griffe: `Example:` in docstrings begins examples, like `Examples:`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import griffe
 
 
 class Examples(griffe.Extension):
-    """Reads the word in the singular."""
+    """Replaces `Example:` by `Examples:`."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called with everything that may have a docstring."""
+        """Change the docstring of an object."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)

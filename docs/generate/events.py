@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds. Knows its events; what a page has generated is `directives`' business."""
+"""Handles the events of mkdocs; `directives` generates the parts of pages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def on_config(config: Any) -> Any:
-    """Put the checkout on the path, so that the modules beside this one are found under the names tests know."""
+    """Put the checkout on the path, so that `docs.generate` can be imported."""
     sys.path.insert(0, str(ROOT))
     return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in what a page asks to be generated."""
+    """Return the page with its generated parts."""
     from docs.generate.directives import expand
 
     return expand(markdown, page.file.src_uri)

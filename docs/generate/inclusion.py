@@ -1,4 +1,4 @@
-"""Files that become part of a page: drawings, and Markdown of the repository with its links turned to the site's."""
+"""Includes files in a page: drawings, and Markdown of the repository with its links changed to links of the site."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ PAGES = {
     "core/corellm/config.py": "operate/index.md",
     "core/corellm/errors.py": "reference/errors.md",
 }
-"""Where on the site a file of the repository is, beside those of `docs/` and the plugins' READMEs."""
+"""`{file: page of the site that shows it}`, without files of `docs/` and the plugins' READMEs."""
 
 
 def diagram(name: str) -> str:
-    """A drawing, inline, so that it has the page's colours."""
+    """Return a drawing, inline, so that it has the page's colours."""
     svg = (ROOT / "docs" / "img" / f"{name}.svg").read_text(encoding="utf-8")
     return f'<figure class="diagram">\n{svg.strip()}\n</figure>'
 
 
 def part(page: str, file: str, heading: str | None = None) -> str:
-    """A Markdown file without its title, or what is below one of its headings; headings begin at level 2.
+    """Return a Markdown file without its title, or the text below one of its headings; headings begin at level 2.
 
     Args:
-        page: that it becomes part of, below `docs/`.
+        page: the page that includes it, below `docs/`.
         file: path from the repository's root.
         heading: of the part; None for all of it.
 
@@ -41,16 +41,16 @@ def part(page: str, file: str, heading: str | None = None) -> str:
         KeyError: there is no such heading.
     """
     lines, level = _lines_below((ROOT / file).read_text(encoding="utf-8").splitlines(), heading)
-    return _at_home(_with_headings(lines, 1 - level), page, file)
+    return _with_site_links(_with_headings(lines, 1 - level), page, file)
 
 
 def chapter(page: str, file: str) -> str:
-    """A Markdown file with its title, at level 2."""
-    return _at_home(_with_headings((ROOT / file).read_text(encoding="utf-8").splitlines(), 1), page, file)
+    """Return a Markdown file with its title, at level 2."""
+    return _with_site_links(_with_headings((ROOT / file).read_text(encoding="utf-8").splitlines(), 1), page, file)
 
 
 def _lines_below(lines: list[str], heading: str | None) -> tuple[list[str], int]:
-    """The lines below a heading (None for the title), and its level."""
+    """Return the lines below a heading (None for the title), and its level."""
     start, level = None, 0
     for i, found in _headings(lines):
         if start is not None and len(found[1]) <= level:
@@ -63,7 +63,7 @@ def _lines_below(lines: list[str], heading: str | None) -> tuple[list[str], int]
 
 
 def _with_headings(lines: list[str], deeper: int) -> list[str]:
-    """With every heading so many levels deeper."""
+    """Return the lines with every heading `deeper` levels deeper."""
     shifted = list(lines)
     for i, found in _headings(lines):
         shifted[i] = "#" * (len(found[1]) + deeper) + lines[i][len(found[1]) :]
@@ -71,7 +71,7 @@ def _with_headings(lines: list[str], deeper: int) -> list[str]:
 
 
 def _headings(lines: list[str]) -> Iterator[tuple[int, re.Match[str]]]:
-    """Where the headings are; in a code block `#` begins a comment."""
+    """Yield the index and match of every heading; `#` in a code block begins a comment."""
     fenced = False
     for i, line in enumerate(lines):
         fenced ^= line.lstrip().startswith("```")
@@ -80,12 +80,12 @@ def _headings(lines: list[str]) -> Iterator[tuple[int, re.Match[str]]]:
             yield i, found
 
 
-def _at_home(lines: list[str], page: str, file: str) -> str:
-    return _LINK.sub(lambda found: _turned(found, page, file), "\n".join(lines).strip())
+def _with_site_links(lines: list[str], page: str, file: str) -> str:
+    return _LINK.sub(lambda found: _site_link(found, page, file), "\n".join(lines).strip())
 
 
-def _turned(found: re.Match[str], page: str, file: str) -> str:
-    """A link of the repository as one of the site; where the site has no such page, its words alone."""
+def _site_link(found: re.Match[str], page: str, file: str) -> str:
+    """Return a link of the repository as one of the site, or only its text if the site has no such page."""
     words, target = found.groups()
     if target.startswith(("#", "http://", "https://")):
         return found[0]

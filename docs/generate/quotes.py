@@ -1,4 +1,4 @@
-"""Definitions quoted from source files by name, so that what a page shows is what runs."""
+"""Quotes definitions from source files by name, so that pages show the code that runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def quote(file: str, *names: str) -> str:
-    """A code block with definitions of a file of the repository.
+    """Return a code block with definitions of a file of the repository.
 
     Args:
         file: path from the repository's root.
@@ -25,7 +25,7 @@ def quote(file: str, *names: str) -> str:
 
 
 def definition(source: str, name: str) -> str:
-    """One definition's source: decorators, docstring and all, without the indentation of its class."""
+    """Return a definition's source, with decorators and docstring, without the indentation of its class."""
     body = ast.parse(source).body
     for part in name.split("."):
         found = next((i for i, node in enumerate(body) if part in _names(node)), None)
@@ -33,30 +33,30 @@ def definition(source: str, name: str) -> str:
             raise KeyError(f"no definition of {name}")
         node, after = body[found], body[found + 1 : found + 2]
         body = getattr(node, "body", [])
-    last = after[0] if isinstance(node, (ast.Assign, ast.AnnAssign)) and _are_words(after) else node
+    last = after[0] if isinstance(node, (ast.Assign, ast.AnnAssign)) and _is_docstring(after) else node
     first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
     return textwrap.dedent("\n".join(source.splitlines()[first - 1 : last.end_lineno]))
 
 
 def _names(node: ast.stmt) -> list[str]:
-    """The names a statement defines."""
+    """Return the names that a statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def _are_words(nodes: list[ast.stmt]) -> bool:
-    """Whether the next statement is a string, the docstring of a constant."""
+def _is_docstring(nodes: list[ast.stmt]) -> bool:
+    """Return whether the next statement is a string, the docstring of a constant."""
     return bool(nodes) and isinstance(nodes[0], ast.Expr) and isinstance(nodes[0].value, ast.Constant)
 
 
 def field_docs(source: str, name: str) -> dict[str, tuple[str, str]]:
-    """`{field: (annotation, docstring)}` of a dataclass whose fields are each followed by theirs."""
+    """Return `{field: (annotation, docstring)}` of a dataclass whose fields are followed by docstrings."""
     (node,) = (n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)
     return {
         field.target.id: (ast.unparse(field.annotation), ast.literal_eval(words.value))
         for field, words in zip(node.body, node.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _are_words([words])
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_docstring([words])
         and isinstance(words, ast.Expr)
     }  # fmt: skip

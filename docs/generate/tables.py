@@ -1,4 +1,4 @@
-"""What is read off the code itself: help texts, engine arguments, the tree of errors, the contract's rules."""
+"""Parts of pages made from the code: help texts, engine arguments, the tree of errors, the contract's rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTH = "100"
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """`{command: its parser}`, the core's own."""
+    """Return `{command: its parser}`, for the core's own commands."""
     from corellm.cli import build_parser
 
     (subparsers,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
@@ -25,7 +25,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def command_help(command: str | None = None) -> str:
-    """What `corellm --help`, or that of a command, prints.
+    """Return what `corellm --help`, or that of a command, prints.
 
     Raises:
         KeyError: there is no such command.
@@ -38,7 +38,7 @@ def command_help(command: str | None = None) -> str:
 
 
 def arguments(config: str) -> str:
-    """A table of the fields of a class of `corellm.config`.
+    """Return a table of the fields of a class of `corellm.config`.
 
     Raises:
         KeyError: there is no such class.
@@ -64,7 +64,7 @@ def _default(field: Any) -> str:
 
 
 def error_tree() -> str:
-    """The tree that `corellm.errors` draws in its docstring."""
+    """Return the tree in the docstring of `corellm.errors`."""
     import corellm.errors
 
     drawn = re.findall(r"^    (.*[A-Za-z].*)$", inspect.getdoc(corellm.errors) or "", re.MULTILINE)
@@ -72,7 +72,7 @@ def error_tree() -> str:
 
 
 def rules() -> str:
-    """The contract's rules, part by part, as their tests' docstrings state them."""
+    """Return the contract's rules by part, as the docstrings of their tests state them."""
     from corellm.testing import AdapterContract
     from corellm.testing.rules import Rules, rules_of
 
@@ -90,5 +90,5 @@ def rules() -> str:
 
 
 def _title(part: type) -> str:
-    """A part's heading: the first sentence of its docstring."""
+    """Return a part's heading: the first sentence of its docstring."""
     return re.split(r"\.(?:\s|$)", inspect.getdoc(part) or part.__name__)[0]

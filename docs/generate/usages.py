@@ -1,7 +1,7 @@
-"""Usages of vLLM's Python interface that work here, and what of the rest to use instead: tables of `run/from-vllm.md`.
+"""Usages of vLLM's Python interface that work here, unchanged or differently: tables of `run/from-vllm.md`.
 
-`tests/docs/test_from_vllm.py` runs every row, with the names that `setup` there gives it; what is not there comes from
-`corellm.absent.engine` and `corellm.absent.names`.
+`tests/docs/test_from_vllm.py` runs every usage, with the names that its fixture `setup` defines. The tables of what
+corellm does not have come from `corellm.absent`.
 """
 
 from __future__ import annotations
@@ -162,23 +162,23 @@ SAME: dict[str, tuple[str, ...]] = {
         "async_llm.errored",
     ),
 }
-"""By what they are about."""
+"""`{subject: usages that work unchanged}`."""
 
 DIFFERENT: dict[str, str] = {
-    'AsyncLLM("demo", max_num_seqs=16)': "made like `LLM`, not by `from_engine_args`; ended by `close()`",
-    "with LLM(model) as llm: ...": "leaving the block frees the device; `del llm` does too, when nothing else holds it",
+    'AsyncLLM("demo", max_num_seqs=16)': "constructed like `LLM`, not by `from_engine_args`; `close()` ends it",
+    "with LLM(model) as llm: ...": "leaving the block frees the device; so does `del llm`, if it is the only reference",
     "llm.generate(prompts, params, on_error='return')": "a wrong prompt does not end the others; its error is raised "
     "after they are finished, or left in its output's `error`",
     "output.outputs[0].finished": "an attribute, not a method",
-    "llm.get_metrics()": "names begin with `corellm:`; counted always, whatever `disable_log_stats` says",
+    "llm.get_metrics()": "names begin with `corellm:`; counted also with `disable_log_stats=True`",
     "llm.start_profile()": "the trace goes into a file in the current directory, or into `start_profile(trace_file)`; "
     "no environment variable is read",
     "llm.stop_profile()": "returns the trace's file",
-    "llm.engine": "is the `LLMEngine`, for `llm.llm_engine`; its configuration is `llm.engine.config`",
-    "async_llm.dead": "the `EngineDeadError`, or None while it serves, for `dead_error`",
-    "[output async for output in async_llm.chat(messages, params)]": "conversations need no template of yours",
+    "llm.engine": "is the `LLMEngine`, instead of `llm.llm_engine`; its configuration is `llm.engine.config`",
+    "async_llm.dead": "the `EngineDeadError`, or None while it serves, instead of `dead_error`",
+    "[output async for output in async_llm.chat(messages, params)]": "applies the chat template itself",
 }
-"""How they differ."""
+"""`{usage: how it differs from vLLM's}`."""
 
 IMPORTS: dict[str, str] = {
     "from vllm import LLM, SamplingParams": "from corellm import LLM, SamplingParams",
@@ -193,26 +193,26 @@ IMPORTS: dict[str, str] = {
     "from vllm.v1.engine.exceptions import EngineDeadError": "from corellm.errors import EngineDeadError",
     "from vllm.v1.metrics.reader import Counter, Gauge": "from corellm.engine.metrics import Counter, Gauge",
 }
-"""vLLM's line, and corellm's."""
+"""`{vLLM's import line: corellm's}`."""
 
 
 def same() -> str:
-    """A table of what works as it is."""
+    """Return a table of what works unchanged."""
     return _table(["about", "usage"], [[about, _code(usage)] for about, usages in SAME.items() for usage in usages])
 
 
 def different() -> str:
-    """A table of what works in another way."""
+    """Return a table of what works differently."""
     return _table(["usage", "how it differs"], [[_code(usage), how] for usage, how in DIFFERENT.items()])
 
 
 def imports() -> str:
-    """A table of import lines."""
+    """Return a table of import lines."""
     return _table(["vLLM", "corellm"], [[_code(theirs), _code(ours)] for theirs, ours in IMPORTS.items()])
 
 
 def absent(module: str, table: str) -> str:
-    """A table of what is not there, from a module of `corellm.absent`.
+    """Return a table of what corellm does not have, from a module of `corellm.absent`.
 
     Raises:
         KeyError: there is no such table.

@@ -1,6 +1,6 @@
-"""Code blocks of Markdown pages: where they are, what they say they are, and what the page says of them.
+"""Code blocks of Markdown pages: their place, language, attributes and the comments before them.
 
-Knows Markdown as far as these pages use it; knows neither Python nor shells.
+Knows the Markdown that these pages use; knows neither Python nor shells.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Block:
     text: str
     attributes: dict[str, str] = field(default_factory=dict)
     not_run: str = ""
-    """Why it is only shown, where the page says so before it."""
+    """Reason for not running it, from a comment before it."""
 
     @property
     def where(self) -> str:
@@ -38,7 +38,7 @@ class Block:
 
 
 def find_blocks(path: Path, page: str) -> list[Block]:
-    """All code blocks of a page in their order, hidden ones included.
+    """Return all code blocks of a page in their order, hidden ones included.
 
     Raises:
         ValueError: a fence that is not closed.
@@ -77,7 +77,7 @@ def find_blocks(path: Path, page: str) -> list[Block]:
 
 
 def _comment(lines: list[str], start: int) -> tuple[int, re.Match[str] | None]:
-    """The number of the line after a comment, and the comment."""
+    """Return the number of the line after a comment, and the comment."""
     end = next((i for i in range(start, len(lines)) if "-->" in lines[i]), len(lines) - 1)
     return end + 1, _COMMENT.match("\n".join(lines[start : end + 1]))
 

@@ -1,4 +1,4 @@
-"""What the pages on hooks say of each: read off their Markdown, in the one form that all sections have."""
+"""Sections of the pages on hooks, parsed from their Markdown, which has one form for all."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "plugins" / "hooks"
-WHEN = ("before there is a model", "at load", "per request", "per item", "per encoder batch", "per step")
-"""What a section may say of when its hook is asked."""
+WHEN = ("before loading", "at load", "per request", "per item", "per encoder batch", "per step")
+"""When a hook is called: the terms that a section may use."""
 
 _SECTION = re.compile(r"^## (\w+)\n\n(.+?)\n\{ \.hook \}\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(
     r"`(?P<name>\w+)\((?P<arguments>[\w, ]*)\)` · (?P<kind>\*\*required\*\*|optional)(?P<static> · \*\*static\*\*)?"
-    r" · asked\s(?P<asked>.+?) ·\s"
+    r" · called\s(?P<called>.+?) ·\s"
     r"\[reference\]\(\.\./\.\./reference/hookspecs\.md#corellm\.hookspecs\.(?P<anchor>\w+)\)",
     re.DOTALL,
 )
@@ -21,21 +21,21 @@ _HEAD = re.compile(
 
 @dataclass(frozen=True)
 class Section:
-    """What a page says of one hook."""
+    """What a page says about one hook."""
 
     page: str
     arguments: list[str]
     required: bool
     static: bool
-    asked: frozenset[str]
+    called: frozenset[str]
     text: str
 
 
 def read_sections() -> dict[str, Section]:
-    """Every hook's section, on whichever page it is.
+    """Return every hook's section, from all pages.
 
     Raises:
-        AssertionError: a section is not in the form that all have, or there are two of a hook.
+        AssertionError: a section has another form, or a hook has two.
     """
     found: dict[str, Section] = {}
     for page in sorted(FOLDER.glob("*.md")):
@@ -52,7 +52,7 @@ def read_sections() -> dict[str, Section]:
 
 
 def read_order() -> list[list[str]]:
-    """The hooks of each row of the table that tells the order."""
+    """Return the hooks of each row of the table of the call order."""
     text = (FOLDER / "index.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .+ \| (\[.+) \|$", text[text.index("| when | hooks |") :], re.MULTILINE)
     return [re.findall(r"\[`(\w+)`\]", row) for row in rows]
@@ -62,7 +62,7 @@ def _read(page: str, title: str, head: str, body: str) -> Section:
     told = _HEAD.fullmatch(head)
     assert told is not None, f"{page}: the line under {title} is not in the form of the others:\n{head}"
     assert title == told["name"] == told["anchor"], f"{page}: {title}, {told['name']} or {told['anchor']}?"
-    asked = frozenset(re.findall(r"\*([^*]+)\*", told["asked"]))
-    assert set() < asked <= set(WHEN), f"{page}: {title} is asked {set(asked)}"
+    called = frozenset(re.findall(r"\*([^*]+)\*", told["called"]))
+    assert set() < called <= set(WHEN), f"{page}: {title} is called {set(called)}"
     arguments = [argument for argument in told["arguments"].split(", ") if argument]
-    return Section(page, arguments, told["kind"] != "optional", bool(told["static"]), asked, body)
+    return Section(page, arguments, told["kind"] != "optional", bool(told["static"]), called, body)

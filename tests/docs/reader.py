@@ -1,6 +1,6 @@
-"""Somebody who follows a page: types its commands, runs its Python, keeps its files, and sees whether it is right.
+"""Follows a page like a reader: runs its commands and its Python, writes its files, and compares what is printed.
 
-Knows how each kind of block is tried out; what the kinds are is told in `test_pages.py`.
+Knows how each kind of block is run; `test_pages.py` lists the kinds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN_ENTRIES = {".git", ".github", "site"}
 
 
 class Reader:
-    """Follows one page in a folder that looks like a checkout, where the page can write what it likes.
+    """Follows one page in a folder that looks like a checkout and may be written to.
 
     Args:
         here: an empty folder.
@@ -52,13 +52,13 @@ class Reader:
         self.shell = Shell(here)
 
     def follow(self, blocks: Sequence[Block]) -> None:
-        """Try out all blocks of a page in their order.
+        """Run all blocks of a page in their order.
 
         Raises:
             AssertionError: a block does not do what the page says, or is of no known kind.
             ContractError: an adapter that the page shows breaks the contract.
         """
-        shown: str | None = None  # what the block before printed, if a text may follow
+        shown: str | None = None  # output of the block before, if a text may follow
         for block, after in zip_longest(blocks, blocks[1:]):
             expects = after is not None and after.language == "text" and not after.not_run
             if block.not_run:
@@ -75,7 +75,7 @@ class Reader:
                 CONTRACT.check_adapter(value, value.__name__)
 
     def _try(self, block: Block, *, expects: bool) -> str | None:
-        """Try out one block; what it printed, where a text may show that."""
+        """Run one block; return what it printed if a text may show it, else None."""
         file = self.shell.cwd / block.attributes["title"] if "title" in block.attributes else None
         if block.language == "diff":
             assert file is not None, f"{block.where}: a diff has a title, the file it changes"
@@ -104,7 +104,7 @@ class Reader:
         raise AssertionError(f"{block.where}: no kind of block is {block.language!r}; see tests/docs/test_pages.py")
 
     def _run_python(self, block: Block, *, expects: bool) -> str:
-        """Run Python in the page's namespace; an error counts as printed where the page shows what is printed."""
+        """Run Python in the page's namespace; if the page shows what is printed, an error counts as printed."""
         printed = io.StringIO()
         with contextlib.chdir(self.here), contextlib.redirect_stdout(printed):
             try:
@@ -121,7 +121,7 @@ class Reader:
         assert re.fullmatch(pattern, got, re.DOTALL), f"{block.where} says\n\n{wanted}\n\nbut it is\n\n{got}\n"
 
     def leave(self) -> None:
-        """Close the models the page left open, and forget what it installed."""
+        """Close the models that the page left open, and remove what it installed."""
         for value in self.namespace.values():
             if isinstance(value, LLM):
                 value.close()
@@ -130,9 +130,9 @@ class Reader:
 
 @contextlib.contextmanager
 def reading(here: Path) -> Iterator[Reader]:
-    """A reader who leaves the process as it was."""
+    """Yield a reader, and restore the process afterwards."""
     paths, writes = list(sys.path), sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for its old self
+    sys.dont_write_bytecode = True  # bytecode of a file that changes twice in a second would be stale
     reader = Reader(here)
     try:
         yield reader
@@ -142,13 +142,13 @@ def reading(here: Path) -> Iterator[Reader]:
 
 
 def _commands(text: str) -> list[str]:
-    """The commands of a block, lines that end with a backslash joined, comments left out."""
+    """Return the commands of a block, without comments, with lines joined that end with a backslash."""
     joined = text.replace("\\\n", " ")
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
 def _session(block: Block) -> Iterator[tuple[str, str]]:
-    """`(command, what the page says it prints)` of a console block."""
+    """Yield `(command, what it prints according to the page)` of a console block."""
     first, *parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
     assert not first.strip(), f"{block.where}: a console block begins with a command, `$ ...`"
     for part in parts:
@@ -157,7 +157,7 @@ def _session(block: Block) -> Iterator[tuple[str, str]]:
 
 
 def _change(file: Path, block: Block) -> None:
-    """Change a file as a diff says, whose lines must be there exactly once."""
+    """Apply a diff to a file, which must have the old lines exactly once."""
     lines = block.text.splitlines()
     before = "".join(line[1:] + "\n" for line in lines if not line.startswith("+"))
     after = "".join(line[1:] + "\n" for line in lines if not line.startswith("-"))
@@ -167,5 +167,5 @@ def _change(file: Path, block: Block) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without spaces at the ends of lines and empty lines around."""
+    """Return the text without spaces at the ends of lines and without empty lines around it."""
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())

@@ -1,6 +1,6 @@
-"""Commands as pages show them: run, each in the way that is cheapest and still true, or checked where it cannot be run.
+"""Runs the commands that pages show, in the cheapest way with the same result; checks those that cannot be run.
 
-Knows which commands there are; a page that shows any other fails.
+Knows all kinds of commands; a page with any other fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOOLS = {"cat", "cp", "diff", "echo", "find", "grep", "head", "ls", "mkdir", "mv
 
 
 class _Terminal(io.StringIO):
-    """Standard input of somebody who sits there and types nothing."""
+    """Standard input of a terminal on which nothing is typed."""
 
     def isatty(self) -> bool:
         return True
@@ -65,7 +65,7 @@ class Shell:
             expected: what the page says it prints; only if that tells of an error or a failure may it fail.
 
         Returns:
-            What it printed, errors included; nothing for what is only checked.
+            What it printed, errors included; `""` if it is only checked.
 
         Raises:
             AssertionError: it failed, is unknown, or names what is not there.
@@ -107,7 +107,7 @@ class Shell:
     # --- kinds of commands ------------------------------------------------------------------------------------------
 
     def _corellm(self, arguments: list[str], stdin: io.StringIO) -> tuple[int, str]:
-        """In this process: starting another takes as long as ten answers."""
+        """Run in this process, because starting another takes as long as ten short outputs."""
         before, sys.stdin = sys.stdin, stdin
         try:
             return self._call(lambda: main(arguments))
@@ -115,7 +115,7 @@ class Shell:
             sys.stdin = before
 
     def _python(self, arguments: list[str]) -> tuple[int, str]:
-        """In this process: `-c CODE`, `-m MODULE ...` or `FILE ...`."""
+        """Run `-c CODE`, `-m MODULE ...` or `FILE ...` in this process."""
         if arguments[0] == "-c":
             return self._call(lambda: exec(arguments[1], {"__name__": "__main__"}))
         is_module = arguments[0] == "-m"
@@ -131,7 +131,7 @@ class Shell:
                 sys.modules[target] = imported
 
     def _call(self, function: Callable[[], int | None]) -> tuple[int, str]:
-        """What a function returns or exits with, and what it prints; the page's own modules are read anew."""
+        """Return a function's return or exit status, and what it prints; the page's own modules are imported anew."""
         for name in [name for name, module in sys.modules.items() if self._is_mine(module)]:
             del sys.modules[name]
         printed = io.StringIO()
@@ -146,7 +146,7 @@ class Shell:
         return str(getattr(module, "__file__", None) or "").startswith(f"{self._here}{os.sep}")
 
     def _check_project(self) -> tuple[int, str]:
-        """What would be built was built when it was installed."""
+        """Check only that there is a project: its wheel was built when it was installed."""
         assert (self.cwd / "pyproject.toml").is_file(), "python -m build: there is no pyproject.toml"
         return 0, ""
 
@@ -167,7 +167,7 @@ class Shell:
         return 0, ""
 
     def _download(self, words: list[str]) -> tuple[int, str]:
-        """A tiny checkpoint like the published one."""
+        """Write the stand-in for the published checkpoint."""
         command, name, option, folder = words
         assert (command, option) == ("download", "--local-dir"), f"not hf download: {shlex.join(words)}"
         write_published(name, self.cwd / folder)
@@ -182,7 +182,7 @@ class Shell:
     # --- pip --------------------------------------------------------------------------------------------------------
 
     def _install(self, words: list[str]) -> tuple[int, str]:
-        """What the page itself made is installed; what is in the checkout is installed already, and only looked for."""
+        """Install projects that the page made; check that others exist, as they are installed already."""
         editable, status, printed = False, 0, ""
         for word in words:
             if word in ("-e", "--editable", "-U", "--upgrade"):
@@ -215,7 +215,7 @@ class Shell:
         return done
 
     def leave(self) -> None:
-        """Forget what was installed."""
+        """Remove what was installed from this process."""
         for name in [name for name, module in sys.modules.items() if self._is_mine(module)]:
             del sys.modules[name]
         importlib.invalidate_caches()
@@ -223,10 +223,10 @@ class Shell:
 
 
 def _check_requirement(word: str) -> None:
-    """A distribution from an index: one that this project uses, in the version it is developed with if it names one."""
+    """Check a distribution from an index: this project uses it, and a version equals the pinned one."""
     requirement = Requirement(word)
     known = {**PINNED, **_dependencies()}
-    assert requirement.name in known, f"pip install {word}: nothing of this project uses it"
+    assert requirement.name in known, f"pip install {word}: no part of this project uses it"
     pin = PINNED.get(requirement.name)
     assert pin is None or requirement.specifier in ("", pin.specifier), f"pip install {word}: pinned to {pin}"
 

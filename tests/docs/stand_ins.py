@@ -1,6 +1,6 @@
-"""What stands in for things a page speaks of and a test cannot have: published checkpoints, and the reader's own media.
+"""Stand-ins for what pages name and tests do not have: published checkpoints, and the reader's own media.
 
-A published model is a tiny random one of the same architecture here, so commands that name it run from end to end.
+A published model is replaced by a tiny random one of the same architecture, so commands that name it really run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _pickled_qwen_vl(path: Path) -> None:
-    """The original Qwen-VL as it is published: its weights are pickles."""
+    """Write the original Qwen-VL as published, with pickled weights."""
     corellm_qwen_vl.original.tiny.make_tiny_checkpoint(path, n_queries=16)
     for file in path.glob("*.safetensors"):
         torch.save(load_file(file), path / "pytorch_model.bin")
@@ -36,7 +36,7 @@ def _pickled_qwen_vl(path: Path) -> None:
 
 
 def _deepseek_vl(path: Path) -> None:
-    """By the plugin that CONTRIBUTING makes, while its page is read."""
+    """Write a DeepSeek-VL, with the plugin that CONTRIBUTING makes while its page is followed."""
     importlib.import_module("corellm_deepseek_vl.tiny").make_tiny_checkpoint(path)
 
 
@@ -51,35 +51,35 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
 }
-"""Models of the hub that pages name: what writes a tiny one of the same architecture."""
+"""`{hub name: function that writes a tiny checkpoint of the same architecture}`, for all models that pages name."""
 
-PICTURES = {
+IMAGES = {
     "image.png": "407.png",
     "star.png": "star.png",
     "cat.jpg": "star.png",
     "before.jpg": "star.png",
     "after.jpg": "circles.png",
 }
-CLIPS = {"clip.mp4": "square.mp4"}
-SOUNDS = ("sound.flac", "birds.flac", "glass.mp3")
+VIDEOS = {"clip.mp4": "square.mp4"}
+AUDIO = ("sound.flac", "birds.flac", "glass.mp3")
 
 
 def write_published(name: str, path: Path) -> None:
-    """Write what stands in for a published checkpoint.
+    """Write the stand-in for a published checkpoint.
 
     Raises:
-        AssertionError: nobody has said of which architecture it is.
+        AssertionError: the architecture of this checkpoint is not known.
     """
     assert name in PUBLISHED, f"{name}: add it to PUBLISHED in tests/docs/stand_ins.py, with its architecture"
     PUBLISHED[name](path)
 
 
 def write_media(here: Path) -> None:
-    """Write the files that pages take for the reader's own."""
-    for name, source in PICTURES.items():
+    """Write the media files that pages name but the repository does not have."""
+    for name, source in IMAGES.items():
         Image.open(ROOT / "demo" / "images" / source).convert("RGB").save(here / name)
-    for name, source in CLIPS.items():
-        shutil.copyfile(ROOT / "demo" / "clips" / source, here / name)
+    for name, source in VIDEOS.items():
+        shutil.copyfile(ROOT / "demo" / "videos" / source, here / name)
     tone = 0.3 * np.sin(np.arange(16_000) / 16_000 * 2 * np.pi * 440)
-    for name in SOUNDS:
+    for name in AUDIO:
         soundfile.write(here / name, tone, 16_000)

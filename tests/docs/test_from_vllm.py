@@ -1,4 +1,4 @@
-"""Scripts written for vLLM: every usage that the page calls the same runs, everything else is refused by a sentence."""
+"""Scripts written for vLLM: every usage on the page runs; for the rest, the error says what to use instead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 class Other:
-    """A value that no argument knows."""
+    """A value that no argument accepts."""
 
 
 def neutral_arguments(table: Mapping[str, Absent], which: int = 0) -> dict[str, object]:
@@ -61,7 +61,7 @@ def async_llm() -> Iterator[AsyncLLM]:
 
 @pytest.fixture
 def setup(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that usages have; `LLM(...)` and `AsyncLLM(...)` check their arguments and load nothing."""
+    """Return the names that usages need; `LLM(...)` and `AsyncLLM(...)` only check their arguments."""
     image = {"type": "image_url", "image_url": {"url": (ROOT / "demo/images/star.png").as_uri()}}
     made = {
         "llm": llm,
@@ -113,7 +113,7 @@ DIFFERENT = [usage for usage in usages.DIFFERENT if "async_llm" not in usage and
 
 @pytest.mark.parametrize("usage", [usage for _, usage in ROWS] + DIFFERENT)
 def test_usage_runs(usage: str, setup: dict[str, Any]) -> None:
-    """Without an error, and what was asked of the engine is finished."""
+    """It raises no error, and all requests finish."""
     run(usage, setup)
     engine = setup["engine"]
     while usage.startswith("engine.add") and engine.has_unfinished_requests():
@@ -122,7 +122,7 @@ def test_usage_runs(usage: str, setup: dict[str, Any]) -> None:
 
 
 def test_async_usages_run(async_llm: AsyncLLM, setup: dict[str, Any]) -> None:
-    """One after the other, in one event loop."""
+    """All run in one event loop, one after the other."""
     rows = [*usages.SAME["`AsyncLLM`"], *(usage for usage in usages.DIFFERENT if "async_llm" in usage)]
 
     async def main() -> None:
@@ -137,7 +137,7 @@ def test_async_usages_run(async_llm: AsyncLLM, setup: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("line", usages.IMPORTS.values())
 def test_import_lines(line: str) -> None:
-    """What takes the place of vLLM's lines can be imported."""
+    """The replacements of vLLM's import lines work."""
     names: dict[str, Any] = {}
     exec(line, names)
     wanted = {alias.name for statement in ast.parse(line).body for alias in statement.names}  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ def test_import_lines(line: str) -> None:
 
 @pytest.mark.parametrize("name", ENGINE_ARGUMENTS)
 def test_engine_argument(name: str) -> None:
-    """Neutral values are accepted, any other is refused with its name, its value and the way out."""
+    """Neutral values are accepted; the error for others has name, value and what to use instead."""
     entry = ENGINE_ARGUMENTS[name]
     for value in entry.neutral:
         assert EngineConfig.from_kwargs(model="demo", **{name: value}) == EngineConfig.from_kwargs(model="demo")
@@ -158,7 +158,7 @@ def test_engine_argument(name: str) -> None:
 
 @pytest.mark.parametrize("name", REQUEST_ARGUMENTS)
 def test_request_argument(name: str, llm: LLM, async_llm: AsyncLLM) -> None:
-    """The same for generate and chat, of both."""
+    """The same holds for `generate` and `chat` of `LLM` and `AsyncLLM`."""
     entry = REQUEST_ARGUMENTS[name]
     asked: dict[Any, Any] = {llm.generate: "Hello", llm.chat: MESSAGES}
     for method, prompt in asked.items():
@@ -173,7 +173,7 @@ def test_request_argument(name: str, llm: LLM, async_llm: AsyncLLM) -> None:
 
 @pytest.mark.parametrize("name", PROMPT_KEYS)
 def test_prompt_key(name: str, llm: LLM) -> None:
-    """The same for keys of a prompt, and that prompt's alone."""
+    """The same holds for keys of a prompt; other prompts are not affected."""
     assert llm.generate({"prompt": "Hello", name: None}, GREEDY, use_tqdm=False)[0].finished
     wrong = {"prompt": "Hello", name: torch.zeros(2, 3)}
     bad, good = llm.generate([wrong, "Hello"], GREEDY, use_tqdm=False, on_error="return")
@@ -185,7 +185,7 @@ def test_prompt_key(name: str, llm: LLM) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method(name: str, llm: LLM, async_llm: AsyncLLM) -> None:
-    """A typed error that is an AttributeError, so that hasattr says the truth."""
+    """A typed error is raised that is an AttributeError, so hasattr is False."""
     for owner in (llm, async_llm):
         assert not hasattr(owner, name)
         with pytest.raises(AbsentMethodError, match=f"^{type(owner).__name__} has no {name}: ") as refused:
@@ -195,14 +195,14 @@ def test_method(name: str, llm: LLM, async_llm: AsyncLLM) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_name(name: str) -> None:
-    """Importing it says what to use instead; it can be caught as an ImportError."""
+    """The error says what to use instead, and is an ImportError."""
     with pytest.raises(AbsentNameError, match=f"^corellm has no {name}: ") as refused:
         exec(f"from corellm import {name}")
     assert isinstance(refused.value, ImportError)
 
 
-def test_unknown_names_are_told_as_python_does(llm: LLM) -> None:
-    """A name in no table is a plain AttributeError; an argument in no table is told with those there are."""
+def test_unknown_names_raise_attribute_errors(llm: LLM) -> None:
+    """A name in no table raises a plain AttributeError."""
     with pytest.raises(AttributeError, match="'LLM' object has no attribute 'nonsense'") as missing:
         _ = llm.nonsense  # type: ignore[attr-defined]
     assert not isinstance(missing.value, CorellmError)
@@ -247,14 +247,14 @@ def test_unknown_names_are_told_as_python_does(llm: LLM) -> None:
     ],
 )
 def test_misuse_is_typed(call: str, error: type[Exception], message: str, llm: LLM) -> None:
-    """Never a bare TypeError."""
+    """Misuse raises a typed error, never a bare TypeError."""
     names = {"LLM": LLM, "AsyncEngine": AsyncLLM, "LLMEngine": LLMEngine, "llm": llm, "np": np, "torch": torch}
     with pytest.raises(error, match=message):
         run(call, names)
 
 
 def test_misuse_of_coroutines_is_typed(async_llm: AsyncLLM) -> None:
-    """Unknown arguments of a conversation, which its iteration finds."""
+    """Unknown arguments raise at the first iteration."""
 
     async def main() -> None:
         with pytest.raises(InvalidParameterError, match="chat has no argument 'nonsense'"):
@@ -266,9 +266,9 @@ def test_misuse_of_coroutines_is_typed(async_llm: AsyncLLM) -> None:
 
 
 def test_tables_hold_only_what_is_absent() -> None:
-    """What corellm has is in no table of what it lacks, and no page calls it so."""
-    rooms = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
-    assert not ENGINE_ARGUMENTS.keys() & {field.name for room in rooms for field in fields(room)}
+    """No table of absent names has a name that corellm has."""
+    classes = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
+    assert not ENGINE_ARGUMENTS.keys() & {field.name for config_class in classes for field in fields(config_class)}
     for method in (LLM.generate, LLM.chat, AsyncLLM.generate, AsyncLLM.chat):
         assert not REQUEST_ARGUMENTS.keys() & inspect.signature(method).parameters.keys()
     assert not METHODS.keys() & {*dir(LLM), *dir(AsyncLLM)}
@@ -276,14 +276,14 @@ def test_tables_hold_only_what_is_absent() -> None:
 
 
 def test_prompt_types_name_every_key() -> None:
-    """The types to annotate with have exactly the keys that a prompt may have."""
+    """`TextPrompt` and `TokensPrompt` have exactly the keys that a prompt may have."""
     from corellm.engine.input_processor import PROMPT_KEYS as KNOWN
 
     assert TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys() == KNOWN
 
 
 def test_the_page_has_every_row() -> None:
-    """Some two hundred usages, each in a table of the page."""
+    """The page has some two hundred usages and names, each in a table."""
     from docs.generate.directives import expand
 
     page = expand((ROOT / "docs/run/from-vllm.md").read_text(encoding="utf-8"), "run/from-vllm.md")

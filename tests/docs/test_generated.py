@@ -1,4 +1,4 @@
-"""What pages have generated for them is complete and says what the code says; what cannot be, ends the build."""
+"""Generated parts of pages are complete and agree with the code; a part that cannot be generated fails the build."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def page(name: str) -> str:
 
 
 def test_every_command_has_its_chapter() -> None:
-    """With its help, which is what it prints."""
+    """Each has the help text that the command prints."""
     (subparsers,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     chapters = re.findall(r"^## corellm ([\w-]+)$", page("run/command-line.md"), re.MULTILINE)
     helps = re.findall(r"^<!-- generate: help ([\w-]+) -->$", page("run/command-line.md"), re.MULTILINE)
@@ -42,13 +42,13 @@ def test_every_command_has_its_chapter() -> None:
 
 
 def test_every_engine_argument_is_in_a_table() -> None:
-    """With its default and with words."""
-    rooms = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
-    assert re.findall(r"<!-- generate: arguments (\w+) -->", page("operate/index.md")) == [c.__name__ for c in rooms]
-    for room in rooms:
-        rows = tables.arguments(room.__name__).splitlines()[2:]
-        assert len(rows) == len(fields(room))
-        for row, field in zip(rows, fields(room), strict=True):
+    """Each has its default and a description."""
+    classes = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
+    assert re.findall(r"<!-- generate: arguments (\w+) -->", page("operate/index.md")) == [c.__name__ for c in classes]
+    for config_class in classes:
+        rows = tables.arguments(config_class.__name__).splitlines()[2:]
+        assert len(rows) == len(fields(config_class))
+        for row, field in zip(rows, fields(config_class), strict=True):
             cells = [cell.strip() for cell in row.strip("|").split(" | ")]
             assert f"`{field.name}`" in cells[0]
             assert len(cells) == 3 and len(cells[2]) > 10, row  # noqa: PT018
@@ -56,7 +56,7 @@ def test_every_engine_argument_is_in_a_table() -> None:
 
 
 def test_every_rule_is_listed_once() -> None:
-    """All tests of the contract, each with its docstring, under a heading of its part."""
+    """All tests of the contract are listed, with docstrings, under the headings of their parts."""
     listed = tables.rules()
     names = re.findall(r"^`(test_\w+)`$", listed, re.MULTILINE)
     assert sorted(names) == [name for name, _ in inspect.getmembers(AdapterContract) if name.startswith("test_")]
@@ -67,7 +67,7 @@ def test_every_rule_is_listed_once() -> None:
 
 
 def test_the_tree_of_errors_is_the_tree() -> None:
-    """As drawn in the docstring, so are the classes, in their order of descent."""
+    """The docstring's tree has all classes, each below its base."""
     drawn: list[tuple[str, str]] = []
     above: list[str] = []
     for line in tables.error_tree().splitlines()[1:-1]:
@@ -80,7 +80,7 @@ def test_the_tree_of_errors_is_the_tree() -> None:
 
 
 def test_public_names_are_in_the_reference() -> None:
-    """Of `corellm` and of `corellm.testing`; of the other modules the reference takes all."""
+    """All of `corellm` and `corellm.testing` are; of other modules the reference has everything."""
     elsewhere = {"__version__", "CorellmError", "EngineConfig"}  # errors and config have their own pages
     shown = set(re.findall(r"^::: corellm\.(\w+)$", page("reference/corellm.md"), re.MULTILINE))
     assert shown == set(corellm.__all__) - elsewhere
@@ -91,16 +91,16 @@ def test_public_names_are_in_the_reference() -> None:
 
 @pytest.mark.parametrize(
     "directive",
-    ["poem", "help dance", "arguments Nobody", "diagram none", "part README.md Nowhere", "part NO.md", "quote a b"],
+    ["poem", "help dance", "arguments Unknown", "diagram none", "part README.md Nowhere", "part NO.md", "quote a b"],
 )
-def test_what_cannot_be_generated_ends_the_build(directive: str) -> None:
-    """No page is built with a hole in it."""
+def test_a_wrong_directive_fails_the_build(directive: str) -> None:
+    """A wrong directive raises, with the directive in the message."""
     with pytest.raises(ValueError, match=re.escape(directive)):
         directives.expand(f"before\n\n<!-- generate: {directive} -->\n", "index.md")
 
 
 def test_a_quotation_is_the_source() -> None:
-    """With decorator and docstring, without indentation; one that is not there ends the build."""
+    """It has decorator and docstring, without indentation; an unknown name fails the build."""
     file = "plugins/llava/src/corellm_llava/__init__.py"
     quoted = directives.expand(f'[Llava.get_dummy_text](../{file} "quote")', "index.md")
     title, *lines, _ = quoted.splitlines()
@@ -112,7 +112,7 @@ def test_a_quotation_is_the_source() -> None:
         directives.expand(f'[Llava.nothing](../{file} "quote")', "index.md")
 
 
-def test_a_constant_is_quoted_with_its_words() -> None:
+def test_a_constant_is_quoted_with_its_docstring() -> None:
     """A string after it is its docstring."""
     assert quotes.definition('A = 1\n"""One."""\nB = 2\n', "A") == 'A = 1\n"""One."""'
     assert quotes.definition('A = 1\n"""One."""\nB: int = 2\n', "B") == "B: int = 2"
@@ -124,8 +124,8 @@ def test_what_only_tests_need_is_not_shown() -> None:
     assert directives.expand(text, "index.md").split() == ["a", "b"]
 
 
-def test_parts_of_the_repositorys_pages_come_home(tmp_path: Path) -> None:
-    """Headings move with their level, comments in code are none, links lead to the site's pages or nowhere."""
+def test_included_pages(tmp_path: Path) -> None:
+    """Heading levels are shifted, comments in code are not headings, links lead to pages of the site or are removed."""
     text = inclusion.part("plugins/index.md", "CONTRIBUTING.md", "Which hook for which idea")
     assert "](hooks/takes.md#get_dummy_text)" in text
     assert "](../reference/hookspecs.md)" in text

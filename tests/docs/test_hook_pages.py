@@ -1,4 +1,4 @@
-"""The pages on hooks say what is so: every hook, its arguments, whether it is required, its place in the order."""
+"""The pages on hooks agree with the code: every hook, its arguments, whether it is required, the order of calls."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SECTIONS = read_sections()
 
 
 def test_every_hook_has_a_section_and_nothing_else_has() -> None:
-    """Nothing is missing, nothing is documented that does not exist; the number that is told is right."""
+    """The documented hooks are those of the contract; the page has their right number."""
     assert set(SECTIONS) == CONTRACT.hooks
     assert f"There are {len(CONTRACT.hooks)};" in (FOLDER / "index.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
-def test_what_is_told_of_a_hook(name: str) -> None:
-    """Arguments in their order, required or not, static or not; real code and common mistakes are there."""
+def test_the_section_of_a_hook(name: str) -> None:
+    """It has the arguments in their order, required or not, static or not, real code and common mistakes."""
     section = SECTIONS[name]
     assert section.arguments == list(inspect.signature(getattr(hookspecs, name)).parameters)
     assert section.required == (name in REQUIRED_HOOKS)
@@ -41,7 +41,7 @@ def test_the_order_has_every_hook_once() -> None:
 
 
 def test_the_drawing_has_every_hook_once() -> None:
-    """Those that are required are filled."""
+    """Required hooks are filled."""
     drawing = (FOLDER.parents[1] / "img" / "lifecycle.svg").read_text(encoding="utf-8")
     drawn = re.findall(r'class="tok( emb)?"[^>]*/>\n<text[^>]*>(\w+_\w+)</text>', drawing)
     assert sorted(name for _, name in drawn) == sorted(CONTRACT.hooks)
@@ -49,7 +49,7 @@ def test_the_drawing_has_every_hook_once() -> None:
 
 
 def test_every_hook_is_in_the_table_of_ideas() -> None:
-    """Of CONTRIBUTING, with a link to its section."""
+    """CONTRIBUTING links to the section of every hook."""
     text = (FOLDER.parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     linked = re.findall(r"\[`(\w+)`\]\(docs/plugins/hooks/(\w+\.md)#(\w+)\)", text)
     assert all(name == anchor for name, _, anchor in linked)

@@ -1,7 +1,7 @@
-"""A hook is asked when its section says so: seen on LLaVA and Qwen2-VL while they load, answer and stop.
+"""Each hook is called when its section says, counted while LLaVA and Qwen2-VL load, generate and stop.
 
-Two images in a request make a hook be asked twice if it is asked per item, once if per request; more generated tokens
-make it be asked more often if it is asked per step.
+With two images in a request, a hook that is called per item is called twice, one that is called per request once. With
+more generated tokens, a hook that is called per step is called more often.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from tests.docs.hook_sections import read_order, read_sections
 
 SECTIONS = read_sections()
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-"""Takes content as text, so that placeholder strings are asked for."""
+"""Takes content as text, so that placeholder strings are needed."""
 FOR_THE_DUMMIES = {
     "call_hf_processor", "get_mm_fields_config", "get_prompt_updates", "apply_hf_processor_tokens_only",
 }  # fmt: skip
-"""Asked at load, too, for the dummy items as for any: the pages say that once for all."""
+"""Called at load, too, for the dummy items; the pages say so once for all."""
 
 
 class Watch:
-    """Counts the hooks that are asked of models loaded while it watches."""
+    """Counts the hook calls of models that are loaded while it watches."""
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
-        """In the order in which they were first asked."""
+        self.called: Counter[str] = Counter()
+        """In the order of the first calls."""
 
     def during(self, call: Callable[[], object]) -> Counter[str]:
-        """How often each is asked while `call` runs."""
-        self.asked = Counter()
+        """Return how often each hook is called while `call` runs."""
+        self.called = Counter()
         call()
-        return self.asked
+        return self.called
 
     def note(self, name: str, *_: object) -> None:
-        """A hook is asked."""
-        self.asked[name] += 1
+        """Count a call of a hook."""
+        self.called[name] += 1
 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Every model loaded meanwhile is watched."""
+    """Watch every model that is loaded meanwhile."""
     watch = Watch()
     build, ask = opening.build_manager, opening.call_static_hook
 
@@ -75,17 +75,17 @@ def watching() -> Iterator[Watch]:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of one model."""
+    """When the hooks of one model were called."""
 
     when: dict[str, set[str]]
-    """`{hook: when it is asked}`."""
+    """`{hook: when it is called}`."""
     at_load: list[str]
-    """Hooks in the order in which they were first asked."""
+    """Hooks in the order of their first calls."""
     in_a_request: list[str]
 
 
 def observe(watch: Watch, path: Path) -> Observed:
-    """Load a model, and ask it this and that."""
+    """Load a model, run a few requests, and return when its hooks were called."""
     models: list[LLM] = []
     at_load = watch.during(lambda: models.append(LLM(str(path), dtype="float32")))
     (llm,) = models
@@ -96,23 +96,23 @@ def observe(watch: Watch, path: Path) -> Observed:
         params = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens)
         return watch.during(lambda: llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE))
 
-    ask(0)  # whatever is asked only by the first
+    ask(0)  # hooks that only the first request calls
     one, two, longer = ask(1), ask(2, 3), ask(4, tokens=5)
     seen: dict[str, set[str]] = {name: set() for name in CONTRACT.hooks}
     for name in at_load:
-        seen[name].add("before there is a model" if name in STATIC_HOOKS else "at load")
+        seen[name].add("before loading" if name in STATIC_HOOKS else "at load")
     for name, times in one.items():
         per = "step" if longer[name] > times else "item" if two[name] == 2 * times else "request"
         seen[name].add(f"per {per}")
-    if asked_of_embeddings(watch, llm):
+    if called_for_embeddings(watch, llm):
         seen["refuse_embeddings"].add("per request")
     llm.close()
     return Observed(seen, list(at_load), list(one))
 
 
-def asked_of_embeddings(watch: Watch, llm: LLM) -> bool:
-    """Whether a request with embeddings makes `refuse_embeddings` be asked; no other does."""
-    if "refuse_embeddings" in watch.asked:
+def called_for_embeddings(watch: Watch, llm: LLM) -> bool:
+    """Whether requests with embeddings, and no others, call `refuse_embeddings`."""
+    if "refuse_embeddings" in watch.called:
         return False
     embeddings = torch.zeros(1, 16, llm.engine.context.hf_config.text_config.hidden_size)
     prompt = {"prompt": "<image> ?", "multi_modal_data": {"image_embeds": embeddings}}
@@ -121,15 +121,15 @@ def asked_of_embeddings(watch: Watch, llm: LLM) -> bool:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Observed]:
-    """Two: each asks some hooks that the other has no use for."""
+    """Two models, as each calls some hooks that the other does not."""
     with watching() as watch:
         return [observe(watch, make(tmp_path_factory.mktemp("tiny"))) for make in (make_llava, make_qwen)]
 
 
 @pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
-def test_when_it_is_asked(name: str, models: list[Observed]) -> None:
+def test_when_it_is_called(name: str, models: list[Observed]) -> None:
     """As its section says."""
-    told, seen = set(SECTIONS[name].asked), set().union(*(model.when[name] for model in models))
+    told, seen = set(SECTIONS[name].called), set().union(*(model.when[name] for model in models))
     if name in FOR_THE_DUMMIES:
         told.add("at load")
     if "per encoder batch" in told:  # two images of one size are one batch
@@ -139,8 +139,8 @@ def test_when_it_is_asked(name: str, models: list[Observed]) -> None:
     assert told == seen
 
 
-def test_the_order_in_which_they_are_asked(models: list[Observed]) -> None:
-    """As the table says: row by row, and within a row."""
+def test_the_order_of_calls(models: list[Observed]) -> None:
+    """The table on the page has the hooks in the order of their first calls."""
     before, load, front_end, request, step = read_order()
     for model in models:
         assert [name for name in model.at_load if name in before + load] == before + load

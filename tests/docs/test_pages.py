@@ -1,33 +1,33 @@
-"""Every code block of the README, of CONTRIBUTING, of the plugins' READMEs and of `docs/` does what its page says.
+"""Runs every code block of the README, of CONTRIBUTING, of the plugins' READMEs and of `docs/`.
 
-A page's blocks are tried in their order, as a reader would, in a folder that looks like a checkout. What a block is,
-its fence says; a fence of no kind fails, so nothing on a page is untried by accident.
+A page's blocks are run in their order, in a folder that looks like a checkout. The fence gives a block's kind; an
+unknown kind fails, so no block is skipped by accident.
 
     python          run, in one namespace per page
     console         lines after `$ ` are commands, the others what they print
     sh, or indented by four spaces
-                    commands, one a line
-    text            what the block before it printed, an error's last line included; `...` stands for anything.
-                    A text that nothing prints says so: `<!-- not run: why -->` before it
+                    commands, one per line
+    text            what the block before it printed, an error's last line included; `...` matches anything.
+                    A text that no block prints has `<!-- not run: why -->` before it
     toml, json, yaml, jinja
                     parsed
-    diff            changes the file of its title, whose lines must be there once
+    diff            changes the file of its title, which must have the old lines once
     <!-- setup ... -->
-                    Python that readers do not see, for what they have and a test does not
+                    Python that readers do not see, for what readers have and tests do not
 
-A `title="path"` makes a file of a block, at that path, for what comes after it; Python there is not run by itself.
+A block with `title="path"` is written to that file, for the blocks after it; Python in it is not run.
 
-    corellm         run, in this process. A model of the hub is a tiny random one of the same architecture here
+    corellm         run, in this process. A hub model is replaced by a tiny random one of the same architecture
     python          run, in this process
     pytest          run, in a process
     cat, find, ...  run, by bash
-    pip install     of a project that the page made: done, without dependencies, into the page's folder. Else checked:
-                    paths and extras exist, distributions are the project's own dependencies, as pinned
+    pip install     of a project that the page made: run, without dependencies, into the page's folder. Otherwise
+                    checked: paths and extras exist, distributions are the project's own dependencies, as pinned
     make            checked: the Makefile has the target
     python -m build checked: there is a project, whose wheel was built when it was installed
-    hf download     done, with a tiny random checkpoint
+    hf download     writes a tiny random checkpoint
 
-Media files that a page takes for the reader's own (`image.png`) are in `stand_ins.py`.
+Media files that the repository does not have (`image.png`) are in `stand_ins.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PAGES = sorted(str(path.relative_to(ROOT)) for pattern in WRITTEN for path in RO
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Downloads a checkpoint: writes its stand-in, once per run."""
+    """Return a function for a download: it writes the stand-in, once per run."""
     written: dict[str, Path] = {}
 
     def download(name: str, *_: Any, **__: Any) -> Path:
@@ -63,7 +63,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page: str, tmp_path: Path, published: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does what the page says sees what the page says."""
+    """Every block of the page runs, and prints what the page shows."""
     monkeypatch.setattr("corellm.worker.checkpoint._download", published)
     write_media(tmp_path)
     with reading(tmp_path) as reader:

@@ -1,4 +1,4 @@
-"""A page that is wrong fails: what `test_pages.py` finds right was looked at."""
+"""A wrong page fails, so `test_pages.py` can fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FENCE = "```"
 
 
 def follow(text: str, tmp_path: Path) -> None:
-    """Read a page with this text; fences are written as three tildes."""
+    """Follow a page with this text; `~~~` stands for a fence."""
     (tmp_path / "page.md").write_text(text.replace("~~~", FENCE))
     here = tmp_path / "here"
     here.mkdir()
@@ -40,12 +40,12 @@ WRONG = [
     ("~~~sh\ncurl example.org\n~~~\n", "no kind of command begins with 'curl'"),
     ("~~~sh\nls nothing-here\n~~~\n", "ended with 2"),
     ("Indented:\n\n    make coffee\n", "the Makefile has no coffee"),
-    ("~~~sh\npip install ./plugins/nobody\n~~~\n", "there is no ./plugins/nobody"),
+    ("~~~sh\npip install ./plugins/unknown\n~~~\n", "there is no ./plugins/unknown"),
     ("~~~sh\npip install '.[teapot]'\n~~~\n", "has no extra teapot"),
-    ("~~~sh\npip install leftpad\n~~~\n", "nothing of this project uses it"),
+    ("~~~sh\npip install leftpad\n~~~\n", "no part of this project uses it"),
     ("~~~sh\npip install torch==1.0\n~~~\n", "pinned to torch==2"),
     ("~~~sh\ncorellm run demo --no-such-option\n~~~\n", "unknown option --no-such-option"),
-    ("~~~sh\ncorellm run nobody/knows-it 'Hello'\n~~~\n", "add it to PUBLISHED"),
+    ("~~~sh\ncorellm run unknown/model 'Hello'\n~~~\n", "add it to PUBLISHED"),
     ('~~~python title="a.py"\nx = 1\n~~~\n\n~~~diff title="a.py"\n-x = 2\n+x = 3\n~~~\n', "0 times"),
     ("~~~diff\n-a\n+b\n~~~\n", "a diff has a title"),
 ]
@@ -53,7 +53,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "words"), WRONG)
 def test_wrong_pages_fail(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a page can have wrong is said, with its place."""
+    """Each mistake on a page raises, with its place."""
     monkeypatch.setattr("corellm.worker.checkpoint._download", lambda name, *_, **__: write_published(name, tmp_path))
     with pytest.raises((AssertionError, ZeroDivisionError), match=re.escape(words)):
         follow(text, tmp_path)
@@ -69,13 +69,13 @@ def test_wrong_pages_fail(text: str, words: str, tmp_path: Path, monkeypatch: py
     ],
 )
 def test_data_that_does_not_parse_fails(broken: str, error: type[Exception], tmp_path: Path) -> None:
-    """In whichever language."""
+    """In any language."""
     with pytest.raises(error):
         follow(broken, tmp_path)
 
 
-def test_an_error_nobody_shows_fails(tmp_path: Path) -> None:
-    """Python that raises must say so on the page."""
+def test_an_error_that_is_not_shown_fails(tmp_path: Path) -> None:
+    """If Python raises, the page must show the error."""
     with pytest.raises(ZeroDivisionError):
         follow("~~~python\n1 / 0\n~~~\n", tmp_path)
 

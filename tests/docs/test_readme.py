@@ -1,6 +1,6 @@
-"""The README's sketch of a plugin is one to start from; files that pages name are there.
+"""The README's sketch of a plugin has all required hooks; files that pages name exist.
 
-That its code runs, and prints what it says, `test_pages.py` shows.
+`test_pages.py` runs the code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OWN = r"`((?:\.ci|bench|core|demo|docs|examples|kernels|plugins|tests)/[\w./-]+
 
 
 def test_every_required_hook_is_in_the_sketch() -> None:
-    """Whoever copies the sketch has every hook that has no default."""
+    """The sketch has every hook without a default."""
     sketches = [b.text for b in find_blocks(ROOT / "README.md", "README.md") if "class Llava" in b.text]
     assert len(sketches) == 1
     assert all(f"def {name}(" in sketches[0] for name in REQUIRED_HOOKS)
@@ -32,4 +32,4 @@ def test_files_it_names_exist(page: str) -> None:
     linked = [folder / target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     named = [Path(path) for path in re.findall(_OWN, text) if "..." not in path]
     dead = [str(path) for path in (*linked, *named) if not (ROOT / path).exists()]
-    assert not dead, f"{page} names what is not there: {', '.join(dead)}"
+    assert not dead, f"{page} names files that do not exist: {', '.join(dead)}"
