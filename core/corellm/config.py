@@ -102,7 +102,7 @@ class ModelConfig:
     fuse_layers: bool = True
     """On GPUs, replace layers of the model by faster ones that were seen to compute the same."""
     enforce_eager: bool = False
-    """On GPUs, run every step anew instead of recording decode steps as CUDA graphs: slower, quicker to start."""
+    """On GPUs, run every step anew instead of capturing decode steps as CUDA graphs: slower, quicker to start."""
     seed: int | None = 0
     """Seed of requests that bring none; None for another one at every start."""
 

@@ -129,8 +129,8 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         "the busiest step",
         "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
     ):
-        memory.rehearse(
-            lambda: make_runner(num_blocks=1).rehearse(
+        memory.measure_peak(
+            lambda: make_runner(num_blocks=1).profile_run(
                 token_budget(config, context, wanted),
                 sequences_at_once(config, context),
                 wanted,
@@ -281,7 +281,7 @@ def _make_runner(
 
 
 def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, profile: DummyProfile) -> None:
-    """Record decode steps of all sizes, and encoders of items that all have one."""
+    """Capture decode steps of all sizes, and encoders of items that all have one."""
     stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
     make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
     runner.encoders.capture_graphs(profile.features, make_graph)

@@ -1,6 +1,6 @@
-"""Decode steps as recorded graphs: what the GPU has to do is handed to it once, and then only repeated.
+"""Decode steps as captured graphs: what the GPU has to do is handed to it once, and then only repeated.
 
-A step of `n` sequences with one token each runs in the smallest recorded size that holds it; the rest is padding, which
+A step of `n` sequences with one token each runs in the smallest captured size that holds it; the rest is padding, which
 reads nothing and writes to the null block. Knows the step only as a function of static tensors.
 """
 
@@ -31,10 +31,10 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Records a decode step in several sizes, and runs batches in them. All leave their logits in the same memory.
+    """Captures a decode step in several sizes, and runs batches in them. All leave their logits in the same memory.
 
     Args:
-        step: what is recorded.
+        step: what is captured.
         sizes: ascending.
         max_blocks: columns of block tables.
         position_rows: 3 for models with M-RoPE, else 1.
@@ -55,12 +55,12 @@ class DecodeGraphs:
         self._step, self._sizes = step, list(sizes)
         self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device)
         self._make_graph = make_graph
-        self._recorded: dict[int, Graph] = {}
+        self._captured: dict[int, Graph] = {}
         self._logits: Tensor
 
     @torch.inference_mode()
-    def record(self) -> None:
-        """Record all sizes, the largest first: the others then find room in its memory.
+    def capture(self) -> None:
+        """Capture all sizes, the largest first: the others then find room in its memory.
 
         Raises:
             NotCapturable: the step cannot run so.
@@ -69,10 +69,10 @@ class DecodeGraphs:
         self._logits = torch.empty_like(self._step(self._inputs.batch(self._sizes[-1])))
         for size in reversed(self._sizes):
             graph, batch, logits = self._make_graph(), self._inputs.batch(size), self._logits[:size]
-            graph.record(lambda batch=batch, logits=logits: logits.copy_(self._step(batch)))  # type: ignore[misc]
-            self._recorded[size] = graph
+            graph.capture(lambda batch=batch, logits=logits: logits.copy_(self._step(batch)))  # type: ignore[misc]
+            self._captured[size] = graph
         logger.info(
-            "recorded decode graphs of %s sequences in %.1f s, %.2f GiB",
+            "captured decode graphs of %s sequences in %.1f s, %.2f GiB",
             ", ".join(map(str, self._sizes)), time.perf_counter() - start,
             (_memory_used(self._inputs.device) - before) / 2**30,
         )  # fmt: skip
@@ -94,7 +94,7 @@ class DecodeGraphs:
         num_seqs = len(arrays.seq_lens)
         size = next(size for size in self._sizes if size >= num_seqs)
         self._inputs.fill(arrays, size, token_ids)
-        self._recorded[size].replay()
+        self._captured[size].replay()
         return self._logits[:num_seqs]
 
 

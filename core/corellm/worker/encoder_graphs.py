@@ -1,6 +1,6 @@
-"""Encoders of items that all have the same shape, as recorded graphs: towers that scale every image to one size.
+"""Encoders of items that all have the same shape, as captured graphs: towers that scale every image to one size.
 
-One image keeps a GPU less busy than the host that launches a tower's hundreds of kernels. An encoder is recorded if
+One image keeps a GPU less busy than the host that launches a tower's hundreds of kernels. An encoder is captured if
 it waits for no value of the device and gives a row of tensors per item; items of other shapes run as before.
 """
 
@@ -18,17 +18,17 @@ from corellm.worker.graphs import Graph, NotCapturable
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8)
-"""Items of a recorded batch; larger batches keep a GPU busy without."""
+"""Items of a captured batch; larger batches keep a GPU busy without."""
 
 Embed = Callable[[str, Mapping[str, Any]], Any]
 """From a modality and joined tensors to a tensor `[items, tokens, width]` or a list of one per item."""
 
 
 class EncoderGraphs:
-    """Records encoders, and runs items in them.
+    """Captures encoders, and runs items in them.
 
     Args:
-        embed: what is recorded.
+        embed: what is captured.
         make_graph: called once per modality and size.
     """
 
@@ -36,38 +36,38 @@ class EncoderGraphs:
         self._embed, self._make_graph = embed, make_graph
         self._inputs: dict[str, dict[str, Tensor]] = {}
         """By modality: what the largest batch reads."""
-        self._recorded: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
+        self._captured: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
 
     @torch.inference_mode()
-    def record(self, modality: str, item: Mapping[str, Any]) -> None:
-        """Record batches of items like one, whose joined tensors these are, each `[1, ...]`; if that can be."""
+    def capture(self, modality: str, item: Mapping[str, Any]) -> None:
+        """Capture batches of items like one, whose joined tensors these are, each `[1, ...]`; if that can be."""
         if not all(isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == 1 for tensor in item.values()):
             return
         inputs = {name: tensor.repeat(SIZES[-1], *[1] * (tensor.dim() - 1)) for name, tensor in item.items()}
         try:
             shapes = {tuple(part.shape) for part in self._embed(modality, inputs)}
         except Exception as error:
-            logger.info("the %s encoder is not recorded: %s items at once fail: %s", modality, SIZES[-1], error)
+            logger.info("the %s encoder is not captured: %s items at once fail: %s", modality, SIZES[-1], error)
             return
         if len(shapes) != 1:
-            logger.info("the %s encoder is not recorded: its rows have several shapes", modality)
+            logger.info("the %s encoder is not captured: its rows have several shapes", modality)
             return
-        recorded: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
+        captured: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
         try:
             for size in reversed(SIZES):
                 graph, part = self._make_graph(), {name: tensor[:size] for name, tensor in inputs.items()}
-                output = graph.record(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
-                recorded[modality, size] = graph, output
+                output = graph.capture(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
+                captured[modality, size] = graph, output
         except NotCapturable as reason:
-            logger.info("the %s encoder is not recorded: %s", modality, reason)
+            logger.info("the %s encoder is not captured: %s", modality, reason)
             return
-        self._recorded |= recorded
+        self._captured |= captured
         self._inputs[modality] = inputs
-        logger.info("recorded the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
+        logger.info("captured the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
 
     @torch.inference_mode()
     def run(self, modality: str, items: Mapping[str, Any]) -> Tensor | None:
-        """The rows of a batch of items, `[items, tokens, width]`; None if they are not like those recorded."""
+        """The rows of a batch of items, `[items, tokens, width]`; None if they are not like those captured."""
         inputs = self._inputs.get(modality)
         if inputs is None or inputs.keys() != items.keys():
             return None
@@ -76,7 +76,7 @@ class EncoderGraphs:
             return None
         for name, tensor in inputs.items():
             tensor[:count].copy_(items[name], non_blocking=True)
-        graph, output = self._recorded[modality, next(size for size in SIZES if size >= count)]
+        graph, output = self._captured[modality, next(size for size in SIZES if size >= count)]
         graph.replay()
         return output[:count].clone()  # the next run writes there anew
 

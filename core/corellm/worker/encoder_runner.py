@@ -81,10 +81,10 @@ class EncoderRunner:
         self.drop(feature.identifier for feature in features)
 
     def capture_graphs(self, features: Sequence[MultiModalFeature], make_graph: Callable[[], Graph]) -> None:
-        """Record the encoders of items like these, as far as that can be; see `EncoderGraphs`."""
+        """Capture the encoders of items like these, as far as that can be; see `EncoderGraphs`."""
         graphs = EncoderGraphs(self._encode, make_graph)
         for feature in features:
-            graphs.record(feature.modality, self._joined([feature]))
+            graphs.capture(feature.modality, self._joined([feature]))
         self._graphs = graphs
 
     def run(self, features: Sequence[MultiModalFeature]) -> None:

@@ -1,4 +1,4 @@
-"""What a GPU has to do, recorded once and then repeated: CUDA graphs, and what cannot become one.
+"""What a GPU has to do, captured once and then repeated: CUDA graphs, and what cannot become one.
 
 Whoever records is given `Graph`s, so that everything but the recording itself runs on a CPU in tests.
 """
@@ -25,11 +25,11 @@ class NotCapturable(Exception):
 class Graph(Protocol):
     """Something that runs once and can be repeated on the same memory."""
 
-    def record(self, step: Callable[[], Tensor]) -> Tensor:
+    def capture(self, step: Callable[[], Tensor]) -> Tensor:
         """Run `step` and remember what it does; gives its result, whose memory each replay writes anew.
 
         Raises:
-            NotCapturable: it cannot be repeated so; nothing was recorded.
+            NotCapturable: it cannot be repeated so; nothing was captured.
         """
         ...
 
@@ -50,13 +50,13 @@ class CudaGraph:
         self._pool, self._stream = pool, stream
         self._graph = torch.cuda.CUDAGraph()
 
-    def record(self, step: Callable[[], Tensor]) -> Tensor:
-        """See `Graph.record`.
+    def capture(self, step: Callable[[], Tensor]) -> Tensor:
+        """See `Graph.capture`.
 
         Runs `step` twice before: once for kernels to be compiled and libraries to be set up, once to see whether it
         waits for the device. A capture that fails could not be undone: the process would be of no use any more.
         """
-        with rehearsing():
+        with as_if_capturing():
             step()
             with no_waiting():
                 step()
@@ -68,7 +68,7 @@ class CudaGraph:
             raise  # told by whoever knows what to lower
         except Exception as error:
             raise ConfigError(
-                f"a CUDA graph cannot be recorded: {type(error).__name__}: {error} ({raised_at(error)}); start again "
+                f"a CUDA graph cannot be captured: {type(error).__name__}: {error} ({raised_at(error)}); start again "
                 f"with enforce_eager=True"
             ) from error
 
@@ -82,8 +82,8 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def rehearsing() -> Iterator[None]:
-    """Code that asks whether it is captured, to go another way, is told so; if it fails, it is not recordable."""
+def as_if_capturing() -> Iterator[None]:
+    """Code that asks whether it is captured, to go another way, is told so; if it fails, it cannot be captured."""
     with _ONE_AT_A_TIME:
         asked = torch.cuda.is_current_stream_capturing
         torch.cuda.is_current_stream_capturing = lambda: True
@@ -99,7 +99,7 @@ def rehearsing() -> Iterator[None]:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Whoever waits for the device meanwhile, or copies between it and the host, is not recordable."""
+    """Whoever waits for the device meanwhile, or copies between it and the host, cannot be captured."""
     with _ONE_AT_A_TIME:
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")

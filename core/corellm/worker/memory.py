@@ -45,7 +45,7 @@ class DeviceMemory:
         """Bytes that this process holds and no tensor has."""
         return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
-    def rehearse(self, step: Callable[[], None]) -> None:
+    def measure_peak(self, step: Callable[[], None]) -> None:
         """Run the busiest step there can be, for `left_for_blocks` to know what it takes."""
         if self._device.type != "cuda":
             return
@@ -57,7 +57,7 @@ class DeviceMemory:
         self._peak += self._unused()  # holes between weights, which nothing large will fit
 
     def left_for_blocks(self) -> int:
-        """Bytes for KV blocks, beside the weights and the step that was rehearsed."""
+        """Bytes for KV blocks, beside the weights and the profile run."""
         if self._device.type != "cuda":
             return int(_HOST_SHARE * self.free())
         left = int(self._utilization * self._total) - self._others - self._peak

@@ -39,7 +39,7 @@ from corellm.worker.transfers import upload
 
 logger = logging.getLogger(__name__)
 
-_REHEARSED = [
+_PROFILED_PARAMS = [
     SamplingParams(**choice, **edits)  # type: ignore[arg-type]
     for choice in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9})
     for edits in ({}, {"repetition_penalty": 1.1, "logit_bias": {0: 1.0}, "allowed_token_ids": [0], "logprobs": 1})
@@ -139,7 +139,7 @@ class ModelRunner:
 
     @_for_inference
     def launch_ahead(self, batch: ScheduledBatch, before: InFlightStep) -> InFlightStep:
-        """Run a step of single tokens that `before`, a recorded step and the last one launched, is about to sample."""
+        """Run a step of single tokens that `before`, a captured step and the last one launched, is about to sample."""
         assert self._graphs is not None
         assert before.tokens is not None
         states = [self._states[chunk.request_id] for chunk in batch.chunks]
@@ -198,7 +198,7 @@ class ModelRunner:
     def capture_graphs(
         self, sizes: Sequence[int], *, max_blocks: int, position_rows: int, make_graph: Callable[[], Graph]
     ) -> None:
-        """Record decode steps, which from then on run as graphs, if that can be; arguments as of `DecodeGraphs`."""
+        """Capture decode steps, which from then on run as graphs, if that can be; arguments as of `DecodeGraphs`."""
         graphs = DecodeGraphs(
             lambda batch: self._logits(self._decode(batch, self._embed_text(batch.input_ids), {})),
             sizes,
@@ -208,14 +208,14 @@ class ModelRunner:
             make_graph=make_graph,
         )
         try:
-            graphs.record()
+            graphs.capture()
         except NotCapturable as reason:
             logger.warning("decode steps do not run as CUDA graphs: %s", reason)
             return
         self._graphs = graphs
 
     @_for_inference
-    def rehearse(self, num_tokens: int, num_seqs: int, max_len: int, features: Sequence[MultiModalFeature]) -> None:
+    def profile_run(self, num_tokens: int, num_seqs: int, max_len: int, features: Sequence[MultiModalFeature]) -> None:
         """The busiest step there can be, on nobody's tokens in the null block: for the memory that it takes, and for
         kernels to be compiled.
 
@@ -235,9 +235,9 @@ class ModelRunner:
         ]
         sampled = [
             SamplingState(NewSequence("", [0], [], params, []), self._vocab_size, self.device, self._seed)
-            for params in _REHEARSED
+            for params in _PROFILED_PARAMS
         ]
-        states = [SequenceState(NewSequence("", [0], [], _REHEARSED[0], []), sampled[0]) for _ in chunks]
+        states = [SequenceState(NewSequence("", [0], [], _PROFILED_PARAMS[0], []), sampled[0]) for _ in chunks]
         hidden = self._forward(lay_out(chunks, states, self._block_size).to(self.device), chunks, {})
         logits = self._logits(hidden[:num_seqs])
         for sampling in sampled:
