@@ -73,13 +73,13 @@ def _masses_kernel(
     CHUNK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak, heat, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
+    peak, temp, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
     if not drawn:
         return
     floor = _floor(floors, min_p, row)
     mass = tl.full([], 0.0, tl.float32)
-    if tl.exp((tl.load(peaks + row * num_splits + split) - peak) / heat) >= floor:
-        weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, heat)
+    if tl.exp((tl.load(peaks + row * num_splits + split) - peak) / temp) >= floor:
+        weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, temp)
         mass = tl.sum(tl.where(weights >= floor, weights, 0.0), axis=0)
     tl.store(kept + row * num_splits + split, mass)
 
@@ -108,7 +108,7 @@ def _draw_kernel(
 ):  # fmt: skip
     """Down from all chunks to one, to a block of it, to a token of that."""
     row, splits = tl.program_id(0).to(tl.int64), tl.arange(0, SPLITS)
-    peak, heat, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
+    peak, temp, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
     if not drawn:
         tl.store(tokens + row, _best(peaks, places, row, num_splits, SPLITS))
         return
@@ -117,11 +117,11 @@ def _draw_kernel(
     target = tl.load(uniforms + row).to(tl.float64) * tl.sum(masses.to(tl.float64), axis=0)
     split, target = _descend(masses, target, SPLITS)
     columns = tl.arange(0, CHUNK // BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    weights = weights_of(logits, row, split * CHUNK + columns, stride, vocab, peak, heat)
+    weights = weights_of(logits, row, split * CHUNK + columns, stride, vocab, peak, temp)
     masses = tl.sum(tl.where(weights >= floor, weights, 0.0), axis=1)
     block, target = _descend(masses, target, CHUNK // BLOCK)
     first = split * CHUNK + block * BLOCK
-    weights = weights_of(logits, row, first + tl.arange(0, BLOCK), stride, vocab, peak, heat)
+    weights = weights_of(logits, row, first + tl.arange(0, BLOCK), stride, vocab, peak, temp)
     token, _ = _descend(tl.where(weights >= floor, weights, 0.0), target, BLOCK)
     tl.store(tokens + row, first + token)
 
@@ -243,8 +243,8 @@ def _drawn_reference(
     vocab = logits.shape[1]
     values = logits.float()
     drawn = (temperature > 0) & (best != FAILED)
-    heat = temperature.float().where(drawn, 1.0)[:, None]
-    weights = ((values - values.amax(dim=-1, keepdim=True)) / heat).exp().masked_fill(~drawn[:, None], 1.0)
+    temp = temperature.float().where(drawn, 1.0)[:, None]
+    weights = ((values - values.amax(dim=-1, keepdim=True)) / temp).exp().masked_fill(~drawn[:, None], 1.0)
     if top_k is not None:
         drawn = drawn & (top_k != 1)
         place = top_k.long().where((top_k > 0) & (top_k < vocab), vocab)[:, None] - 1

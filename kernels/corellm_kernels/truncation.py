@@ -42,10 +42,10 @@ _FOUR_OCTAVES = tl.constexpr(4 << 23)
 
 
 @triton.jit
-def weights_of(logits, row, columns, stride, vocab, peak, heat):
+def weights_of(logits, row, columns, stride, vocab, peak, temp):
     """One function for every pass, so that all see the same bits; 0 beyond the vocabulary."""
     values = tl.load(logits + row * stride + columns, mask=columns < vocab, other=float("-inf"))
-    return tl.exp((values.to(tl.float32) - peak) / heat)
+    return tl.exp((values.to(tl.float32) - peak) / temp)
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS
     """A row's largest logit, temperature, k (`vocab` for all), share of the mass, and whether it is drawn."""
     splits = tl.arange(0, SPLITS)
     peak = tl.max(tl.load(peaks + row * num_splits + splits, mask=splits < num_splits, other=float("-inf")), axis=0)
-    heat = tl.load(temperature + row).to(tl.float32)
+    temp = tl.load(temperature + row).to(tl.float32)
     k = vocab
     if top_k is not None:
         k = tl.minimum(tl.load(top_k + row), vocab).to(tl.int32)
@@ -61,8 +61,8 @@ def settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS
     share = tl.full([], 1.0, tl.float64)
     if top_p is not None:
         share = tl.load(top_p + row).to(tl.float64)
-    drawn = (heat > 0) & (k != 1) & (peak > float("-inf")) & (peak < float("inf"))
-    return peak, heat, k, share, drawn
+    drawn = (temp > 0) & (k != 1) & (peak > float("-inf")) & (peak < float("inf"))
+    return peak, temp, k, share, drawn
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def _at_pivot(tallies, row, place, num_splits, PIVOTS: tl.constexpr, SPLITS: tl.
 
 @triton.jit
 def _examine(
-    candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, middle, limit,
+    candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, middle, limit,
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The number or mass of the weights in `[middle, limit)`, the least of them, and the largest in `[low, middle)`.
@@ -132,7 +132,7 @@ def _examine(
         if listed:
             weights = tl.load(candidates + row * CAPACITY + columns, mask=columns < size, other=0.0)
         else:
-            weights = weights_of(logits, row, columns, stride, vocab, peak, heat)
+            weights = weights_of(logits, row, columns, stride, vocab, peak, temp)
         bits = weights.to(tl.int32, bitcast=True)
         within = (bits >= middle) & (bits < limit)
         total += tl.sum(tl.where(within, tl.where(by_count, 1.0, weights), 0.0), axis=0).to(tl.float64)
@@ -143,7 +143,7 @@ def _examine(
 
 @triton.jit
 def _search(
-    candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, high, limit, beyond, wanted,
+    candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, high, limit, beyond, wanted,
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest weight (as bits) from which on there is enough, between `low`, where there is, and `high`.
@@ -153,7 +153,7 @@ def _search(
     while high - low > 1:
         middle = low + (high - low) // 2
         total, least, most = _examine(
-            candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, middle, limit,
+            candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, middle, limit,
             CAPACITY, BLOCK,
         )  # fmt: skip
         enough = beyond + total >= wanted
@@ -168,19 +168,19 @@ def _tally_kernel(
     TALLY: tl.constexpr, CHUNK: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak, heat, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
+    peak, temp, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
     if not _shared(drawn & ((k < vocab) | (share < 1))):
         return
     low, high, start, step, _, _ = _bracket(
         counts, masses, row, k, share, vocab, num_splits, TALLY, PIVOTS, SPLITS
     )  # fmt: skip
     own = ((row * 2 + TALLY) * num_splits + split) * PIVOTS + tl.arange(0, PIVOTS)
-    best = tl.exp((tl.load(peaks + row * num_splits + split) - peak) / heat)
+    best = tl.exp((tl.load(peaks + row * num_splits + split) - peak) / temp)
     if _shared((TALLY > 0) & (best.to(tl.int32, bitcast=True) < low)):
         tl.store(counts + own, 0)
         tl.store(masses + own, 0.0)
         return
-    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, heat)[None, :]
+    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, temp)[None, :]
     pivots = _pivots(low, start, step, high, tl.arange(0, PIVOTS)).to(tl.float32, bitcast=True)
     above = (weights >= pivots[:, None]).to(tl.float32)
     tl.store(counts + own, tl.sum(above, axis=1).to(tl.int32))
@@ -193,7 +193,7 @@ def _collect_kernel(
     CHUNK: tl.constexpr, CAPACITY: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak, heat, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
+    peak, temp, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
     if not (drawn & ((k < vocab) | (share < 1))):
         return
     low, high, _, _, place, _ = _bracket(counts, masses, row, k, share, vocab, num_splits, 2, PIVOTS, SPLITS)
@@ -204,7 +204,7 @@ def _collect_kernel(
     splits = tl.arange(0, SPLITS)
     if (tl.sum(sizes, axis=0) > CAPACITY) | (tl.sum(tl.where(splits == split, sizes, 0), axis=0) == 0):
         return
-    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, heat)
+    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, temp)
     bits = weights.to(tl.int32, bitcast=True)
     within = (bits >= low) & (bits < limit)
     first = tl.sum(tl.where(splits < split, sizes, 0), axis=0)
@@ -218,7 +218,7 @@ def _resolve_kernel(
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    peak, heat, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
+    peak, temp, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
     if not (drawn & ((k < vocab) | (share < 1))):
         tl.store(floors + row, 0.0)
         return
@@ -232,16 +232,16 @@ def _resolve_kernel(
     size -= tl.where(both, 0, count)
     listed = size <= CAPACITY
     floor = _search(
-        candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, high, limit, beyond,
+        candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, high, limit, beyond,
         tl.where(by_count, k.to(tl.float64), wanted), CAPACITY, BLOCK,
     )  # fmt: skip
     if both:
         mass = _examine(
-            candidates, size, listed, logits, row, stride, vocab, peak, heat, False, floor, floor, limit,
+            candidates, size, listed, logits, row, stride, vocab, peak, temp, False, floor, floor, limit,
             CAPACITY, BLOCK,
         )[0]  # fmt: skip
         floor = _search(
-            candidates, size, listed, logits, row, stride, vocab, peak, heat, False, floor, limit, limit, beyond,
+            candidates, size, listed, logits, row, stride, vocab, peak, temp, False, floor, limit, limit, beyond,
             share * mass, CAPACITY, BLOCK,
         )  # fmt: skip
     tl.store(floors + row, floor.to(tl.float32, bitcast=True))

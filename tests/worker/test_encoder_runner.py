@@ -45,7 +45,7 @@ def test_rows_wider_than_an_embedding() -> None:
 def test_another_width(width: int, made: int) -> None:
     """Found when the dummies are embedded, at load."""
     with pytest.raises(
-        EmbeddingCountError, match=rf"embeddings of width {width}, .* gave a tensor of shape \(3, {made}\)"
+        EmbeddingCountError, match=rf"embeddings of width {width}, .* returned a tensor of shape \(3, {made}\)"
     ):
         runner(width, made).check([feature(0, 3)])
 
@@ -71,7 +71,7 @@ def test_all_rows_in_one_tensor() -> None:
     """Rows of several items that are not divided: the error has the shapes and says how to divide them."""
     hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: [torch.zeros(8, 8)])
     encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"))
-    with pytest.raises(EmbeddingCountError, match=r"gave 1: \[8, 8\]; divide rows .* \(torch\.split\)"):
+    with pytest.raises(EmbeddingCountError, match=r"returned 1: \[8, 8\]; divide them .* \(torch\.split\)"):
         encoders._embed([feature(0, 4), feature(1, 4)])
 
 

@@ -1,7 +1,7 @@
 """A checkpoint on disk: where it is, its configuration, tokenizer and dtype. No weights here.
 
-Every hub call gets the one `revision`; nothing is unpickled; code from the checkpoint runs only when the operator
-said so, which every load is told.
+Every hub call gets the one `revision`; nothing is unpickled; code from the checkpoint runs only with
+`trust_remote_code`, which every load passes on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _HUB_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _HUB_WEIGHTS = ["*.safetensors"]
 _HUB_CODE = ["*.py"]
-"""What a hub model needs beside them where its code may run."""
+"""Downloaded as well if the checkpoint's code may run."""
 
 
 def resolve_checkpoint(config: ModelConfig) -> Path:
@@ -154,19 +154,19 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None, *,
 
 
 def _made_by(factory: Callable[..., Any], path: Path, trust_remote_code: bool) -> Any:
-    """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it.
+    """Call `from_pretrained` of a class, or a function, on the checkpoint's directory.
 
-    Whatever takes `trust_remote_code` is told: transformers asks on standard input where it is left out.
+    Pass `trust_remote_code` where it is accepted: without it transformers asks on standard input.
     """
     make = getattr(factory, "from_pretrained", factory)
     takes = inspect.signature(make).parameters
-    told = "trust_remote_code" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    return make(path, **({"trust_remote_code": trust_remote_code} if told else {}))
+    accepted = "trust_remote_code" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    return make(path, **({"trust_remote_code": trust_remote_code} if accepted else {}))
 
 
 @contextmanager
 def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[None]:
-    """Errors of libraries become a `CheckpointError` that names the checkpoint; none of them asks questions."""
+    """Raise errors of libraries as a `CheckpointError` that names the checkpoint; nothing prompts the user."""
     try:
         with no_questions():
             yield
@@ -227,7 +227,7 @@ def resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtyp
 
 
 def default_max_model_len(hf_config: Any) -> int:
-    """How many positions the text model was trained for; 2048 where the configuration does not say."""
+    """Number of positions the text model was trained for; 2048 if the configuration does not say."""
     text_config = hf_config.get_text_config()
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(text_config, name, None)
