@@ -36,7 +36,7 @@ KWARGS_GROUPS: Mapping[str, str] = {"image": "images_kwargs", "video": "videos_k
 
 
 def kwargs_for(modality: str, mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the processor arguments for items of one modality: those for all, and those of its group."""
+    """Return the processor arguments for items of one modality: those for all and its own."""
     shared = {name: value for name, value in mm_processor_kwargs.items() if name not in KWARGS_GROUPS.values()}
     return shared | dict(mm_processor_kwargs.get(KWARGS_GROUPS.get(modality, ""), {}))
 

@@ -1,6 +1,6 @@
 """Replacing one layer by another: which may be replaced, how it is copied, whether both compute the same.
 
-Knows no kind of layer. A replacement is a copy that shares all parameters. Its class derives from the original's, so that
+Knows no kind of layer. A replacement is a copy that shares all parameters. Its class derives from the original's:
 `isinstance` and the original's attributes work.
 """
 
@@ -23,8 +23,8 @@ TOLERANCES = {torch.float32: 2.0**-16, torch.float16: 2.0**-8, torch.bfloat16: 2
 """Largest norm of a row's difference, relative to the norm of the row, by dtype.
 
 Half types: four times the distance of neighbouring numbers, since each of a layer's few roundings, on either side,
-costs at most half of one. In float32, sums in another order and the kernels' own exponentials differ by some tens of its
-distances, 2**-23, in rows of a hundred to twenty thousand values.
+costs at most half of one. In float32, sums in another order and the kernels' own exponentials differ by some tens of
+its distances, 2**-23, in rows of a hundred to twenty thousand values.
 """
 
 

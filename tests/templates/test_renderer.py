@@ -65,10 +65,14 @@ def test_hostile_templates(renderer: TemplateRenderer, template: str, words: str
 
 
 def test_what_cannot_be_sent(renderer: TemplateRenderer) -> None:
-    """A number without end is the request's fault, and costs no child."""
+    """Variables that are not JSON are a PromptError, and the child stays."""
     assert ask(renderer, "{{ x }}", x=1) == "1"
-    with pytest.raises(PromptError, match="a chat template cannot be given this conversation: Exceeds the limit"):
-        ask(renderer, "{{ x }}", x=10**5000)
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value, reason in ((10**5000, "Exceeds the limit"), (nested, "maximum recursion"), (object(), "not JSON")):
+        with pytest.raises(PromptError, match=f"a chat template cannot be given this conversation: .*{reason}"):
+            ask(renderer, "{{ x }}", x=value)
     assert ask(renderer, "{{ x }}", x=2) == "2"
 
 

@@ -224,8 +224,26 @@ def test_an_index_is_held_against_its_files(checkpoint: Path) -> None:
     check_files(checkpoint, weights=False)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "chat_template.jinja"])
+def test_links_to_deleted_files_are_named(checkpoint: Path, name: str) -> None:
+    """As in a hub cache whose blobs were deleted."""
+    (checkpoint / name).unlink(missing_ok=True)
+    (checkpoint / name).symlink_to(checkpoint / "deleted")
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read .*download it again"):
+        check_files(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/model", "x" * 5000, "owner/" + "x" * 5000, "no owner/no model"])
+def test_impossible_names(name: str, tmp_path: Path) -> None:
+    """Names that are neither a path nor a hub name are a CheckpointError, as a model and as a tokenizer."""
+    with pytest.raises(CheckpointError, match=f"no model '{name}'"):
+        checkpoints.resolve_checkpoint(ModelConfig(model=name))
+    with pytest.raises(CheckpointError, match=f"no tokenizer '{name}'"):
+        checkpoints.resolve_tokenizer(ModelConfig(model="demo", tokenizer=name), tmp_path)
+
+
 def test_files_that_are_not_read_may_be_anything(checkpoint: Path) -> None:
-    """Other formats' weights beside ours, and notes, are nobody's business."""
+    """Other formats' weights beside ours, and notes, are ignored."""
     (checkpoint / "consolidated.safetensors").write_bytes(POINTER)
     (checkpoint / "notes.json").write_text("[1, 2")
     LLM(str(checkpoint)).close()
@@ -282,7 +300,7 @@ def test_refusals_do_not_wait_for_torch(checkpoint: Path, program: str) -> None:
 
 
 def tokens(llm: LLM, prompt: Any = "USER: hello there ASSISTANT:") -> list[int]:
-    """A greedy answer."""
+    """Return a greedy output."""
     return list(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
 
 
@@ -384,18 +402,18 @@ def test_wrong_overrides(tiny_llava: Path, overrides: Any, message: str) -> None
 
 
 def test_dummy_weights_need_no_files_and_repeat(checkpoint: Path, tiny_llava: Path) -> None:
-    """`load_format="dummy"`: no weights are read, the model answers prompts with images, the same at every start."""
+    """`load_format="dummy"`: no weights are read; prompts with images have the same output at every start."""
     (checkpoint / WEIGHTS).write_bytes(POINTER)
     image = {"prompt": "USER: <image> ASSISTANT:", "multi_modal_data": {"image": random_image(60, 50, 1)}}
-    answers, random_state = [], torch.random.get_rng_state()
+    outputs, random_state = [], torch.random.get_rng_state()
     for _ in range(2):
         with LLM(str(checkpoint), load_format="dummy") as llm:
-            answers.append(tokens(llm, image))
+            outputs.append(tokens(llm, image))
             assert llm.engine.max_model_len == 1024
-    assert answers[0] == answers[1]
+    assert outputs[0] == outputs[1]
     assert torch.equal(torch.random.get_rng_state(), random_state)
     with LLM(str(tiny_llava), load_format="safetensors") as llm:
-        assert tokens(llm, image) != answers[0]
+        assert tokens(llm, image) != outputs[0]
 
 
 def test_dummy_models_of_the_hub_come_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -415,9 +433,9 @@ def test_without_a_seed_every_start_samples_anew(tiny_llava: Path) -> None:
     """`seed=None`: two starts differ; with the default they do not."""
     wild = SamplingParams(temperature=2, max_tokens=24, ignore_eos=True)
 
-    def answer(**arguments: Any) -> list[int]:
+    def output(**arguments: Any) -> list[int]:
         with LLM(str(tiny_llava), **arguments) as llm:
             return list(llm.generate("a", wild, use_tqdm=False)[0].outputs[0].token_ids)
 
-    assert answer() == answer(seed=0)
-    assert answer(seed=None) != answer(seed=None)
+    assert output() == output(seed=0)
+    assert output(seed=None) != output(seed=None)

@@ -1,8 +1,8 @@
 """The CPU backend: torch kernels only, arranged by measurement (`bench/attention.py` compares the arrangements).
 
 Decodes: several sequences at once; a group's blocks are gathered by `index_select` into scratch memory that stays in
-the processor's cache, grouped-query heads are folded into the query's length (SDPA's own grouped-query path is five times
-slower in bfloat16). Prefills: one sequence at a time, straight from the batch if none of it was cached.
+the processor's cache; grouped-query heads are folded into the query's length (SDPA's own grouped-query path is five
+times slower in bfloat16). Prefills: one sequence at a time, straight from the batch if none of it was cached.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,6 +112,7 @@ def _at_load(model: str) -> Iterator[None]:
 
 
 def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
+    """Load the weights, divide the rest of the memory, and build the engine's parts in it."""
     context, hooks = opened.context, opened.hooks
     backend, kv_dtype = _choose_attention(config, context)
     logger.info(
@@ -122,21 +123,10 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         weights = _load_weights(config, hooks, context)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
-
     wanted = wanted_len(config, context)
     mm_processor = _make_processor(config, opened, executor, wanted)
-    with memory.explaining(
-        "the busiest step",
-        "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
-    ):
-        memory.measure_peak(
-            lambda: make_runner(num_blocks=1).profile_run(
-                token_budget(config, context, wanted),
-                sequences_at_once(config, context),
-                wanted,
-                mm_processor.profile.features,
-            )
-        )
+    _measure_profile_run(config, context, make_runner, mm_processor.profile, memory)
+
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
     sizes = plan_sizes(config, context, bytes_per_block, memory)
     freeze_rope(weights.language_model, sizes.max_model_len)
@@ -149,22 +139,52 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
             _capture_graphs(config, runner, sizes, mm_processor.profile)
     return LoadedModel(
         context=context,
-        input_processor=InputProcessor(
-            context.tokenizer,
-            hooks,
-            mm_processor,
-            vocab_size=weights.vocab_size,
-            embedding_size=weights.embedding_size,
-            max_model_len=sizes.max_model_len,
-            chat_template=context.chat_template,
-            scheduling_policy=config.scheduler.scheduling_policy,
-        ),
+        input_processor=_make_input_processor(config, opened, weights, mm_processor, sizes.max_model_len),
         scheduler=_make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
         runner=runner,
         executor=executor,
         eos_token_ids=_eos_token_ids(weights.model, context),
         max_model_len=sizes.max_model_len,
         templates=opened.templates,
+    )
+
+
+def _measure_profile_run(
+    config: EngineConfig,
+    context: ModelContext,
+    make_runner: Callable[..., ModelRunner],
+    profile: DummyProfile,
+    memory: DeviceMemory,
+) -> None:
+    """Measure the memory of the largest step that the configuration allows."""
+    longest = wanted_len(config, context)
+    with memory.explaining(
+        "the busiest step",
+        "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
+    ):
+        memory.measure_peak(
+            lambda: make_runner(num_blocks=1).profile_run(
+                token_budget(config, context, longest),
+                sequences_at_once(config, context),
+                longest,
+                profile.features,
+            )
+        )
+
+
+def _make_input_processor(
+    config: EngineConfig, opened: OpenedModel, weights: _Weights, mm_processor: MultiModalProcessor, max_model_len: int
+) -> InputProcessor:
+    """Return the processor of prompts."""
+    return InputProcessor(
+        opened.context.tokenizer,
+        opened.hooks,
+        mm_processor,
+        vocab_size=weights.vocab_size,
+        embedding_size=weights.embedding_size,
+        max_model_len=max_model_len,
+        chat_template=opened.context.chat_template,
+        scheduling_policy=config.scheduler.scheduling_policy,
     )
 
 

@@ -84,7 +84,7 @@ class TemplateRenderer:
                     f"the chat template does not end within {self._seconds:g} s for this conversation; "
                     "shorten it, or mend the template"
                 ) from error
-            except ValueError as error:  # a number of more digits than Python writes
+            except (TypeError, ValueError, RecursionError) as error:  # not JSON, such as a number of too many digits
                 raise PromptError(f"a chat template cannot be given this conversation: {error}") from error
             except (ChildError, OSError) as error:
                 raise ProcessingError(f"the process that renders chat templates failed: {error}") from error

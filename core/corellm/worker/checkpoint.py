@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,20 +35,20 @@ _HUB_CODE = ["*.py"]
 
 
 def resolve_checkpoint(config: ModelConfig) -> Path:
-    """Find the directory: a local one, one that a plugin ships (`demo`), or a snapshot of a hub model.
+    """Return the directory: a local one, one that a plugin ships (`demo`), or a snapshot of a hub model.
 
     Raises:
         CheckpointError: there is none; says what was tried.
     """
-    local = Path(config.model).expanduser()
-    if (local / "config.json").is_file():
+    local = Path(os.path.expanduser(config.model))  # `Path.expanduser` raises for an unknown user
+    if os.path.isfile(local / "config.json"):  # `Path.is_file` raises for names that are too long
         return local.resolve()
     shipped = shipped_checkpoints()
     if config.model in shipped:  # also where a directory of that name holds something else
         return shipped[config.model]
-    if local.is_dir():
+    if os.path.isdir(local):
         raise CheckpointError(f"{config.model}: this directory has no config.json, so it is no model checkpoint")
-    if local.exists():
+    if os.path.exists(local):
         raise CheckpointError(f"{config.model} is a file; give the checkpoint's directory")
     if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
         known = ", ".join(sorted(shipped)) or "none"
@@ -60,15 +61,15 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
 
 
 def resolve_tokenizer(config: ModelConfig, checkpoint: Path) -> Path:
-    """Find the directory of the tokenizer: the checkpoint's, or the operator's, which may be a hub name, too.
+    """Return the tokenizer's directory: the checkpoint's, or that of `tokenizer`, which may be a hub name.
 
     Raises:
         CheckpointError: there is none; says what was tried.
     """
     if config.tokenizer is None or config.tokenizer == config.model:
         return checkpoint
-    local = Path(config.tokenizer).expanduser()
-    if local.is_dir():
+    local = Path(os.path.expanduser(config.tokenizer))
+    if os.path.isdir(local):
         return local.resolve()
     shipped = shipped_checkpoints()
     if config.tokenizer in shipped:
@@ -84,11 +85,11 @@ def _code(config: ModelConfig) -> list[str]:
 
 def _download(name: str, revision: str | None, wanted: list[str], *, what: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"no {what} {name!r}: no such directory here, and the hub did not give it "
             f"({type(error).__name__}); check the name, the network and your access token"
@@ -96,7 +97,7 @@ def _download(name: str, revision: str | None, wanted: list[str], *, what: str) 
 
 
 def read_architectures(path: Path) -> tuple[str, ...]:
-    """The architectures that a checkpoint's `config.json` names, without importing transformers.
+    """Return the architectures that a checkpoint's `config.json` names, without importing transformers.
 
     Raises:
         CheckpointError: it is broken, or names none.

@@ -73,13 +73,17 @@ def _check_ends(file: Path) -> None:
 
 
 def _refuse_pointer(file: Path) -> None:
-    """Raise if a file is the pointer that Git leaves in place of a large file when Git LFS did not download it."""
-    with file.open("rb") as opened:
-        if opened.read(len(_POINTER)) == _POINTER:
-            raise CheckpointError(
-                f"{file} is a Git LFS pointer, not the file itself; run `git lfs install` and `git lfs pull` in "
-                f"{file.parent}, or download the checkpoint with `hf download`"
-            )
+    """Raise if a file cannot be read, or is the pointer that Git leaves if Git LFS did not download the file."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_POINTER))
+    except OSError as error:  # such as a link into a cache whose files were deleted
+        raise CheckpointError(f"{file} cannot be read ({error.strerror}); download it again") from error
+    if start == _POINTER:
+        raise CheckpointError(
+            f"{file} is a Git LFS pointer, not the file itself; run `git lfs install` and `git lfs pull` in "
+            f"{file.parent}, or download the checkpoint with `hf download`"
+        )
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
