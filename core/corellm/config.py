@@ -29,14 +29,14 @@ MEDIA_FORMATS = (
     "mp4", "mkv", "avi", "mpegts",
     "wav", "flac", "ogg", "mp3", "aac",
 )  # fmt: skip
-"""File formats that can be read: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
+"""Readable file formats: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
 
 KWARGS_GROUPS: Mapping[str, str] = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 """`{modality: the key of mm_processor_kwargs that holds arguments for it alone}`, named as transformers has them."""
 
 
 def kwargs_for(modality: str, mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the processor arguments for items of one modality: those for all and its own."""
+    """Return the processor arguments for one modality: those for all and its own."""
     shared = {name: value for name, value in mm_processor_kwargs.items() if name not in KWARGS_GROUPS.values()}
     return shared | dict(mm_processor_kwargs.get(KWARGS_GROUPS.get(modality, ""), {}))
 

@@ -149,7 +149,7 @@ def penalize(logits: Tensor, seen: Entries, penalties: Tensor) -> None:
 
 
 def edited_reference(logits: Tensor, edits: Edits) -> Tensor:
-    """As `edited`."""
+    """Do what `edited` does, in plain torch."""
     result = logits.to(torch.float32, copy=True)
     if edits.allowed is not None:
         for mask, row in zip(edits.allowed, edits.allowed_rows.tolist(), strict=True):

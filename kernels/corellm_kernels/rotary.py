@@ -212,7 +212,7 @@ def rotate_and_cache_reference(
     value_scale: Tensor | None = None,
     sections: tuple[int, int, int] | None = None,
 ) -> None:
-    """As `rotate_and_cache`."""
+    """Do what `rotate_and_cache` does, in plain torch."""
     if cos is not None and sin is not None:
         if sections is not None:
             cos, sin = (
@@ -238,7 +238,7 @@ def write_cache_reference(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
-    """As `write_cache`."""
+    """Do what `write_cache` does, in plain torch."""
     written = slot_mapping >= 0
     slots = slot_mapping[written]
     place = slots // key_cache.shape[1], slots % key_cache.shape[1]

@@ -1,4 +1,4 @@
-"""What top-k and top-p keep of a row of logits: the least weight, found without sorting.
+"""Finds the least weight that top-k and top-p keep of a row of logits, without sorting.
 
 A token's weight is `exp((logit - peak) / temperature)`, 1 for the best. Both truncations are lower bounds on the
 weight, and as the bits of positive floats are ordered as the floats are, a bound is searched among bits:
@@ -35,7 +35,7 @@ CHUNK = 4096
 _PIVOTS = 8
 _CAPACITY = 16384
 _LEAST_SPLITS = 64
-"""So many chunks are summed over at least: see `_shared`, for sums over few stay within a warp."""
+"""Least number of chunks to sum over: sums over fewer stay within a warp, see `_shared`."""
 _ONE = tl.constexpr(0x3F800000)
 """The bits of 1.0, the largest weight."""
 _FOUR_OCTAVES = tl.constexpr(4 << 23)
@@ -43,14 +43,14 @@ _FOUR_OCTAVES = tl.constexpr(4 << 23)
 
 @triton.jit
 def weights_of(logits, row, columns, stride, vocab, peak, temp):
-    """One function for every pass, so that all see the same bits; 0 beyond the vocabulary."""
+    """Return weights of columns, 0 beyond the vocabulary; shared by all passes, so that they see the same bits."""
     values = tl.load(logits + row * stride + columns, mask=columns < vocab, other=float("-inf"))
     return tl.exp((values.to(tl.float32) - peak) / temp)
 
 
 @triton.jit
 def settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS: tl.constexpr):
-    """A row's largest logit, temperature, k (`vocab` for all), share of the mass, and whether it is drawn."""
+    """Return a row's largest logit, temperature, k (`vocab` for all), share of the mass, and whether it is drawn."""
     splits = tl.arange(0, SPLITS)
     peak = tl.max(tl.load(peaks + row * num_splits + splits, mask=splits < num_splits, other=float("-inf")), axis=0)
     temp = tl.load(temperature + row).to(tl.float32)
@@ -111,7 +111,7 @@ def _bracket(
 
 @triton.jit
 def _at_pivot(tallies, row, place, num_splits, PIVOTS: tl.constexpr, SPLITS: tl.constexpr):
-    """What the second tally has at one of its pivots, per chunk: `[SPLITS]`."""
+    """Return the second tally at one of its pivots, per chunk: `[SPLITS]`."""
     splits = tl.arange(0, SPLITS)
     own = ((row * 2 + 1) * num_splits + splits) * PIVOTS + place
     return tl.load(tallies + own, mask=splits < num_splits, other=0)
@@ -122,7 +122,7 @@ def _examine(
     candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, middle, limit,
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The number or mass of the weights in `[middle, limit)`, the least of them, and the largest in `[low, middle)`.
+    """Return number or mass of the weights in `[middle, limit)`, the least of them, the largest in `[low, middle)`.
 
     Where there is none: `limit`, `low`.
     """
@@ -146,7 +146,7 @@ def _search(
     candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, high, limit, beyond, wanted,
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest weight (as bits) from which on there is enough, between `low`, where there is, and `high`.
+    """Return the largest weight (as bits) from which on there is enough, between `low`, where there is, and `high`.
 
     `beyond` is what there is from `limit` on. Either end moves to a weight that exists, or next to one.
     """
@@ -248,7 +248,7 @@ def _resolve_kernel(
 
 
 def floors_of(logits: Tensor, peaks: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """The least weight `[num_rows]` that top-k and top-p keep."""
+    """Return the least weight `[num_rows]` that top-k and top-p keep."""
     num_rows, num_splits = peaks.shape
     grid, vocab = (num_splits, num_rows), logits.shape[1]
     counts = torch.empty(num_rows, 2, num_splits, _PIVOTS, dtype=torch.int32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Opening checkpoints: whose code runs, what is refused at once and in which words, what is taken from elsewhere."""
+"""Opening checkpoints: when their code runs, which errors they cause, tokenizers and overrides from elsewhere."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def edit(file: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def willing_stdin(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Standard input on which everything is answered with yes."""
-    answers = io.StringIO("y\n" * 20)
-    monkeypatch.setattr(sys, "stdin", answers)
-    return answers
+    """Standard input that says yes to every question."""
+    stdin = io.StringIO("y\n" * 20)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    return stdin
 
 
 FACTORIES = {
@@ -273,7 +273,7 @@ def test_weights_of_another_model(checkpoint: Path, changes: dict[str, Any], mes
 
 
 def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
-    """Where there is nothing but pickles, that is said."""
+    """A checkpoint with pickles only is refused with the reason."""
     (checkpoint / WEIGHTS).unlink()
     with pytest.raises(CheckpointError, match=r"has no .*safetensors; download all files"):
         LLM(str(checkpoint))
@@ -330,7 +330,7 @@ def test_the_tokenizer_may_be_elsewhere(checkpoint: Path, tiny_llava: Path, tmp_
     ],
 )
 def test_no_such_tokenizer(checkpoint: Path, name: str, message: str) -> None:
-    """What was tried."""
+    """The error says what was tried."""
     with pytest.raises(CheckpointError, match=message):
         LLM(str(checkpoint), tokenizer=name)
 
@@ -368,8 +368,8 @@ def test_overrides_change_the_configuration_of_model_and_engine(checkpoint: Path
 
 def test_overrides_may_name_the_architecture(checkpoint: Path) -> None:
     """The plugin is chosen by it; a function comes too late for that, and says so."""
-    edit(checkpoint / "config.json", architectures=["SomebodysLlava"])
-    with pytest.raises(PluginNotFoundError, match="SomebodysLlava"):
+    edit(checkpoint / "config.json", architectures=["UnknownLlava"])
+    with pytest.raises(PluginNotFoundError, match="UnknownLlava"):
         LLM(str(checkpoint))
     named = {"architectures": ["LlavaForConditionalGeneration"]}
     with LLM(str(checkpoint), hf_overrides=named) as llm:

@@ -145,7 +145,7 @@ def comparable(positions: Any) -> Any:
 def test_steps_run_ahead_with_the_same_results(
     mixed: bool, checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More requests than places, drawn and greedy, ended by tokens and lengths: none sees that steps overlap."""
+    """More requests than places, drawn and greedy: overlapping steps do not change when and with what they end."""
     asked = SAMPLING + (LOOKING if mixed else [])
     params = [SamplingParams(**{"ignore_eos": True, **options}) for options in asked]
     prompts = [f"Tell me {'more ' * i}about it" for i in range(len(asked))]
@@ -171,7 +171,7 @@ def test_steps_run_ahead_with_the_same_results(
 def test_a_step_that_cannot_be_launched_ahead_runs_after_the_one_before(
     checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody's request fails for it."""
+    """No request fails because of it."""
     llm, params = captured(checkpoints["llava"], 1), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     wanted = llm.generate("Hello there", params)[0].outputs[0].token_ids
     failures: list[int] = []
@@ -211,7 +211,7 @@ def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], captured:
 
 
 def test_steps_that_differ_run_one_by_one(checkpoints: dict[str, Path], captured: Callable[..., LLM]) -> None:
-    """Of a model that was captured with one kind of position, an image with three is not squeezed into it."""
+    """An image with three position rows does not run in graphs captured with one."""
     llm = captured(checkpoints["qwen2-vl"], 1)
     prompt = {"prompt": PROMPTS["qwen2-vl"], "multi_modal_data": {"image": random_image(40, 30, 0)}}
     with LLM(str(checkpoints["qwen2-vl"]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:
@@ -235,7 +235,7 @@ def arrays_of(num_seqs: int) -> StepArrays:
 
 
 def test_padding_is_of_no_sequence() -> None:
-    """What a larger batch left behind is overwritten: it would write into blocks that are somebody else's by now."""
+    """What a larger batch left behind is overwritten: it would write into blocks that now belong to other sequences."""
     inputs = StaticInputs(4, 3, 3, CPU)
     inputs.fill(arrays_of(4), 4)
     inputs.fill(arrays_of(2), 4)
@@ -283,7 +283,7 @@ def test_a_recorded_step_may_not_wait_for_the_device(read: Callable[[Tensor], Te
 def test_a_model_that_waits_for_the_device_decodes_without_graphs(
     tiny_llava: Path, captured: Callable[..., LLM], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An activation that looks at its input; the log says why."""
+    """An activation that reads values of its input on the host; the log says why."""
     plain = SiLUActivation.forward
     monkeypatch.setattr(SiLUActivation, "forward", lambda self, x: plain(self, x) if x.isfinite().all() else x)
     llm = captured(tiny_llava, 1)

@@ -1,4 +1,4 @@
-"""Encoders run as captured graphs give the rows they give one by one; those that cannot be captured are left."""
+"""Captured encoders return the same embeddings as uncaptured ones; encoders that cannot be captured run as before."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_items_of_another_shape_or_type_run_as_before() -> None:
 
 
 def test_tensors_of_several_lengths_run_as_before() -> None:
-    """An image with two rows of something beside one of the others is not cut to the captured shape."""
+    """An item whose tensors have other lengths than the captured ones runs without a graph."""
     graphs = EncoderGraphs(lambda modality, items: items["pixels"] + items["sizes"].sum(), ReplayedGraph)
     graphs.capture("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)})
     assert graphs.run("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)}) is not None

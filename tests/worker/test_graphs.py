@@ -1,4 +1,4 @@
-"""What is captured as a CUDA graph, and what is not: on a CUDA of our own, which only notes what it is asked."""
+"""Which steps are captured as CUDA graphs: on a fake CUDA that notes how it is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corellm.worker.graphs import CudaGraph, NotCapturable
 
 
 class Cuda:
-    """What was asked of it, and whether a capture fails."""
+    """The calls so far, and whether a capture fails."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

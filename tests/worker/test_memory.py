@@ -1,4 +1,4 @@
-"""A GPU's memory is divided as it was measured, and running out of it is told with what to lower."""
+"""A GPU's memory is divided as measured; out-of-memory errors say what to lower."""
 
 from __future__ import annotations
 
