@@ -1,7 +1,7 @@
 """Writes item embeddings over the text embeddings of their tokens.
 
 Each item embedding is read and written once: `2 * width` elements, no FLOPs, bound by memory; for tokens
-without one a program ends at once. torch's masked write first makes a list of the mask's places and waits for its length.
+without one a program ends at once. torch's masked write first lists the mask's places and waits for their number.
 """
 
 from __future__ import annotations

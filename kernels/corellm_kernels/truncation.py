@@ -67,7 +67,7 @@ def settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS
 
 @triton.jit
 def _shared(flag):
-    """The flag, by a way on which the assembler sees that all threads have the same.
+    """Return the flag, computed so that the assembler sees that all threads have the same.
 
     Shuffles after a branch are otherwise prepared for threads that went elsewhere, which takes 175 registers for 48.
     """
@@ -76,7 +76,7 @@ def _shared(flag):
 
 @triton.jit
 def _pivots(low, start, step, high, index):
-    """The first at `low`, the others from `start` on, the last at `high`."""
+    """Return pivots: the first at `low`, the others from `start` on, the last at `high`."""
     return tl.where(index == 0, low, tl.minimum(index * step + start, high))
 
 
@@ -85,7 +85,7 @@ def _bracket(
     counts, masses, row, k, share, vocab, num_splits,
     TALLIES: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a row's bound (of top-k, or without it of top-p) after so many tallies.
+    """Return what is known of a row's bound (of top-k, or without it of top-p) after a number of tallies.
 
     Returns bits `low` and `high`: enough tokens (enough mass) are at or above the first, not at or above the second;
     where the next tally's pivots start, and their step; `low`'s index among the last one's; the mass top-p wants.
