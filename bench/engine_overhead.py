@@ -1,8 +1,8 @@
-"""What deciding costs, and what the host does in a whole step, with a model that costs nothing.
+"""Host time of scheduling and of a whole step, with a model that takes no time.
 
 1,000 requests, 64 running; then 64 running with 100, 1,000 and 10,000 waiting. Microseconds of `schedule` and `update`
 per step, and the ratio to the shortest queue: it must not grow with the queue. Then decode steps of the whole engine,
-inputs, sampling, text and outputs included, on recorded steps whose logits are there already: what a GPU's step must
+inputs, sampling, text and outputs included, on captured steps whose logits exist already: what a GPU's step must
 outlast for the GPU never to wait.
 """
 
@@ -52,12 +52,12 @@ def add(scheduler: Scheduler, count: int, tokens: int, seed: int) -> None:
 
 
 def free_model(batch: ScheduledBatch) -> StepResult:
-    """A token for whoever gets one."""
+    """Return a token for every chunk that samples."""
     return StepResult(sampled={chunk.request_id: 7 for chunk in batch.chunks if chunk.samples})
 
 
 def run(scheduler: Scheduler, steps: int | None) -> list[float]:
-    """Microseconds of deciding in each step, until all is done or for so many steps."""
+    """Microseconds of scheduling in each step, until all requests finish or for `steps` steps."""
     spent: list[float] = []
     while scheduler.has_unfinished_requests() and (steps is None or len(spent) < steps):
         start = time.perf_counter()
@@ -71,25 +71,25 @@ def run(scheduler: Scheduler, steps: int | None) -> list[float]:
 
 
 class FreeGraphs:
-    """Recorded steps that do nothing but take their inputs; as `DecodeGraphs`."""
+    """Captured steps that only copy their inputs; stands in for `DecodeGraphs`."""
 
     def __init__(self, num_seqs: int, vocab_size: int) -> None:
         self._inputs = StaticInputs(num_seqs, BLOCK, 1, torch.device("cpu"))
         self._logits = torch.randn(num_seqs, vocab_size)
 
     def fits(self, arrays: StepArrays) -> bool:
-        """Single tokens do."""
+        """Whether all tokens are single ones."""
         return len(arrays.seq_lens) == len(arrays.token_ids)
 
     def run(self, arrays: StepArrays, token_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of before."""
+        """Return the same logits each time."""
         num_seqs = len(arrays.seq_lens)
         self._inputs.fill(arrays, num_seqs, token_ids)
         return self._logits[:num_seqs]
 
 
 def host_step(num_seqs: int, *, stream: bool) -> float:
-    """Milliseconds of a decode step of so many sequences."""
+    """Milliseconds of a decode step of `num_seqs` sequences."""
     engine = LLMEngine.from_kwargs(model="demo", max_num_seqs=num_seqs, num_kv_blocks=20 * num_seqs, max_model_len=256)
     engine.runner._graphs = FreeGraphs(num_seqs, engine.runner._vocab_size)
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)

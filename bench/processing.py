@@ -1,12 +1,12 @@
-"""From prompt and medium to tensors and tokens: our front end against the Hugging Face processor called bare.
+"""From prompt and item to tensors and tokens: our front end against the Hugging Face processor alone.
 
 Both get the same text and the same items, one item to a prompt. "file": as people and servers have them, photographs of
-640 x 480 pixels as JPEG, sounds of ten seconds as FLAC, in bytes; before the bare processor Pillow or soundfile decodes
+640 x 480 pixels as JPEG, audio of ten seconds as FLAC, in bytes; before the bare processor Pillow or soundfile decodes
 them. "memory": decoded already, `PIL.Image` and samples at 16 kHz. Processors have the sizes of the published
-checkpoints; models are tiny and are not run. "new": the item has not been seen. "cached": it has, a moment ago, and is
-known again by its bytes or pixels.
+checkpoints; models are tiny and are not run. "new": the item is not in the cache. "cached": it is, and is
+found by the hash of its bytes or pixels.
 
-With two threads two callers ask at a time, each for a prompt of its own; torch itself is held to one thread. Ours and
+With two threads two callers run at a time, each with its own prompt; torch itself is held to one thread. Ours and
 bare calls take turns, and a ratio is the median of those of single turns: other work of the machine slows both.
 """
 
@@ -52,10 +52,10 @@ def auto_processor(path: Path, model: LoadedModel) -> Call:
     return lambda text, image: processor(text=text, images=[image], return_tensors="pt")
 
 
-def sound_processor(path: Path, model: LoadedModel) -> Call:
-    """`AutoProcessor`, for sounds."""
+def audio_processor(path: Path, model: LoadedModel) -> Call:
+    """`AutoProcessor`, for audio."""
     processor = transformers.AutoProcessor.from_pretrained(path)
-    return lambda text, sound: processor(text=text, audio=[sound], sampling_rate=RATE, return_tensors="pt")
+    return lambda text, audio: processor(text=text, audio=[audio], sampling_rate=RATE, return_tensors="pt")
 
 
 def image_processor(path: Path, model: LoadedModel) -> Call:
@@ -128,7 +128,7 @@ FAMILIES = {
         "corellm_qwen_audio.tiny",
         "<|audio_bos|><|AUDIO|><|audio_eos|>What is this?",
         {"processor_config.json": {"feature_extractor": {"feature_size": 128}}},
-        sound_processor,
+        audio_processor,
         modality="audio",
     ),
 }
@@ -141,7 +141,7 @@ def photographs(count: int) -> list[Image.Image]:
     return [sources[i % len(sources)].resize((640, 480), box=box) for i, box in enumerate(boxes)]
 
 
-def sounds(count: int) -> list[np.ndarray[Any, Any]]:
+def recordings(count: int) -> list[np.ndarray[Any, Any]]:
     """Ten seconds of a tone in noise, no two the same."""
     seconds = np.arange(10 * RATE) / RATE
     noise = np.random.default_rng(0).normal(0, 0.05, (count, len(seconds)))
@@ -150,7 +150,7 @@ def sounds(count: int) -> list[np.ndarray[Any, Any]]:
 
 
 def as_file(item: Any) -> bytes:
-    """An item as people have it."""
+    """Return an item as a file's bytes."""
     file = io.BytesIO()
     if isinstance(item, Image.Image):
         item.save(file, "JPEG", quality=90)
@@ -186,7 +186,7 @@ def open_family(family: Family, path: Path) -> LoadedModel:
 
 
 def seconds_per_item(call: Call, prompt: str, items: Sequence[Any], callers: ThreadPoolExecutor, threads: int) -> float:
-    """How long the callers take, one after another's item; what they make is kept until all are done, as a batch is."""
+    """Seconds per item over all callers; results are kept until all are done, as in a batch."""
 
     def work(share: Sequence[Any]) -> list[Any]:
         return [call(prompt, item) for item in share]
@@ -237,7 +237,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    media = {"image": photographs(args.items), "audio": sounds(args.items)}
+    media = {"image": photographs(args.items), "audio": recordings(args.items)}
     print(__doc__.partition("\n\n")[2])
     print(f"items per second, median of {args.turns} turns of {args.items}; torch.set_num_threads(1)\n")
     print(f"{'family':18}{'given as':9}{'threads':>8}{'bare':>9}{'new':>9}{'':8}{'cached':>9}")

@@ -1,4 +1,4 @@
-"""How long starting takes, as whole processes: importing, listing plugins, answering once. Medians of several runs."""
+"""Start times of whole processes: importing, listing plugins, running one request. Medians of several runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-PICTURE = Path(__file__).resolve().parents[1] / "demo" / "images" / "29.png"
+IMAGE = Path(__file__).resolve().parents[1] / "demo" / "images" / "29.png"
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
@@ -19,7 +19,7 @@ COMMANDS = {
         "-c",
         "import torch; from transformers import AutoProcessor, LlavaForConditionalGeneration",
     ],
-    "corellm run demo PICTURE QUESTION": ["-m", "corellm", "run", "demo", str(PICTURE), "What number is this?"],
+    "corellm run demo IMAGE QUESTION": ["-m", "corellm", "run", "demo", str(IMAGE), "What number is this?"],
 }
 
 

@@ -1,6 +1,6 @@
 """The whole engine against transformers' `generate`, same model, same requests, same process: ratios, not seconds.
 
-A LLaVA of random weights; half of the requests have an image. transformers answers them one at a time, and, text-only
+A LLaVA of random weights; half of the requests have an image. transformers runs them one at a time, and, text-only
 requests, in one left-padded batch.
 """
 
@@ -77,7 +77,7 @@ def main() -> None:
     """Print a table for each dtype."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=32, help="requests, half of them with an image (default 32)")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens per answer (default 32)")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens per output (default 32)")
     parser.add_argument("--hidden", type=int, default=512, help="width of the text model (default 512)")
     parser.add_argument("--layers", type=int, default=8, help="layers of the text model (default 8)")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Engine configuration: one frozen dataclass per room, every field glossed, validated once, never changed after start.
+"""Engine configuration: frozen dataclasses whose fields are documented, validated once and never changed.
 
 `EngineConfig.from_kwargs` turns the flat keyword arguments of `LLM(...)` and of the command line into these.
 """
@@ -22,27 +22,27 @@ DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS = ("auto", "none")
 DUMMY_OPTIONS = {"image": ("width", "height"), "video": ("num_frames", "width", "height"), "audio": ("length",)}
-"""What `limit_mm_per_prompt` may bound beside the number of items."""
+"""Sizes that `limit_mm_per_prompt` may limit, besides the number of items."""
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 MEDIA_FORMATS = (
     "jpeg", "png", "gif", "webp", "bmp", "tiff",
     "mp4", "mkv", "avi", "mpegts",
     "wav", "flac", "ogg", "mp3", "aac",
 )  # fmt: skip
-"""Files that are read: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
+"""Readable file formats: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
 
 KWARGS_GROUPS: Mapping[str, str] = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 """`{modality: the key of mm_processor_kwargs that holds arguments for it alone}`, named as transformers has them."""
 
 
 def kwargs_for(modality: str, mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The processor arguments for items of one modality: those for all, and those of its own group."""
+    """Return the processor arguments for one modality: those for all and its own."""
     shared = {name: value for name, value in mm_processor_kwargs.items() if name not in KWARGS_GROUPS.values()}
     return shared | dict(mm_processor_kwargs.get(KWARGS_GROUPS.get(modality, ""), {}))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What to say after an unknown name: the nearest known one, or all of them."""
+    """Return a hint for an unknown name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
 
@@ -94,17 +94,17 @@ class ModelConfig:
     device: str = "auto"
     """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None
-    """Longest sequence, prompt and output together; None for what the model was trained for."""
+    """Longest sequence, prompt and output together; None for the length the model was trained for."""
     trust_remote_code: bool = False
     """Run Python code from the checkpoint (configuration, tokenizer, processor). Off: such checkpoints are refused."""
     attention_backend: str | None = None
     """Name of an attention backend; None for the best one on this machine."""
     fuse_layers: bool = True
-    """On GPUs, replace layers of the model by faster ones that were seen to compute the same."""
+    """On GPUs, replace layers of the model by faster ones that were checked to compute the same."""
     enforce_eager: bool = False
-    """On GPUs, run every step anew instead of recording decode steps as CUDA graphs: slower, quicker to start."""
+    """On GPUs, capture no CUDA graphs of decode steps: slower decoding, quicker start."""
     seed: int | None = 0
-    """Seed of requests that bring none; None for another one at every start."""
+    """Seed of requests without their own; None for another one at every start."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -142,11 +142,11 @@ class CacheConfig:
     """Bytes for KV blocks; None for what `gpu_memory_utilization` leaves, on the CPU for a share of what is free on the
     machine and within its container's limit."""
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that may be taken: by others before, then by weights, the busiest step and KV blocks.
+    """Share of a GPU's memory to use, including what other processes use: for weights, the largest step and KV blocks.
     CUDA graphs need some of the rest."""
     kv_cache_dtype: str = "auto"
     """Type of keys and values in the cache: `auto` for the model's; int8 or fp8 take half the memory of half precision,
-    with a factor for every token and head. GPUs only."""
+    with a factor for every token and head; GPUs only."""
     num_kv_blocks: int | None = None
     """Number of KV blocks; overrides `kv_cache_memory`."""
     swap_space: float = 4.0
@@ -175,21 +175,21 @@ class SchedulerConfig:
     """What runs together in a step."""
 
     max_num_seqs: int | None = None
-    """Most sequences running at once; None for 256 on a GPU and 64 on a CPU."""
+    """Most running sequences; None for 256 on a GPU and 64 on a CPU."""
     max_num_batched_tokens: int | None = None
     """Token budget of a step; None for 8192 on a GPU and 2048 on a CPU (without chunked prefill at least
     `max_model_len`)."""
     enable_chunked_prefill: bool = True
-    """Split long prompts over steps, decodes first; without it, whole prompts first as long as some wait."""
+    """Split long prompts over steps, decodes first; without it, waiting prompts run first, each in one step."""
     scheduler_delay_factor: float = 0.0
-    """Without chunked prefill: wait this many times the last prompt step's duration, to let more share a step."""
+    """Without chunked prefill: wait this many durations of the last prompt step, so that more prompts share a step."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """First come first served, or by `priority` (lower first)."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
-    """What happens to a preempted sequence's KV: dropped and computed again, or moved to host memory."""
+    """Whether a preempted sequence's KV is dropped and computed again, or swapped to host memory."""
     encoder_cache_size: int | None = None
-    """Embeddings (rows) of encoder output kept and computed per step; None for the step's token budget, and never
-    less than the largest item."""
+    """Embeddings of encoder outputs that are kept, and computed per step; None for the step's token budget; never less
+    than the largest item."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:
@@ -206,34 +206,34 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiModalConfig:
-    """Items: how many, how they are processed, how much of that is remembered."""
+    """Items: how many, how they are processed, and how much of that is cached."""
 
     limit_mm_per_prompt: Mapping[str, int | Mapping[str, int]] = field(default_factory=dict)
     """`{modality: most items per prompt}`; a modality not named has the model's own limit. Or, to plan memory for
     smaller items than the largest possible, `{"image": {"count": 2, "width": 512, "height": 512}}`, of a video also
     `num_frames`, of audio `length` in samples; larger ones are served where they fit."""
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments for the model's processor, for every request; a request's own are laid over them one by one. Under
-    `images_kwargs`, `videos_kwargs` and `audio_kwargs` are those for one modality."""
+    """Arguments for the model's processor, for every request; a request's own override them one by one. The keys
+    `images_kwargs`, `videos_kwargs` and `audio_kwargs` hold those for one modality."""
     mm_processor_cache_gb: float = 1.0
     """GiB of processed items kept by content hash; 0 for none."""
     max_image_pixels: int = 89_478_485
-    """Images that announce more pixels are refused before they are decoded."""
+    """Images whose headers declare more pixels are refused before they are decoded."""
     max_video_pixels: int = 33_177_600
     """Videos whose frames have more pixels each are refused before they are decoded (the default is 8K)."""
     max_video_frames: int = 768
-    """Frames of one video that a processor may read at once; of longer ones it takes a sample."""
+    """Most frames of one video that a processor gets; longer videos are sampled."""
     max_video_decoded_pixels: int = 1 << 36
-    """Pixels decoded in one reading of a video, also of frames that only lead to those wanted. The default lets 10
-    minutes of 1080p at 30 frames per second through; of a GIF, a 128th counts, as its pixels take so much longer."""
+    """Most pixels decoded from one video, counting frames that are decoded only to reach others. The default allows 10
+    minutes of 1080p at 30 frames per second; GIFs get a 128th of it, because their pixels take longer."""
     max_video_bytes: int = 1 << 29
     """Bytes of one video held in memory: of its file, or of its frames where all are needed at once."""
     max_audio_seconds: float = 600.0
-    """Longer sounds are refused while they are decoded. Ten minutes take 38 MB at 16 kHz, and a second or two to read;
-    a model may hear less of them."""
+    """Longer audio is refused while it is decoded. Ten minutes take 38 MB at 16 kHz, and a second or two to decode; a
+    model may use less of it."""
     media_formats: Collection[str] = MEDIA_FORMATS
-    """Files that are let in, known by their first bytes; by default all that can be read. Arrays and open images always
-    are."""
+    """File formats that are accepted, known by their first bytes; by default all. Arrays and opened images
+    always are."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.limit_mm_per_prompt, Mapping):
@@ -268,14 +268,14 @@ class MultiModalConfig:
 
     @property
     def item_limits(self) -> dict[str, int]:
-        """`{modality: most items per prompt}`, of those with a limit."""
+        """Return `{modality: most items per prompt}` for modalities with a limit."""
         given = self.limit_mm_per_prompt.items()
         counts = ((modality, limit.get("count") if isinstance(limit, Mapping) else limit) for modality, limit in given)
         return {modality: count for modality, count in counts if count is not None}
 
     @property
     def dummy_options(self) -> dict[str, dict[str, int]]:
-        """`{modality: {"width": ..., ...}}`: the sizes for which memory is planned, where the operator bounds them."""
+        """Return `{modality: {"width": ..., ...}}`: the operator's limits on the sizes for which memory is planned."""
         return {
             modality: {option: value for option, value in limit.items() if option != "count"}
             for modality, limit in self.limit_mm_per_prompt.items()
@@ -294,10 +294,10 @@ class EngineConfig:
 
     @classmethod
     def from_kwargs(cls, *, model: Any = None, **kwargs: Any) -> EngineConfig:
-        """Build a configuration from flat keyword arguments, each known to exactly one room.
+        """Return a configuration from flat keyword arguments.
 
-        Where a field does not take None, None stands for its default. Arguments of other engines that ask for nothing
-        are passed over (`engine`).
+        None stands for the default of fields that do not take None. Arguments of other engines are ignored if their
+        value asks for nothing (`corellm.absent.engine`).
 
         Raises:
             ConfigError: an unknown argument (with the nearest known one), or a value out of range.

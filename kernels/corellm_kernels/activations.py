@@ -87,19 +87,19 @@ def gelu(x: Tensor, approximate: Approximation = "none") -> Tensor:
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
-    """As `silu_and_mul`."""
+    """Do what `silu_and_mul` does, in plain torch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def gelu_and_mul_reference(gate_up: Tensor, approximate: Approximation = "none") -> Tensor:
-    """As `gelu_and_mul`."""
+    """Do what `gelu_and_mul` does, in plain torch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate, approximate=approximate) * up
 
 
 def gelu_reference(x: Tensor, approximate: Approximation = "none") -> Tensor:
-    """As `gelu`."""
+    """Do what `gelu` does, in plain torch."""
     return functional.gelu(x, approximate=approximate)
 
 

@@ -1,6 +1,6 @@
 """The attention backend that runs on these kernels: single-token decodes by one, chunks of prompts by another.
 
-The one file here that knows corellm's attention. Triton is imported when a backend is made, not to ask whether it can.
+Imports Triton only when a backend is made, not to check whether one can run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TritonAttention(AttentionBackend):
 
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        """NVIDIA GPUs of compute capability 8.0 and up, in float16, bfloat16 or float32."""
+        """Return why not; None for NVIDIA GPUs since compute capability 8.0 in float16, bfloat16 or float32."""
         if device.type != "cuda":
             return f"runs on NVIDIA GPUs, not on {device}"
         capability = torch.cuda.get_device_capability(device)
@@ -48,7 +48,7 @@ class TritonAttention(AttentionBackend):
 
     @classmethod
     def quantized_dtypes(cls, device: torch.device) -> tuple[torch.dtype, ...]:
-        """int8, and 8-bit floats since compute capability 8.9."""
+        """Return int8, and 8-bit floats since compute capability 8.9."""
         has_floats = torch.cuda.get_device_capability(device) >= (8, 9)
         return (torch.int8, torch.float8_e4m3fn) if has_floats else (torch.int8,)
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 @triton.jit
 def largest_of(x):
-    """The largest magnitude of each head of `[heads, columns]`."""
+    """Return the largest magnitude of each head of `[heads, columns]`."""
     return tl.max(tl.abs(x), axis=1)
 
 
 @triton.jit
 def scale_of(largest, cache):
-    """By what a head with that largest magnitude is divided before it is written."""
+    """Return the scale by which a head with this largest magnitude is divided."""
     limit = 127.0 if cache.dtype.element_ty == tl.int8 else 448.0
     scale = tl.div_rn(largest, tl.full(largest.shape, limit, tl.float32))
     return tl.where(scale > 0.0, scale, 1.0)
@@ -30,7 +30,7 @@ def scale_of(largest, cache):
 
 @triton.jit
 def _e4m3(x):
-    """Bits of the nearest float8 e4m3, ties to even, at most 448."""
+    """Return the bits of the nearest float8 e4m3, ties to even, at most 448."""
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True)
     # 20 of 23 bits of the mantissa go; the bias of the exponent goes from 127 to 7
@@ -57,12 +57,12 @@ def store(place, x, scale, inside):
 
 
 def as_stored(cache: Tensor) -> Tensor:
-    """Float8 as the bytes that `store` makes."""
+    """Return float8 as the bytes that `store` writes."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 def store_reference(x: Tensor, cache: Tensor, scales: Tensor | None, place: tuple[Tensor, Tensor]) -> None:
-    """Write `x`, `[n, heads, size]`, to `n` blocks and offsets of a cache, and what it was divided by to `scales`."""
+    """Write `x`, `[n, heads, size]`, to `n` blocks and offsets of a cache, and its scales to `scales`."""
     if scales is None:
         cache[place] = x.to(cache.dtype)
         return

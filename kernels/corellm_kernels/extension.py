@@ -1,4 +1,4 @@
-"""The door through which the kernels come into the engine. Imports neither torch nor Triton."""
+"""The extension that registers the kernels with the engine. Torch and Triton are imported by its hooks only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """An extension of corellm; others' offers go before its own."""
+    """An extension of corellm; other extensions take precedence."""
 
     @hookimpl
     def register_attention_backends(self) -> dict[str, str]:
-        """Paged attention in Triton."""
+        """Return paged attention in Triton."""
         return {"triton": "corellm_kernels.backend:TritonAttention"}
 
     @hookimpl(trylast=True)
     def register_sampling(self, device: torch.device) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
-        """Without sorting the vocabulary, where Triton's attention runs."""
+        """Return sampling that does not sort the vocabulary; None where Triton's attention does not run."""
         if not _run_on(device):
             return None
         from corellm_kernels.sampling import sample
@@ -31,7 +31,7 @@ class Kernels:
 
     @hookimpl(trylast=True)
     def register_merging(self, device: torch.device) -> Callable[..., None] | None:
-        """In one launch, where Triton's attention runs."""
+        """Return merging in one launch; None where Triton's attention does not run."""
         if not _run_on(device):
             return None
         from corellm_kernels.merging import merge_rows
@@ -40,7 +40,7 @@ class Kernels:
 
     @hookimpl(trylast=True)
     def fuse_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
-        """Norms, feed-forward networks, attention and residuals in fewer kernels, where Triton's attention runs."""
+        """Replace norms, MLPs, attention and residuals by fewer kernels; None where Triton's attention does not run."""
         from corellm_kernels.backend import TritonAttention
 
         if TritonAttention.unsupported(device, dtype) is not None:

@@ -1,7 +1,7 @@
-"""Attention layers of decoders with one projection for queries, keys and values, and rotation left to the backend.
+"""Attention layers of decoders with one projection for queries, keys and values; the backend rotates.
 
-Knows the children's names that transformers' decoders share. What a layer makes of its projections is not read from
-its attributes but watched: it is run beside its replacement, on a step that notes what it is asked to attend.
+Knows the children's names that transformers' decoders share. How a layer uses its projections is not read from its
+attributes: layer and replacement run on a step that records their calls of attention.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 _NUM_TOKENS = 3
 
 _Seen: TypeAlias = tuple[list[tuple[Any, ...]], Any]
-"""What a step was asked, call by call, and what the layer gave."""
+"""The recorded calls of attention, and the layer's output."""
 
 
 @dataclass(frozen=True)
 class _Turning:
-    """A step that is given a layer's rotary positions, too."""
+    """Passes a layer's rotary positions on to a step."""
 
     step: PagedStep
     rotary: Rotary
@@ -57,18 +57,18 @@ class FusedAttention(nn.Module):
     k_norm: FusedRMSNorm
     o_proj: nn.Linear
     norms_heads: bool
-    """Whether there are the two norms."""
+    """Whether queries and keys are normed."""
     heads: list[tuple[int, int]]
-    """Heads and their size, of queries, keys and values."""
+    """`(number, size)` of the heads of queries, keys and values."""
     widths: list[int]
     """Channels of the projection for each of them."""
     scale: float
     window: int | None
     positional: tuple[str, ...]
-    """Names of the arguments behind the first, in the original's order."""
+    """Names of the original's arguments after the first."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        """`[1, num_tokens, width]` and the original's arguments; gives the same shape, and no weights."""
+        """Return attention of `[1, num_tokens, width]`, and no weights; takes the original's arguments."""
         kwargs.update(zip(self.positional, args, strict=False))
         cos, sin = kwargs.pop("position_embeddings")
         step: PagedStep | None = kwargs.pop("paged", None)
@@ -88,7 +88,7 @@ class FusedAttention(nn.Module):
 
 @dataclass(frozen=True)
 class _WatchedStep:
-    """Notes what a layer attends to, and gives every token its own value: softmax would magnify mere rounding."""
+    """Records calls of attention and returns each token's own value: softmax would magnify rounding errors."""
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -111,12 +111,12 @@ class _WatchedStep:
 
 
 def is_paged(module: Any) -> bool:
-    """Whether a module is attention of a decoder that runs on the paged cache."""
+    """Whether a module is the attention of a decoder on the paged cache."""
     return getattr(getattr(module, "config", None), "_attn_implementation", None) == ATTENTION_NAME
 
 
 def fused_attention(module: nn.Module) -> nn.Module | None:
-    """The same layer; None if it is none of these, or does more."""
+    """Return the fused layer; None if the module is another kind of layer, or does more."""
     children = dict(module.named_children())
     projections, output = linears(module, _PROJECTIONS), linears(module, ("o_proj",))
     if not is_paged(module) or not projections or not output or has_tensors(module):
@@ -129,7 +129,7 @@ def fused_attention(module: nn.Module) -> nn.Module | None:
 
     watched = partial(_watched, like=like, width=projections[0].in_features)
     size = getattr(module, "head_dim", 0)
-    # layers that go by the shape of the angles may turn a part of each head, or take angles of several positions
+    # depending on the angles' shape, layers may rotate a part of each head or take several positions
     shapes = [(1, _NUM_TOKENS, size), (1, _NUM_TOKENS, size // 2), (3, 1, _NUM_TOKENS, size)]
     seen = {shape: theirs for shape in shapes if (theirs := watched(module, angles=shape)) is not None}
     made = _made_after(module, projections, seen[shapes[0]]) if shapes[0] in seen else None
@@ -139,7 +139,7 @@ def fused_attention(module: nn.Module) -> nn.Module | None:
 
 
 def _made_after(module: nn.Module, projections: list[nn.Linear], seen: _Seen) -> FusedAttention | None:
-    """A layer that attends as was seen; None if what it attended to is not what its projections gave."""
+    """Build the fused layer from the recorded call; None if it did not attend to the projections' outputs."""
     ((_, scale, window, *attended), *others), _ = seen
     widths, whole = [layer.out_features for layer in projections], joined(projections)
     if others or whole is None or widths != [x.shape[1:].numel() for x in attended]:
@@ -154,9 +154,9 @@ def _made_after(module: nn.Module, projections: list[nn.Linear], seen: _Seen) ->
 
 
 def _watched(layer: nn.Module, *, like: Tensor, width: int, angles: tuple[int, ...]) -> _Seen | None:
-    """What a layer asks a step to attend, and what it gives, of random tokens and angles; None if it cannot run so.
+    """Return a layer's calls of attention and its output for random tokens and angles; None if it cannot run so.
 
-    The angles belong to no rotation, and the positions are far apart: layers that use them otherwise show it.
+    The angles are no real rotation and the positions are far apart, so that other uses of them change the output.
     """
     step = _WatchedStep()
     given = outcome(

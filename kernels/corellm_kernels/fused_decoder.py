@@ -1,6 +1,6 @@
-"""Decoder layers that add a residual in the kernel of the norm behind it, or in the product before it.
+"""Decoder layers that add a residual in the kernel of the next norm, or in the matrix product before it.
 
-Knows the form that most decoders share: norm, attention, sum, norm, feed-forward network, sum.
+Knows the structure that most decoders share: norm, attention, sum, norm, MLP, sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from corellm_kernels.layer_swap import agree, copied, draw, outcome, swapped_for
 
 
 class FusedDecoderLayer(nn.Module):
-    """Two sums and a norm in fewer kernels."""
+    """A decoder layer with two sums and a norm in fewer kernels."""
 
     input_layernorm: nn.Module
     self_attn: nn.Module
@@ -26,10 +26,10 @@ class FusedDecoderLayer(nn.Module):
     gives_tuple: bool
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """`[1, num_tokens, width]` and what the attention takes, by name; else the original does it."""
+        """Return the layer's output for `[1, num_tokens, width]`; with positional arguments the original runs."""
         if args:
             return super().forward(hidden_states, *args, **kwargs)
-        # the layer's input is the caller's, the attention's output nobody's: sums go there
+        # sums are written to the attention's output, which nothing else uses; the layer's input is the caller's
         total, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         inner = self.post_attention_layernorm.of_sum(hidden_states, total)
         total = self.mlp.add_to(total, inner) if isinstance(self.mlp, FusedGatedMLP) else total + self.mlp(inner)
@@ -37,7 +37,7 @@ class FusedDecoderLayer(nn.Module):
 
 
 class _Child(nn.Module):
-    """Stands in for attention or network: notes what it is given, and gives numbers of ordinary size."""
+    """Stands in for attention or MLP: records its input and returns given numbers."""
 
     def __init__(self, gives: Tensor, *, with_weights: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Child(nn.Module):
         self._gives, self._with_weights = gives, with_weights
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
-        """The same each time."""
+        """Return the given numbers."""
         self.given.append((hidden_states.clone(), kwargs))
         output = self._gives.clone()
         return (output, None) if self._with_weights else output
@@ -55,13 +55,13 @@ class _Child(nn.Module):
 class _Trial:
     output: Any
     inputs: list[Tensor]
-    """Of attention and network, one after another."""
+    """Inputs of attention and MLP."""
     arguments: dict[str, Any]
-    """What the attention got besides."""
+    """The attention's other arguments."""
 
 
 def fused_decoder_layer(module: nn.Module) -> nn.Module | None:
-    """The same layer; None if it is none of these."""
+    """Return the fused layer; None if the module is another kind of layer."""
     names = ("input_layernorm", "post_attention_layernorm", "self_attn", "mlp")
     before, between, attention, mlp = (getattr(module, name, None) for name in names)
     if not isinstance(before, FusedNorm) or not isinstance(between, FusedNorm) or isinstance(module, FusedDecoderLayer):
@@ -88,7 +88,7 @@ def fused_decoder_layer(module: nn.Module) -> nn.Module | None:
 
 
 def _tried(layer: nn.Module, like: Tensor, arguments: dict[str, Any]) -> _Trial:
-    """What a layer does between children whose outputs are as large as its input: none drowns another."""
+    """Run a layer with children whose outputs are as large as its input, so that each affects the sum."""
     x, attended, inner = (draw(like, 1, 3, len(like), seed=seed) for seed in range(3))
     trial = copied(layer, type(layer))
     trial.self_attn, trial.mlp = _Child(attended, with_weights=True).eval(), _Child(inner, with_weights=False).eval()

@@ -1,6 +1,6 @@
-"""Gated feed-forward networks with one projection instead of two, and one kernel between it and the last.
+"""Gated MLPs with one projection for gate and up, and one kernel between it and the last projection.
 
-Knows the children's names that transformers' decoders share; what stands between them is tried out.
+Knows the children's names that transformers' decoders share; the activation is found by running it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class FusedGatedMLP(nn.Module):
     product: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., width]`."""
+        """Return the MLP's output for `[..., width]`."""
         inner: Tensor = self.down_proj(self.product(self.gate_up_proj(x)))
         return inner
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Add `forward(x)` to `residual`, which must be contiguous, in place: the last product starts from there."""
+        """Add `forward(x)` to `residual`, which must be contiguous, in place, as part of the last product."""
         if self.down_proj.bias is not None:
             return residual.add_(self(x))
         inner = self.product(self.gate_up_proj(x))
@@ -48,7 +48,7 @@ class FusedGatedMLP(nn.Module):
 
 
 def fused_mlp(module: nn.Module) -> nn.Module | None:
-    """The same network; None if it is none of these."""
+    """Return the fused MLP; None if the module is another kind of layer."""
     if {name for name, _ in module.named_children()} - {"gate_proj", "up_proj", "down_proj", "act_fn"}:
         return None
     halves, down = linears(module, ("gate_proj", "up_proj")), linears(module, ("down_proj",))
@@ -69,7 +69,7 @@ def fused_mlp(module: nn.Module) -> nn.Module | None:
 
 
 def _product(function: Any, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """The kernel for a function of the gate, told by its values."""
+    """Return the kernel for an activation, recognized by its values."""
     points = torch.linspace(-6, 6, 64, device=like.device)[None]
     given = outcome(lambda: function(points))
     return next((kernel for known, kernel in _PRODUCTS if agree(given, known(points))), None)

@@ -1,4 +1,4 @@
-"""Norms that run as one kernel, and that add what came before them on the way.
+"""Norms that run as one kernel and can add the residual in it.
 
 Knows RMSNorm in the form that transformers' decoders have, and torch's LayerNorm.
 """
@@ -23,11 +23,11 @@ class FusedNorm(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., width]`, normalized."""
+        """Return `[..., width]`, normalized."""
 
     @abstractmethod
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The norm of `residual + x`, which `residual` holds afterwards; it must be contiguous."""
+        """Return the norm of `residual + x`; the sum is written to `residual`, which must be contiguous."""
 
 
 class FusedRMSNorm(FusedNorm):
@@ -57,7 +57,7 @@ class FusedLayerNorm(FusedNorm):
 
 
 def fused_norm(module: nn.Module) -> nn.Module | None:
-    """The same norm in one kernel; None if it is none, or not quite one."""
+    """Return the norm in one kernel; None if the module computes something else."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if isinstance(module, FusedNorm) or not isinstance(eps, float) or not isinstance(weight, Tensor):
         return None
@@ -68,7 +68,7 @@ def fused_norm(module: nn.Module) -> nn.Module | None:
         return None
     made = swapped_for(module, FusedLayerNorm if type(module) is nn.LayerNorm else FusedRMSNorm)
     made.norm_eps = eps
-    # a row of ordinary size, a large one, and one so small that it shows what becomes of eps
+    # an ordinary row, a large one, and one so small that eps matters
     x = draw(weight, 1, 3, len(weight)) * torch.tensor([[1.0], [64.0], [eps**0.5]]).to(weight)
     theirs = outcome(lambda: module(x))
     return made if theirs is not None and agree(outcome(lambda: made(x)), theirs) else None

@@ -1,8 +1,8 @@
-"""Puts faster layers in the place of a loaded model's own, where they compute the same.
+"""Replaces layers of a loaded model by faster ones that compute the same.
 
-Knows no model family: layers are found by their children and attributes, and each is run beside its replacement on
-random numbers. Where the two differ, or the layer fails, is hooked into, trained, quantized or shares its weights, it
-stays. Of a decoder's layer remain: norm, projection, (norms of heads,) rotation and cache, attention, projection, sum
+Knows no model family: layers are found by their children and attributes, and each runs beside its replacement on random
+numbers. A layer stays if the two differ, if it fails, or if it has hooks, is in training, is quantized or shares its
+weights. A fused decoder layer is: norm, projection, (norms of heads,) rotation and cache, attention, projection, sum
 with norm, projection, activation, projection with sum.
 """
 
@@ -26,7 +26,7 @@ _KINDS: list[tuple[Callable[[nn.Module], nn.Module | None], str]] = [
     (fused_attention, "one projection for query, key and value, rotated where they are cached"),
     (fused_decoder_layer, "sums in the norm and the projection beside them"),
 ]
-"""What is tried, in this order: later ones build on earlier ones; and what it is called."""
+"""Replacements and their descriptions, in the order in which they are tried: later ones build on earlier ones."""
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def fuse(model: nn.Module) -> list[str]:
         model: on its device, in its type, in `eval` mode, its parameters without gradients.
 
     Returns:
-        What was replaced: `["32 x LlamaAttention: one projection for query, key and value, ..."]`.
+        Descriptions of what was replaced: `["32 x LlamaAttention: one projection for query, key and value, ..."]`.
     """
     shared = shared_parameters(model)
     done: Counter[tuple[str, str]] = Counter()
@@ -50,5 +50,5 @@ def fuse(model: nn.Module) -> list[str]:
             if made is not None:
                 done[type(module).__name__, what] += 1
                 setattr(parent, name, made)
-    torch.cuda.empty_cache()  # what merged weights were made from, as far as nothing else lies beside it
+    torch.cuda.empty_cache()  # the separate weights that were merged
     return [f"{count} x {name}: {what}" for (name, what), count in done.items()]

@@ -85,6 +85,6 @@ def norm_heads(
 def norm_heads_reference(
     query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, query_eps: float, key_eps: float
 ) -> None:
-    """As `norm_heads`."""
+    """Do what `norm_heads` does, in plain torch."""
     query.copy_(rms_norm_reference(query, query_weight, query_eps))
     key.copy_(rms_norm_reference(key, key_weight, key_eps))

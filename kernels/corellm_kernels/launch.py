@@ -1,4 +1,4 @@
-"""What launchers have in common: sizes of blocks, and what the device offers."""
+"""Helpers of kernel launches: block sizes and properties of the device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def next_power_of_2(n: int) -> int:
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; that of an H100 where there is none, so that tests launch what GPUs do."""
+    """Number of multiprocessors of a GPU; without one, an H100's, so that tests launch the same grids."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have; those of an H100 where there is no GPU."""
+    """Bytes of shared memory that a block may use; without a GPU, an H100's."""
     if device.type != "cuda":
         return 227 << 10
     properties = torch.cuda.get_device_properties(device)

@@ -1,7 +1,7 @@
-"""How one layer takes another's place: which may be touched, what is made of it, and whether that computes the same.
+"""Replacing one layer by another: which may be replaced, how it is copied, whether both compute the same.
 
-Knows no kind of layer. A layer in another's place is a copy that shares all parameters, of a class that is the
-original's, too: whoever looks for that class, or for an attribute of the original, finds it.
+Knows no kind of layer. A replacement is a copy that shares all parameters. Its class derives from the original's:
+`isinstance` and the original's attributes work.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Made = TypeVar("Made", bound=nn.Module)
 Result = TypeVar("Result")
 
 TOLERANCES = {torch.float32: 2.0**-16, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}
-"""How long a row's difference may be, relative to the row, by its type.
+"""Largest norm of a row's difference, relative to the norm of the row, by dtype.
 
-Half types: four times the distance of neighbouring numbers, since each of a layer's few roundings to the type, of
-either side, costs at most half of one. Float32 is not rounded on the way: sums in another order and the kernels' own
-exponentials make some tens of its distances, 2**-23, in rows of a hundred to twenty thousand values.
+Half types: four times the distance of neighbouring numbers, since each of a layer's few roundings, on either side,
+costs at most half of one. In float32, sums in another order and the kernels' own exponentials differ by some tens of
+its distances, 2**-23, in rows of a hundred to twenty thousand values.
 """
 
 
 def is_plain(module: nn.Module, shared: frozenset[int]) -> bool:
-    """Whether a module may be taken apart: in inference, nobody hooked in, no parameter among the `shared` ids."""
+    """Whether a module may be replaced: it is in inference mode, without hooks, with no parameter in `shared`."""
     hooked = any(
         part.training or part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
         for part in module.modules()
@@ -38,13 +38,13 @@ def is_plain(module: nn.Module, shared: frozenset[int]) -> bool:
 
 
 def swapped_for(module: nn.Module, kind: type[Made]) -> Made:
-    """A copy of a module, with the same parameters and children, that behaves as a `kind`."""
+    """Return a copy of a module with the same parameters and children, of a class derived from `kind` and its own."""
     made: Made = copied(module, _both(kind, type(module)))
     return made
 
 
 def copied(module: nn.Module, kind: type[Made]) -> Made:
-    """A `kind` with a module's parameters, children and attributes; what is set on one is not set on the other."""
+    """Return a `kind` with a module's parameters, children and attributes; later assignments affect only one."""
     made = kind.__new__(kind)
     state = vars(module).items()
     vars(made).update({name: value.copy() if isinstance(value, dict) else value for name, value in state})
@@ -62,14 +62,14 @@ def has_tensors(module: nn.Module) -> bool:
 
 
 def linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
-    """The children of these names, if they are plain linear layers of a type that the kernels compute in."""
+    """Return the children of these names; None unless all are plain linear layers of a dtype the kernels support."""
     found = [getattr(module, name, None) for name in names]
     plain = [x for x in found if type(x) is nn.Linear and x.weight.dtype in TOLERANCES]
     return plain if len(plain) == len(names) else None
 
 
 def joined(layers: list[nn.Linear]) -> nn.Linear | None:
-    """One linear layer that gives what several give of the same input, side by side; None if only some have biases."""
+    """Return one linear layer with the outputs of several side by side; None if only some have biases."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     if len({layer.in_features for layer in layers}) > 1 or len(biases) not in (0, len(layers)):
         return None
@@ -82,12 +82,12 @@ def joined(layers: list[nn.Linear]) -> nn.Linear | None:
 
 
 def draw(like: Tensor, *shape: int, seed: int = 0) -> Tensor:
-    """Random numbers around 0, of the type and on the device of `like`; torch's own generators are left alone."""
+    """Return random numbers around 0, like `like` in dtype and device, without touching torch's global generators."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
 
 
 def agree(ours: Any, theirs: Any) -> bool:
-    """Whether two results are the same: rows within the tolerance of their type, everything else equal."""
+    """Whether two results agree: rows within the tolerance of their dtype, everything else equal."""
     if isinstance(theirs, (tuple, list)):
         pairs = isinstance(ours, type(theirs)) and len(ours) == len(theirs)
         return pairs and all(agree(x, y) for x, y in zip(ours, theirs, strict=True))
@@ -100,17 +100,17 @@ def agree(ours: Any, theirs: Any) -> bool:
 
 
 def outcome(run: Callable[[], Result]) -> Result | None:
-    """What a layer gives; None where it cannot be run like this, as happens to those that only look like a kind."""
+    """Return the result of `run`; None if it raises, as layers of another kind may."""
     try:
         return run()
     except Exception as error:
-        level = logging.WARNING if type(error).__module__.startswith("triton.") else logging.DEBUG  # a kernel's own
-        logger.log(level, "a layer that was tried out failed: %r", error)
+        level = logging.WARNING if type(error).__module__.startswith("triton.") else logging.DEBUG  # a kernel failed
+        logger.log(level, "a layer that was tried failed: %r", error)
         return None
 
 
 def owners(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Parent and name of every module that has one parent; by name, so that a module can go when it is replaced."""
+    """Yield parent and name of every module with one parent; holds no module, so that a replaced one is freed."""
     uses: dict[int, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent._modules.items():
@@ -120,7 +120,7 @@ def owners(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def shared_parameters(model: nn.Module) -> frozenset[int]:
-    """Ids of parameters that belong to more than one module, such as tied embeddings."""
+    """Return the ids of parameters of more than one module, such as tied embeddings."""
     seen: set[int] = set()
     shared: set[int] = set()
     for module in model.modules():

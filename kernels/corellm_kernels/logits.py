@@ -23,7 +23,7 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 class Entries(Protocol):
-    """Some tokens of each row with a number for each, on the device."""
+    """Some tokens of each row, with a value each, on the device."""
 
     token_ids: Tensor
     """`[num_entries]`, integers."""
@@ -34,21 +34,21 @@ class Entries(Protocol):
 
 
 class Edits(Protocol):
-    """What is changed, in this order; None for nothing."""
+    """The changes, in the order in which they are applied; None for none."""
 
     allowed: Tensor | None
     allowed_rows: Tensor | None
-    """As of `restrict`."""
+    """See `restrict`."""
     added: Entries | None
-    """As of `add`."""
+    """See `add`."""
     seen: Entries | None
     penalties: Tensor | None
-    """As of `penalize`."""
+    """See `penalize`."""
 
 
 @triton.jit
 def _entries(token_ids, offsets, row, first, vocab, BLOCK: tl.constexpr):
-    """Places of some of a row's entries, their tokens, and which of them are there."""
+    """Return places of some of a row's entries, their tokens, and which of them exist."""
     places = first + tl.arange(0, BLOCK)
     inside = places < tl.load(offsets + row + 1)
     tokens = tl.load(token_ids + places, mask=inside, other=-1)
@@ -91,7 +91,7 @@ def _restrict_kernel(logits, allowed, rows, stride, vocab, BLOCK: tl.constexpr):
 
 
 def edited(logits: Tensor, edits: Edits) -> Tensor:
-    """A copy in float32 with everything changed; each step is one launch.
+    """Return a changed copy in float32; each kind of change is one launch.
 
     Args:
         logits: `[num_rows, vocab]`, any float type.
@@ -149,7 +149,7 @@ def penalize(logits: Tensor, seen: Entries, penalties: Tensor) -> None:
 
 
 def edited_reference(logits: Tensor, edits: Edits) -> Tensor:
-    """As `edited`."""
+    """Do what `edited` does, in plain torch."""
     result = logits.to(torch.float32, copy=True)
     if edits.allowed is not None:
         for mask, row in zip(edits.allowed, edits.allowed_rows.tolist(), strict=True):
@@ -168,7 +168,7 @@ def edited_reference(logits: Tensor, edits: Edits) -> Tensor:
 
 
 def _flat(logits: Tensor, entries: Entries) -> tuple[Tensor, Tensor, Tensor]:
-    """The entries that count: their rows, tokens and values."""
+    """Return the rows, tokens and values of the valid entries."""
     offsets, index = entries.offsets, torch.arange(int(entries.offsets[-1]), device=logits.device)
     rows = torch.repeat_interleave(torch.arange(len(logits), device=logits.device), offsets.diff())
     ids = entries.token_ids[index].long()

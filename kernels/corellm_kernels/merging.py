@@ -1,7 +1,7 @@
-"""The write of items' embeddings into a step's text embeddings, at the tokens that a mask names.
+"""Writes item embeddings over the text embeddings of their tokens.
 
-Each row of the items is read and written once: `2 * width` elements, no FLOPs, bound by memory; tokens without one cost
-a program that ends at once. torch's masked write makes a list of the mask's places first and waits for its length.
+Each item embedding is read and written once: `2 * width` elements, no FLOPs, bound by memory; for tokens
+without one a program ends at once. torch's masked write first lists the mask's places and waits for their number.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _merge_rows_kernel(inputs_embeds, rows, counts, embeds_stride, rows_stride, 
 
 
 def merge_rows(inputs_embeds: Tensor, rows: Tensor, counts: Tensor) -> None:
-    """Write one row to each token that takes one, in place.
+    """Write one item embedding to each token that takes one, in place.
 
     Args:
         inputs_embeds: `[num_tokens, width]`, rows contiguous.
         rows: `[num_rows, width]`, rows contiguous, in the order of their tokens; of any float type.
-        counts: `[num_tokens]`, integers: how many tokens up to each, itself included, take a row; at last `num_rows`.
+        counts: `[num_tokens]`, integers: number of tokens up to each, with it, that take a row.
     """
     num_tokens, width = inputs_embeds.shape
     if len(rows) and width:
@@ -44,6 +44,6 @@ def merge_rows(inputs_embeds: Tensor, rows: Tensor, counts: Tensor) -> None:
 
 
 def merge_rows_reference(inputs_embeds: Tensor, rows: Tensor, counts: Tensor) -> None:
-    """As `merge_rows`."""
+    """Do what `merge_rows` does, in plain torch."""
     takes = counts.diff(prepend=torch.zeros_like(counts[:1])) > 0
     inputs_embeds[takes] = rows.to(inputs_embeds.dtype)

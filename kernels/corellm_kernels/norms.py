@@ -112,7 +112,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, re
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
-    """As `rms_norm`."""
+    """Do what `rms_norm` does, in plain torch."""
     if residual is not None:
         x = residual.add_(x)
     wide = x.float()
@@ -122,7 +122,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, *, residual: Tenso
 def layer_norm_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None
 ) -> Tensor:
-    """As `layer_norm`."""
+    """Do what `layer_norm` does, in plain torch."""
     if residual is not None:
         x = residual.add_(x)
     return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)

@@ -171,7 +171,7 @@ def paged_decode_reference(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
-    """As `paged_decode`; in float32, without looking at values on the host."""
+    """Do what `paged_decode` does in float32 torch, without reading values on the host."""
     keys, values = (
         gather_context(cache, scales, block_tables)
         for cache, scales in ((key_cache, key_scale), (value_cache, value_scale))
@@ -188,7 +188,7 @@ def paged_decode_reference(
 
 
 def choose_num_splits(num_programs: int, max_context: int, device: torch.device) -> int:
-    """Into how many parts each context is cut: as many programs as run at once, three on each multiprocessor; 2 ** n.
+    """Return the number of splits of a context: a power of two that gives each multiprocessor three programs.
 
     Args:
         num_programs: those that there are without splitting.
@@ -199,7 +199,7 @@ def choose_num_splits(num_programs: int, max_context: int, device: torch.device)
 
 
 def _shape_of_tiles(head_size: int, element_size: int) -> tuple[int, int, int]:
-    """Tokens per tile, warps and stages: two tiles of about 32 KB of keys and values in flight."""
+    """Return tokens per tile, warps and stages: two tiles of about 32 KB of keys and values in flight."""
     bytes_per_token = next_power_of_2(head_size) * element_size
     tile = max(16, min(128, 16384 // bytes_per_token))
     return tile, 4, 5 if bytes_per_token <= 1024 else 2

@@ -23,7 +23,7 @@ from corellm_kernels.paged_tiles import LOG2_E, fold_tile, gather_context, tile_
 
 @triton.jit
 def _sequence_of(number, query_starts, num_seqs, QUERIES: tl.constexpr):
-    """The sequence that tile `number` belongs to, by bisection.
+    """Return the sequence that tile `number` belongs to, by bisection.
 
     Tiles of all sequences lie one after another: sequence s has those from (starts[s] - starts[0]) // QUERIES + s on,
     and at most one more than it needs.
@@ -174,7 +174,7 @@ def paged_prefill_reference(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
-    """As `paged_prefill`; in float32, one sequence after another."""
+    """Do what `paged_prefill` does in float32 torch, one sequence after another."""
     starts = query_starts.tolist()
     for i, length in enumerate(seq_lens.tolist()):
         part = slice(starts[i], starts[i + 1])
@@ -194,7 +194,7 @@ def paged_prefill_reference(
 
 
 def _shape_of_tiles(head_size: int, element_size: int, device: torch.device) -> tuple[int, int, int, int]:
-    """Rows, tokens per tile, warps and stages: of five (see `paged_tiles`), or three where they do not fit."""
+    """Return rows, tokens per tile, warps and stages: of five (see `paged_tiles`), or three where they do not fit."""
     bytes_per_token = next_power_of_2(head_size) * element_size
     if bytes_per_token <= 256:
         return 128, 64, 8, 5

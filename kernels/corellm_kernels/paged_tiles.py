@@ -1,4 +1,4 @@
-"""One tile of a paged cache, folded into a running softmax: what decodes and prefills have in common.
+"""One tile of a paged cache, folded into a running softmax; shared by decodes and prefills.
 
 The softmax is online (Milakov and Gimelshein 2018, arXiv 1805.02867) and in base 2; `scale` has a factor of `log2(e)`.
 
@@ -73,7 +73,7 @@ def fold_tile(
 
 
 def gather_context(cache: Tensor, scales: Tensor | None, block_tables: Tensor) -> Tensor:
-    """What a cache holds for each sequence, in float32: `[num_seqs, max_blocks * block_size, num_kv_heads, size]`."""
+    """Return what a cache holds, in float32: `[num_seqs, max_blocks * block_size, num_kv_heads, size]`."""
     found = cache[block_tables.long()].float()
     if scales is not None:
         found *= scales[block_tables.long()][..., None]
@@ -83,7 +83,7 @@ def gather_context(cache: Tensor, scales: Tensor | None, block_tables: Tensor) -
 def tile_constants(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None, sliding_window: int | None
 ) -> dict[str, Any]:
-    """What both kernels are compiled for: strides too, as they are the same for all layers of a model."""
+    """Return the constants both kernels are compiled for, strides included: all layers of a model share them."""
     block_size, num_kv_heads, value_size = value_cache.shape[1:]
     head_size = query.shape[2]
     return {

@@ -27,7 +27,7 @@ def _rotate(
     heads, in_heads, cos, sin, token, num_tokens,
     ROTARY: tl.constexpr, HALF_BLOCK: tl.constexpr, TEMPORAL: tl.constexpr, SPATIAL: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of the heads that start at `heads`, `[heads, 1]`, rotated, in float32."""
+    """Return both halves of the heads that start at `heads`, `[heads, 1]`, rotated, in float32."""
     HALF: tl.constexpr = ROTARY // 2
     columns = tl.broadcast_to(tl.arange(0, HALF_BLOCK)[None, :], (in_heads.shape[0], HALF_BLOCK))
     inside = in_heads & (columns < HALF)
@@ -212,7 +212,7 @@ def rotate_and_cache_reference(
     value_scale: Tensor | None = None,
     sections: tuple[int, int, int] | None = None,
 ) -> None:
-    """As `rotate_and_cache`."""
+    """Do what `rotate_and_cache` does, in plain torch."""
     if cos is not None and sin is not None:
         if sections is not None:
             cos, sin = (
@@ -238,7 +238,7 @@ def write_cache_reference(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
-    """As `write_cache`."""
+    """Do what `write_cache` does, in plain torch."""
     written = slot_mapping >= 0
     slots = slot_mapping[written]
     place = slots // key_cache.shape[1], slots % key_cache.shape[1]
@@ -247,7 +247,7 @@ def write_cache_reference(
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x`, `[n, heads, size]`, rotated by `[n, rotary_size]`, in float32."""
+    """Return `x`, `[n, heads, size]`, rotated by `[n, rotary_size]`, in float32."""
     wide = x.float()
     first, second = wide[..., : cos.shape[-1]].chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
@@ -256,5 +256,5 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _heads_of_a_program(heads: int, block: int) -> int:
-    """How many heads, padded to `block`, a program takes: a power of two."""
+    """Return the number of heads per program, padded to `block`: a power of two."""
     return min(next_power_of_2(heads), max(1, _TILE // block))

@@ -28,12 +28,12 @@ from corellm_kernels.truncation import CHUNK, floors_of, settings_of, weights_of
 FAILED = -1
 """In place of the token of a row that cannot be sampled."""
 _BLOCK = 64
-"""Tokens among which one is drawn at last."""
+"""Tokens of a block, among which one is drawn."""
 
 
 @triton.jit
 def _floor(floors, min_p, row):
-    """The least weight that is kept."""
+    """Return the least weight that is kept."""
     floor = tl.full([], 0.0, tl.float32)
     if floors is not None:
         floor = tl.load(floors + row)
@@ -44,9 +44,9 @@ def _floor(floors, min_p, row):
 
 @triton.jit
 def _descend(masses, target, WIDTH: tl.constexpr):
-    """Index of the first positive mass that ends beyond the target, and what of the target is left for it.
+    """Return the index of the first positive mass that ends beyond the target, and the rest of the target for it.
 
-    If rounding left none, the last positive.
+    If rounding leaves none, return the last positive one.
     """
     masses = masses.to(tl.float64)
     ends, index, positive = tl.cumsum(masses, axis=0), tl.arange(0, WIDTH), masses > 0
@@ -73,20 +73,20 @@ def _masses_kernel(
     CHUNK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak, heat, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
+    peak, temp, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
     if not drawn:
         return
     floor = _floor(floors, min_p, row)
     mass = tl.full([], 0.0, tl.float32)
-    if tl.exp((tl.load(peaks + row * num_splits + split) - peak) / heat) >= floor:
-        weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, heat)
+    if tl.exp((tl.load(peaks + row * num_splits + split) - peak) / temp) >= floor:
+        weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, temp)
         mass = tl.sum(tl.where(weights >= floor, weights, 0.0), axis=0)
     tl.store(kept + row * num_splits + split, mass)
 
 
 @triton.jit
 def _best(peaks, places, row, num_splits, SPLITS: tl.constexpr):
-    """The first of the row's best tokens, or -1 where the row cannot be sampled."""
+    """Return the first of the row's best tokens, or -1 if the row cannot be sampled."""
     splits = tl.arange(0, SPLITS)
     inside = splits < num_splits
     found = tl.load(peaks + row * num_splits + splits, mask=inside, other=float("-inf"))
@@ -106,9 +106,9 @@ def _draw_kernel(
     logits, peaks, places, temperature, top_k, floors, min_p, kept, uniforms, tokens, stride, vocab, num_splits,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Down from all chunks to one, to a block of it, to a token of that."""
+    """Draw a chunk, then a block of it, then a token of the block."""
     row, splits = tl.program_id(0).to(tl.int64), tl.arange(0, SPLITS)
-    peak, heat, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
+    peak, temp, _, _, drawn = settings_of(peaks, temperature, top_k, None, row, num_splits, vocab, SPLITS)
     if not drawn:
         tl.store(tokens + row, _best(peaks, places, row, num_splits, SPLITS))
         return
@@ -117,11 +117,11 @@ def _draw_kernel(
     target = tl.load(uniforms + row).to(tl.float64) * tl.sum(masses.to(tl.float64), axis=0)
     split, target = _descend(masses, target, SPLITS)
     columns = tl.arange(0, CHUNK // BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    weights = weights_of(logits, row, split * CHUNK + columns, stride, vocab, peak, heat)
+    weights = weights_of(logits, row, split * CHUNK + columns, stride, vocab, peak, temp)
     masses = tl.sum(tl.where(weights >= floor, weights, 0.0), axis=1)
     block, target = _descend(masses, target, CHUNK // BLOCK)
     first = split * CHUNK + block * BLOCK
-    weights = weights_of(logits, row, first + tl.arange(0, BLOCK), stride, vocab, peak, heat)
+    weights = weights_of(logits, row, first + tl.arange(0, BLOCK), stride, vocab, peak, temp)
     token, _ = _descend(tl.where(weights >= floor, weights, 0.0), target, BLOCK)
     tl.store(tokens + row, first + token)
 
@@ -180,7 +180,7 @@ def _drawn(
     min_p: Tensor | None,
     uniforms: Tensor | None,
 ) -> Tensor:
-    """Drawn tokens, and the best of rows of temperature 0."""
+    """Return drawn tokens, and the best of rows of temperature 0."""
     num_rows, vocab = logits.shape
     num_splits = peaks.shape[1]
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -201,7 +201,7 @@ def _drawn(
 
 
 def _peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Each chunk's largest logit and where it first is, `[num_rows, num_splits]`; plus infinity for NaN."""
+    """Return each chunk's largest logit and its first place, `[num_rows, num_splits]`; plus infinity for NaN."""
     num_rows, vocab = logits.shape
     num_splits = triton.cdiv(vocab, CHUNK)
     peaks = torch.empty(num_rows, num_splits, dtype=torch.float32, device=logits.device)
@@ -221,7 +221,7 @@ def sample_reference(
     uniforms: Tensor | None = None,
     edits: Edits | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `sample`, with sorts."""
+    """Do what `sample` does, in plain torch with sorts."""
     largest = logits.float().nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(dim=-1)
     if edits is not None:
         logits = edited_reference(logits, edits)
@@ -243,8 +243,8 @@ def _drawn_reference(
     vocab = logits.shape[1]
     values = logits.float()
     drawn = (temperature > 0) & (best != FAILED)
-    heat = temperature.float().where(drawn, 1.0)[:, None]
-    weights = ((values - values.amax(dim=-1, keepdim=True)) / heat).exp().masked_fill(~drawn[:, None], 1.0)
+    temp = temperature.float().where(drawn, 1.0)[:, None]
+    weights = ((values - values.amax(dim=-1, keepdim=True)) / temp).exp().masked_fill(~drawn[:, None], 1.0)
     if top_k is not None:
         drawn = drawn & (top_k != 1)
         place = top_k.long().where((top_k > 0) & (top_k < vocab), vocab)[:, None] - 1

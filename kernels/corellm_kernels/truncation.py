@@ -1,4 +1,4 @@
-"""What top-k and top-p keep of a row of logits: the least weight, found without sorting.
+"""Finds the least weight that top-k and top-p keep of a row of logits, without sorting.
 
 A token's weight is `exp((logit - peak) / temperature)`, 1 for the best. Both truncations are lower bounds on the
 weight, and as the bits of positive floats are ordered as the floats are, a bound is searched among bits:
@@ -35,25 +35,25 @@ CHUNK = 4096
 _PIVOTS = 8
 _CAPACITY = 16384
 _LEAST_SPLITS = 64
-"""So many chunks are summed over at least: see `_shared`, for sums over few stay within a warp."""
+"""Least number of chunks to sum over: sums over fewer stay within a warp, see `_shared`."""
 _ONE = tl.constexpr(0x3F800000)
 """The bits of 1.0, the largest weight."""
 _FOUR_OCTAVES = tl.constexpr(4 << 23)
 
 
 @triton.jit
-def weights_of(logits, row, columns, stride, vocab, peak, heat):
-    """One function for every pass, so that all see the same bits; 0 beyond the vocabulary."""
+def weights_of(logits, row, columns, stride, vocab, peak, temp):
+    """Return weights of columns, 0 beyond the vocabulary; shared by all passes, so that they see the same bits."""
     values = tl.load(logits + row * stride + columns, mask=columns < vocab, other=float("-inf"))
-    return tl.exp((values.to(tl.float32) - peak) / heat)
+    return tl.exp((values.to(tl.float32) - peak) / temp)
 
 
 @triton.jit
 def settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS: tl.constexpr):
-    """A row's largest logit, temperature, k (`vocab` for all), share of the mass, and whether it is drawn."""
+    """Return a row's largest logit, temperature, k (`vocab` for all), share of the mass, and whether it is drawn."""
     splits = tl.arange(0, SPLITS)
     peak = tl.max(tl.load(peaks + row * num_splits + splits, mask=splits < num_splits, other=float("-inf")), axis=0)
-    heat = tl.load(temperature + row).to(tl.float32)
+    temp = tl.load(temperature + row).to(tl.float32)
     k = vocab
     if top_k is not None:
         k = tl.minimum(tl.load(top_k + row), vocab).to(tl.int32)
@@ -61,13 +61,13 @@ def settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS
     share = tl.full([], 1.0, tl.float64)
     if top_p is not None:
         share = tl.load(top_p + row).to(tl.float64)
-    drawn = (heat > 0) & (k != 1) & (peak > float("-inf")) & (peak < float("inf"))
-    return peak, heat, k, share, drawn
+    drawn = (temp > 0) & (k != 1) & (peak > float("-inf")) & (peak < float("inf"))
+    return peak, temp, k, share, drawn
 
 
 @triton.jit
 def _shared(flag):
-    """The flag, by a way on which the assembler sees that all threads have the same.
+    """Return the flag, computed so that the assembler sees that all threads have the same.
 
     Shuffles after a branch are otherwise prepared for threads that went elsewhere, which takes 175 registers for 48.
     """
@@ -76,7 +76,7 @@ def _shared(flag):
 
 @triton.jit
 def _pivots(low, start, step, high, index):
-    """The first at `low`, the others from `start` on, the last at `high`."""
+    """Return pivots: the first at `low`, the others from `start` on, the last at `high`."""
     return tl.where(index == 0, low, tl.minimum(index * step + start, high))
 
 
@@ -85,7 +85,7 @@ def _bracket(
     counts, masses, row, k, share, vocab, num_splits,
     TALLIES: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a row's bound (of top-k, or without it of top-p) after so many tallies.
+    """Return what is known of a row's bound (of top-k, or without it of top-p) after a number of tallies.
 
     Returns bits `low` and `high`: enough tokens (enough mass) are at or above the first, not at or above the second;
     where the next tally's pivots start, and their step; `low`'s index among the last one's; the mass top-p wants.
@@ -111,7 +111,7 @@ def _bracket(
 
 @triton.jit
 def _at_pivot(tallies, row, place, num_splits, PIVOTS: tl.constexpr, SPLITS: tl.constexpr):
-    """What the second tally has at one of its pivots, per chunk: `[SPLITS]`."""
+    """Return the second tally at one of its pivots, per chunk: `[SPLITS]`."""
     splits = tl.arange(0, SPLITS)
     own = ((row * 2 + 1) * num_splits + splits) * PIVOTS + place
     return tl.load(tallies + own, mask=splits < num_splits, other=0)
@@ -119,10 +119,10 @@ def _at_pivot(tallies, row, place, num_splits, PIVOTS: tl.constexpr, SPLITS: tl.
 
 @triton.jit
 def _examine(
-    candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, middle, limit,
+    candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, middle, limit,
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The number or mass of the weights in `[middle, limit)`, the least of them, and the largest in `[low, middle)`.
+    """Return number or mass of the weights in `[middle, limit)`, the least of them, the largest in `[low, middle)`.
 
     Where there is none: `limit`, `low`.
     """
@@ -132,7 +132,7 @@ def _examine(
         if listed:
             weights = tl.load(candidates + row * CAPACITY + columns, mask=columns < size, other=0.0)
         else:
-            weights = weights_of(logits, row, columns, stride, vocab, peak, heat)
+            weights = weights_of(logits, row, columns, stride, vocab, peak, temp)
         bits = weights.to(tl.int32, bitcast=True)
         within = (bits >= middle) & (bits < limit)
         total += tl.sum(tl.where(within, tl.where(by_count, 1.0, weights), 0.0), axis=0).to(tl.float64)
@@ -143,17 +143,17 @@ def _examine(
 
 @triton.jit
 def _search(
-    candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, high, limit, beyond, wanted,
+    candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, high, limit, beyond, wanted,
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest weight (as bits) from which on there is enough, between `low`, where there is, and `high`.
+    """Return the largest weight (as bits) from which on there is enough, between `low`, where there is, and `high`.
 
     `beyond` is what there is from `limit` on. Either end moves to a weight that exists, or next to one.
     """
     while high - low > 1:
         middle = low + (high - low) // 2
         total, least, most = _examine(
-            candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, middle, limit,
+            candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, middle, limit,
             CAPACITY, BLOCK,
         )  # fmt: skip
         enough = beyond + total >= wanted
@@ -168,19 +168,19 @@ def _tally_kernel(
     TALLY: tl.constexpr, CHUNK: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak, heat, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
+    peak, temp, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
     if not _shared(drawn & ((k < vocab) | (share < 1))):
         return
     low, high, start, step, _, _ = _bracket(
         counts, masses, row, k, share, vocab, num_splits, TALLY, PIVOTS, SPLITS
     )  # fmt: skip
     own = ((row * 2 + TALLY) * num_splits + split) * PIVOTS + tl.arange(0, PIVOTS)
-    best = tl.exp((tl.load(peaks + row * num_splits + split) - peak) / heat)
+    best = tl.exp((tl.load(peaks + row * num_splits + split) - peak) / temp)
     if _shared((TALLY > 0) & (best.to(tl.int32, bitcast=True) < low)):
         tl.store(counts + own, 0)
         tl.store(masses + own, 0.0)
         return
-    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, heat)[None, :]
+    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, temp)[None, :]
     pivots = _pivots(low, start, step, high, tl.arange(0, PIVOTS)).to(tl.float32, bitcast=True)
     above = (weights >= pivots[:, None]).to(tl.float32)
     tl.store(counts + own, tl.sum(above, axis=1).to(tl.int32))
@@ -193,7 +193,7 @@ def _collect_kernel(
     CHUNK: tl.constexpr, CAPACITY: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak, heat, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
+    peak, temp, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
     if not (drawn & ((k < vocab) | (share < 1))):
         return
     low, high, _, _, place, _ = _bracket(counts, masses, row, k, share, vocab, num_splits, 2, PIVOTS, SPLITS)
@@ -204,7 +204,7 @@ def _collect_kernel(
     splits = tl.arange(0, SPLITS)
     if (tl.sum(sizes, axis=0) > CAPACITY) | (tl.sum(tl.where(splits == split, sizes, 0), axis=0) == 0):
         return
-    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, heat)
+    weights = weights_of(logits, row, split * CHUNK + tl.arange(0, CHUNK), stride, vocab, peak, temp)
     bits = weights.to(tl.int32, bitcast=True)
     within = (bits >= low) & (bits < limit)
     first = tl.sum(tl.where(splits < split, sizes, 0), axis=0)
@@ -218,7 +218,7 @@ def _resolve_kernel(
     CAPACITY: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    peak, heat, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
+    peak, temp, k, share, drawn = settings_of(peaks, temperature, top_k, top_p, row, num_splits, vocab, SPLITS)
     if not (drawn & ((k < vocab) | (share < 1))):
         tl.store(floors + row, 0.0)
         return
@@ -232,23 +232,23 @@ def _resolve_kernel(
     size -= tl.where(both, 0, count)
     listed = size <= CAPACITY
     floor = _search(
-        candidates, size, listed, logits, row, stride, vocab, peak, heat, by_count, low, high, limit, beyond,
+        candidates, size, listed, logits, row, stride, vocab, peak, temp, by_count, low, high, limit, beyond,
         tl.where(by_count, k.to(tl.float64), wanted), CAPACITY, BLOCK,
     )  # fmt: skip
     if both:
         mass = _examine(
-            candidates, size, listed, logits, row, stride, vocab, peak, heat, False, floor, floor, limit,
+            candidates, size, listed, logits, row, stride, vocab, peak, temp, False, floor, floor, limit,
             CAPACITY, BLOCK,
         )[0]  # fmt: skip
         floor = _search(
-            candidates, size, listed, logits, row, stride, vocab, peak, heat, False, floor, limit, limit, beyond,
+            candidates, size, listed, logits, row, stride, vocab, peak, temp, False, floor, limit, limit, beyond,
             share * mass, CAPACITY, BLOCK,
         )  # fmt: skip
     tl.store(floors + row, floor.to(tl.float32, bitcast=True))
 
 
 def floors_of(logits: Tensor, peaks: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """The least weight `[num_rows]` that top-k and top-p keep."""
+    """Return the least weight `[num_rows]` that top-k and top-p keep."""
     num_rows, num_splits = peaks.shape
     grid, vocab = (num_splits, num_rows), logits.shape[1]
     counts = torch.empty(num_rows, 2, num_splits, _PIVOTS, dtype=torch.int32, device=logits.device)

@@ -142,7 +142,7 @@ def test_a_trace_has_the_steps(llm: LLM, tmp_path: Path) -> None:
     llm.start_profile(file)
     with pytest.raises(InvalidParameterError, match="is running, and a process has one at a time"):
         llm.start_profile()
-    with ThreadPoolExecutor(1) as other, pytest.raises(InvalidParameterError, match="by the thread that began it"):
+    with ThreadPoolExecutor(1) as other, pytest.raises(InvalidParameterError, match="by the thread that started it"):
         other.submit(llm.stop_profile).result()
     ask(llm)
     assert llm.stop_profile() == file

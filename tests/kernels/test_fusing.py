@@ -243,7 +243,7 @@ def test_layers_that_do_not_rotate_stay() -> None:
 
 
 def test_the_callers_tensors_are_read_only_and_any_layout_is_read() -> None:
-    """A layer adds to what is nobody else's, and norms take rows that do not lie one behind the other."""
+    """A layer adds only to tensors of its own, and norms take rows that are not contiguous."""
     model = decoder("llama")
     norm, wanted = model.norm, model.norm(torch.arange(96.0, device=DEVICE).view(32, 3).t())
     fuse(model)

@@ -1,4 +1,4 @@
-"""Layers that look like a kind that is fused, but compute something else or belong to somebody, stay as they are."""
+"""Layers that resemble a fused kind but compute something else, have hooks or share weights stay as they are."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_layers_around_fused_ones_stay(kind: type[LlamaDecoderLayer]) -> None:
 
 
 class LowRank(nn.Linear):
-    """As layers become that somebody has adapted or quantized."""
+    """Layers that were adapted (LoRA) or quantized."""
 
 
 def train(mlp: nn.Module) -> None:

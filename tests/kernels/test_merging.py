@@ -1,4 +1,4 @@
-"""Items' rows are written where a masked write of torch writes them, by kernel and twin alike."""
+"""Item embeddings are written where torch's masked write puts them, by kernel and twin alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS = [merge_rows, merge_rows_reference]
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings of text, rows of another type perhaps, and which tokens take one."""
+    """Text embeddings, item embeddings of any type, and which tokens take one."""
     width = draw(st.sampled_from([1, 5, 80, 2100]))
     takes = draw(st.lists(st.booleans(), min_size=1, max_size=7))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))

@@ -123,7 +123,7 @@ def test_the_twin_is_attention(case: Case) -> None:
 
 
 def chunk_tensors(case: Case, query_lens: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Query (with tokens of nobody's before and behind), caches, block tables, lengths, and where each chunk begins."""
+    """Query (with unused tokens before and behind), caches, block tables, lengths, and where each chunk begins."""
     _, keys, values, tables, lens = case.tensors(dtype)
     shape = (200 + sum(query_lens) + 1, case.kv_heads * case.group, case.head_size)
     query = torch.randn(shape, generator=torch.Generator().manual_seed(case.seed)).to(DEVICE, dtype)

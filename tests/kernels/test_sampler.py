@@ -1,4 +1,4 @@
-"""The sampler chooses the same tokens with the kernels as without, and finds the same rows at fault."""
+"""The sampler chooses the same tokens with the kernels as without, and fails the same rows."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ CONVERSATIONS = {
     "one question": [USER],
     "turns": [USER, SAID, {"role": "user", "content": "Warum?"}],
     "a system message": [SYSTEM, USER, SAID, USER],
-    "an answer at the end": [USER, SAID],
+    "an assistant message at the end": [USER, SAID],
 }
 
 
 def call(arguments: Any) -> list[dict[str, Any]]:
-    """A conversation in which a tool is called and has answered."""
+    """A conversation in which a tool is called and has returned."""
     calls = [{"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": arguments}}]
     return [
         {"role": "user", "content": "Rain?"},
@@ -68,7 +68,7 @@ def expected(tokenizer: Any) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("template", TEXT.values(), ids=TEXT)
 def test_text(render: Any, expected: Any, template: str) -> None:
-    """Conversations of text, with and without the start of an answer, with and without tools."""
+    """Conversations of text, with and without the start of a reply, with and without tools."""
     tools = [{"type": "function", "function": {"name": "f", "description": "<é>", "parameters": {"a": [1, None]}}}]
     for name, messages in CONVERSATIONS.items():
         for options in ({"add_generation_prompt": True}, {"add_generation_prompt": False}, {"tools": tools}):
@@ -95,7 +95,7 @@ def test_parts(render: Any, expected: Any, template: str) -> None:
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen", "Mistral"])
 def test_tool_calls(render: Any, expected: Any, name: str) -> None:
-    """Arguments given as JSON text are the object that they say, and a tool's answer is the text that it gave."""
+    """Arguments given as JSON text are the object that they say, and a tool's result is the text that it returned."""
     template = TEXT[name]
     want = expected(call({"city": "Köln", "days": [1, 2]}), template)
     assert want is not None
@@ -140,7 +140,7 @@ def test_template_arguments(render: Any, expected: Any) -> None:
     ],
 )
 def test_refusals(tokenizer: Any, templates: TemplateRenderer, template: str, words: str) -> None:
-    """What the template says reaches whoever sent the conversation."""
+    """The message of a template error reaches the caller."""
     guard = Guard(["Hello"])
     messages = normalize_messages([{"role": "user", "content": "Hello"}], Guards(guard, guard))
     with pytest.raises(PromptError, match=words):

@@ -55,7 +55,7 @@ def children() -> set[int]:
     ids=["nested loops", "one endless operation", "doubling", "one string", "output", "a long refusal"],
 )
 def test_hostile_templates(renderer: TemplateRenderer, template: str, words: str) -> None:
-    """Each is a PromptError of bounded length, soon; the next request is answered."""
+    """Each is a PromptError of bounded length, soon; the next request succeeds."""
     start = time.monotonic()
     with pytest.raises(PromptError, match=words) as caught:
         ask(renderer, template)
@@ -65,10 +65,14 @@ def test_hostile_templates(renderer: TemplateRenderer, template: str, words: str
 
 
 def test_what_cannot_be_sent(renderer: TemplateRenderer) -> None:
-    """A number without end is the request's fault, and costs no child."""
+    """Variables that are not JSON are a PromptError, and the child stays."""
     assert ask(renderer, "{{ x }}", x=1) == "1"
-    with pytest.raises(PromptError, match="a chat template cannot be given this conversation: Exceeds the limit"):
-        ask(renderer, "{{ x }}", x=10**5000)
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value, reason in ((10**5000, "Exceeds the limit"), (nested, "maximum recursion"), (object(), "not JSON")):
+        with pytest.raises(PromptError, match=f"a chat template cannot be given this conversation: .*{reason}"):
+            ask(renderer, "{{ x }}", x=value)
     assert ask(renderer, "{{ x }}", x=2) == "2"
 
 
@@ -82,7 +86,7 @@ def test_the_time_is_the_conversations(renderer: TemplateRenderer) -> None:
 
 
 def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> None:
-    """A second child answers meanwhile; any number of threads may ask."""
+    """A second child renders meanwhile; any number of threads may render."""
     slow = TemplateRenderer(seconds=30)
 
     def hang() -> None:
@@ -107,7 +111,7 @@ def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> N
 
 
 def test_a_killed_child_is_replaced(renderer: TemplateRenderer) -> None:
-    """Whoever killed it: the next request starts another. No child outlives its renderer."""
+    """However it died, the next request starts another. No child outlives its renderer."""
     before = children()
     assert ask(renderer, "a") == "a"
     (child,) = children() - before
@@ -125,7 +129,7 @@ def test_a_killed_child_is_replaced(renderer: TemplateRenderer) -> None:
 
 
 def test_an_interrupt_leaves_it_usable(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception while the answer is awaited: that answer is not taken for the next one's."""
+    """An exception while the result is awaited: that result is not taken for the next one."""
     assert ask(renderer, "warm") == "warm"
     from corellm.children import frames
 
@@ -177,7 +181,7 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_process_asks_a_child_of_its_own(renderer: TemplateRenderer) -> None:
-    """Two processes never share a child: their answers would be mixed up."""
+    """Two processes never share a child: their results would be mixed up."""
     assert ask(renderer, "parent") == "parent"
     pid = os.fork()
     if pid == 0:

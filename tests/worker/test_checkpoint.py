@@ -1,4 +1,4 @@
-"""Opening checkpoints: whose code runs, what is refused at once and in which words, what is taken from elsewhere."""
+"""Opening checkpoints: when their code runs, which errors they cause, tokenizers and overrides from elsewhere."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def edit(file: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def willing_stdin(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Standard input on which everything is answered with yes."""
-    answers = io.StringIO("y\n" * 20)
-    monkeypatch.setattr(sys, "stdin", answers)
-    return answers
+    """Standard input that says yes to every question."""
+    stdin = io.StringIO("y\n" * 20)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    return stdin
 
 
 FACTORIES = {
@@ -224,8 +224,26 @@ def test_an_index_is_held_against_its_files(checkpoint: Path) -> None:
     check_files(checkpoint, weights=False)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "chat_template.jinja"])
+def test_links_to_deleted_files_are_named(checkpoint: Path, name: str) -> None:
+    """As in a hub cache whose blobs were deleted."""
+    (checkpoint / name).unlink(missing_ok=True)
+    (checkpoint / name).symlink_to(checkpoint / "deleted")
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read .*download it again"):
+        check_files(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/model", "x" * 5000, "owner/" + "x" * 5000, "no owner/no model"])
+def test_impossible_names(name: str, tmp_path: Path) -> None:
+    """Names that are neither a path nor a hub name are a CheckpointError, as a model and as a tokenizer."""
+    with pytest.raises(CheckpointError, match=f"no model '{name}'"):
+        checkpoints.resolve_checkpoint(ModelConfig(model=name))
+    with pytest.raises(CheckpointError, match=f"no tokenizer '{name}'"):
+        checkpoints.resolve_tokenizer(ModelConfig(model="demo", tokenizer=name), tmp_path)
+
+
 def test_files_that_are_not_read_may_be_anything(checkpoint: Path) -> None:
-    """Other formats' weights beside ours, and notes, are nobody's business."""
+    """Other formats' weights beside ours, and notes, are ignored."""
     (checkpoint / "consolidated.safetensors").write_bytes(POINTER)
     (checkpoint / "notes.json").write_text("[1, 2")
     LLM(str(checkpoint)).close()
@@ -255,7 +273,7 @@ def test_weights_of_another_model(checkpoint: Path, changes: dict[str, Any], mes
 
 
 def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
-    """Where there is nothing but pickles, that is said."""
+    """A checkpoint with pickles only is refused with the reason."""
     (checkpoint / WEIGHTS).unlink()
     with pytest.raises(CheckpointError, match=r"has no .*safetensors; download all files"):
         LLM(str(checkpoint))
@@ -282,7 +300,7 @@ def test_refusals_do_not_wait_for_torch(checkpoint: Path, program: str) -> None:
 
 
 def tokens(llm: LLM, prompt: Any = "USER: hello there ASSISTANT:") -> list[int]:
-    """A greedy answer."""
+    """Return a greedy output."""
     return list(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
 
 
@@ -312,7 +330,7 @@ def test_the_tokenizer_may_be_elsewhere(checkpoint: Path, tiny_llava: Path, tmp_
     ],
 )
 def test_no_such_tokenizer(checkpoint: Path, name: str, message: str) -> None:
-    """What was tried."""
+    """The error says what was tried."""
     with pytest.raises(CheckpointError, match=message):
         LLM(str(checkpoint), tokenizer=name)
 
@@ -350,8 +368,8 @@ def test_overrides_change_the_configuration_of_model_and_engine(checkpoint: Path
 
 def test_overrides_may_name_the_architecture(checkpoint: Path) -> None:
     """The plugin is chosen by it; a function comes too late for that, and says so."""
-    edit(checkpoint / "config.json", architectures=["SomebodysLlava"])
-    with pytest.raises(PluginNotFoundError, match="SomebodysLlava"):
+    edit(checkpoint / "config.json", architectures=["UnknownLlava"])
+    with pytest.raises(PluginNotFoundError, match="UnknownLlava"):
         LLM(str(checkpoint))
     named = {"architectures": ["LlavaForConditionalGeneration"]}
     with LLM(str(checkpoint), hf_overrides=named) as llm:
@@ -384,18 +402,18 @@ def test_wrong_overrides(tiny_llava: Path, overrides: Any, message: str) -> None
 
 
 def test_dummy_weights_need_no_files_and_repeat(checkpoint: Path, tiny_llava: Path) -> None:
-    """`load_format="dummy"`: no weights are read, the model answers prompts with images, the same at every start."""
+    """`load_format="dummy"`: no weights are read; prompts with images have the same output at every start."""
     (checkpoint / WEIGHTS).write_bytes(POINTER)
     image = {"prompt": "USER: <image> ASSISTANT:", "multi_modal_data": {"image": random_image(60, 50, 1)}}
-    answers, random_state = [], torch.random.get_rng_state()
+    outputs, random_state = [], torch.random.get_rng_state()
     for _ in range(2):
         with LLM(str(checkpoint), load_format="dummy") as llm:
-            answers.append(tokens(llm, image))
+            outputs.append(tokens(llm, image))
             assert llm.engine.max_model_len == 1024
-    assert answers[0] == answers[1]
+    assert outputs[0] == outputs[1]
     assert torch.equal(torch.random.get_rng_state(), random_state)
     with LLM(str(tiny_llava), load_format="safetensors") as llm:
-        assert tokens(llm, image) != answers[0]
+        assert tokens(llm, image) != outputs[0]
 
 
 def test_dummy_models_of_the_hub_come_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -415,9 +433,9 @@ def test_without_a_seed_every_start_samples_anew(tiny_llava: Path) -> None:
     """`seed=None`: two starts differ; with the default they do not."""
     wild = SamplingParams(temperature=2, max_tokens=24, ignore_eos=True)
 
-    def answer(**arguments: Any) -> list[int]:
+    def output(**arguments: Any) -> list[int]:
         with LLM(str(tiny_llava), **arguments) as llm:
             return list(llm.generate("a", wild, use_tqdm=False)[0].outputs[0].token_ids)
 
-    assert answer() == answer(seed=0)
-    assert answer(seed=None) != answer(seed=None)
+    assert output() == output(seed=0)
+    assert output(seed=None) != output(seed=None)

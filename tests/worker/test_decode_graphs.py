@@ -1,4 +1,4 @@
-"""Decode steps run as recorded graphs give what they give one by one: padding, positions and block tables included."""
+"""Decode steps run as captured graphs give what they give one by one: padding, positions and block tables included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
 from corellm.worker.graphs import NotCapturable
 from corellm.worker.input_batch import StepArrays
 from tests.conftest import random_image
-from tests.worker.recorded_graph import RecordedGraph
+from tests.worker.replayed_graph import ReplayedGraph
 
 CPU = torch.device("cpu")
 
@@ -76,8 +76,8 @@ PROMPTS = {
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
-    """An engine whose decode steps are recorded, and are counted in its `replays`."""
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
+    """An engine whose decode steps are captured, and are counted in its `replays`."""
     made: list[LLM] = []
 
     def make(path: Path, position_rows: int) -> LLM:
@@ -85,7 +85,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
         made.append(llm)
         runner = llm.engine.runner
         runner._backend = TensorAttention()
-        runner.capture_graphs([1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=RecordedGraph)
+        runner.capture_graphs([1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=ReplayedGraph)
         return llm
 
     yield make
@@ -95,7 +95,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
 
 @pytest.mark.parametrize(("family", "position_rows"), [("llava", 1), ("qwen2-vl", 3)])
 def test_greedy_tokens_are_those_of_eager_steps(
-    family: str, position_rows: int, checkpoints: dict[str, Path], recorded: Callable[..., LLM], monkeypatch: Any
+    family: str, position_rows: int, checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: Any
 ) -> None:
     """Six requests of different lengths, with images and without: batches of every size, padded or not."""
     prompts: list[Any] = [
@@ -105,7 +105,7 @@ def test_greedy_tokens_are_those_of_eager_steps(
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 20, 9, 14, 6, 17)]
     with LLM(str(checkpoints[family]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:
         wanted = [output.outputs[0].token_ids for output in eager.generate(prompts, params)]
-    llm = recorded(checkpoints[family], position_rows)
+    llm = captured(checkpoints[family], position_rows)
     sizes: list[int] = []
     fill = StaticInputs.fill
     monkeypatch.setattr(
@@ -143,9 +143,9 @@ def comparable(positions: Any) -> Any:
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_steps_run_ahead_with_the_same_results(
-    mixed: bool, checkpoints: dict[str, Path], recorded: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+    mixed: bool, checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More requests than places, drawn and greedy, ended by tokens and lengths: none sees that steps overlap."""
+    """More requests than places, drawn and greedy: overlapping steps do not change when and with what they end."""
     asked = SAMPLING + (LOOKING if mixed else [])
     params = [SamplingParams(**{"ignore_eos": True, **options}) for options in asked]
     prompts = [f"Tell me {'more ' * i}about it" for i in range(len(asked))]
@@ -158,7 +158,7 @@ def test_steps_run_ahead_with_the_same_results(
 
     with LLM(str(checkpoints["llava"]), dtype="float32", max_model_len=256, num_kv_blocks=128, max_num_seqs=6) as eager:
         wanted = told(eager)
-    llm = recorded(checkpoints["llava"], 1)
+    llm = captured(checkpoints["llava"], 1)
     runner, ahead = llm.engine.runner, []
     launch_ahead = runner.launch_ahead
     monkeypatch.setattr(runner, "launch_ahead", lambda batch, before: (ahead.append(1), launch_ahead(batch, before))[1])
@@ -169,10 +169,10 @@ def test_steps_run_ahead_with_the_same_results(
 
 
 def test_a_step_that_cannot_be_launched_ahead_runs_after_the_one_before(
-    checkpoints: dict[str, Path], recorded: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+    checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody's request fails for it."""
-    llm, params = recorded(checkpoints["llava"], 1), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    """No request fails because of it."""
+    llm, params = captured(checkpoints["llava"], 1), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     wanted = llm.generate("Hello there", params)[0].outputs[0].token_ids
     failures: list[int] = []
 
@@ -185,9 +185,9 @@ def test_a_step_that_cannot_be_launched_ahead_runs_after_the_one_before(
     assert len(failures) > 5
 
 
-def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], recorded: Callable[..., LLM]) -> None:
+def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], captured: Callable[..., LLM]) -> None:
     """Between a step and the one after it, which is on its way already: neither has happened."""
-    llm = recorded(checkpoints["llava"], 1)
+    llm = captured(checkpoints["llava"], 1)
     engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     wanted = llm.generate("Hello there", params)[0].outputs[0].token_ids
     engine.add_request("again", "Hello there", params)
@@ -210,9 +210,9 @@ def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], recorded:
     assert outputs[0].outputs[0].token_ids == wanted
 
 
-def test_steps_that_differ_run_one_by_one(checkpoints: dict[str, Path], recorded: Callable[..., LLM]) -> None:
-    """Of a model that was recorded with one kind of position, an image with three is not squeezed into it."""
-    llm = recorded(checkpoints["qwen2-vl"], 1)
+def test_steps_that_differ_run_one_by_one(checkpoints: dict[str, Path], captured: Callable[..., LLM]) -> None:
+    """An image with three position rows does not run in graphs captured with one."""
+    llm = captured(checkpoints["qwen2-vl"], 1)
     prompt = {"prompt": PROMPTS["qwen2-vl"], "multi_modal_data": {"image": random_image(40, 30, 0)}}
     with LLM(str(checkpoints["qwen2-vl"]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -235,7 +235,7 @@ def arrays_of(num_seqs: int) -> StepArrays:
 
 
 def test_padding_is_of_no_sequence() -> None:
-    """What a larger batch left behind is overwritten: it would write into blocks that are somebody else's by now."""
+    """What a larger batch left behind is overwritten: it would write into blocks that now belong to other sequences."""
     inputs = StaticInputs(4, 3, 3, CPU)
     inputs.fill(arrays_of(4), 4)
     inputs.fill(arrays_of(2), 4)
@@ -255,8 +255,8 @@ def test_the_largest_size_is_captured_first_and_the_smallest_that_fits_is_run() 
         order.append(len(batch.input_ids))
         return batch.input_ids[:, None] * 1.0
 
-    graphs = DecodeGraphs(step, [1, 2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=RecordedGraph)
-    graphs.record()
+    graphs = DecodeGraphs(step, [1, 2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=ReplayedGraph)
+    graphs.capture()
     assert order == [4, 4, 2, 1]
     assert graphs.run(arrays_of(3)).tolist() == [[1.0], [2.0], [3.0]]
     assert graphs.run(arrays_of(1)).tolist() == [[1.0]]
@@ -277,22 +277,22 @@ def test_the_largest_size_is_captured_first_and_the_smallest_that_fits_is_run() 
 )
 def test_a_recorded_step_may_not_wait_for_the_device(read: Callable[[Tensor], Tensor]) -> None:
     with torch.inference_mode(), pytest.raises(NotCapturable):
-        RecordedGraph().record(lambda: read(torch.ones(1)))
+        ReplayedGraph().capture(lambda: read(torch.ones(1)))
 
 
 def test_a_model_that_waits_for_the_device_decodes_without_graphs(
-    tiny_llava: Path, recorded: Callable[..., LLM], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_llava: Path, captured: Callable[..., LLM], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An activation that looks at its input; the log says why."""
+    """An activation that reads values of its input on the host; the log says why."""
     plain = SiLUActivation.forward
     monkeypatch.setattr(SiLUActivation, "forward", lambda self, x: plain(self, x) if x.isfinite().all() else x)
-    llm = recorded(tiny_llava, 1)
+    llm = captured(tiny_llava, 1)
     assert "decode steps do not run as CUDA graphs" in caplog.text
     assert len(llm.generate("Hello", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
 
 
-def test_positions_that_stretch_are_recorded(
-    tmp_path: Path, recorded: Callable[..., LLM], caplog: pytest.LogCaptureFixture
+def test_positions_that_stretch_are_captured(
+    tmp_path: Path, captured: Callable[..., LLM], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their frequencies are fixed at load, so that no step looks for the longest position."""
     from corellm_llava.tiny import make_tiny_checkpoint
@@ -301,5 +301,5 @@ def test_positions_that_stretch_are_recorded(
     config = json.loads((path / "config.json").read_text())
     config["text_config"]["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     (path / "config.json").write_text(json.dumps(config))
-    recorded(path, 1)
+    captured(path, 1)
     assert "CUDA graphs" not in caplog.text

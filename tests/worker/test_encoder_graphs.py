@@ -1,4 +1,4 @@
-"""Encoders run as recorded graphs give the rows they give one by one; those that cannot be recorded are left."""
+"""Captured encoders return the same embeddings as uncaptured ones; encoders that cannot be captured run as before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from corellm import LLM
 from corellm.worker.encoder_graphs import SIZES, EncoderGraphs
 from tests.conftest import random_image
-from tests.worker.recorded_graph import RecordedGraph
+from tests.worker.replayed_graph import ReplayedGraph
 
 
 def llava(path: Path) -> Path:
@@ -42,42 +42,42 @@ def process(llm: LLM, prompt: str, seed: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "prompt", "recorded"),
+    ("make", "prompt", "captured"),
     [(llava, "<image> a", True), (blip2, "a", True), (qwen2_vl, "<|vision_start|><|image_pad|><|vision_end|>", False)],
 )
 def test_rows_are_those_of_the_encoder(
-    make: Callable[[Path], Path], prompt: str, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Path], Path], prompt: str, captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One image, as many as a recorded size holds, fewer, and more than any does."""
+    """One image, as many as a captured size holds, fewer, and more than any does."""
     with LLM(str(make(tmp_path)), dtype="float32", max_model_len=512, num_kv_blocks=64) as llm:
         encoders, mm_processor = llm.engine.runner.encoders, llm.engine.input_processor.mm_processor
         features = [process(llm, prompt, seed) for seed in range(SIZES[-1] + 1)]
         encoders.run(features)
         wanted = [encoders.output(feature) for feature in features]
-        encoders.capture_graphs(mm_processor.profile.features, RecordedGraph)
+        encoders.capture_graphs(mm_processor.profile.features, ReplayedGraph)
         replays: list[int] = []
-        replay = RecordedGraph.replay
-        monkeypatch.setattr(RecordedGraph, "replay", lambda self: (replays.append(1), replay(self))[1])
+        replay = ReplayedGraph.replay
+        monkeypatch.setattr(ReplayedGraph, "replay", lambda self: (replays.append(1), replay(self))[1])
         for count in (1, 3, 8, 9):
             encoders.drop(feature.identifier for feature in features)
             encoders.run(features[:count])
             for feature, rows in zip(features[:count], wanted, strict=False):
                 torch.testing.assert_close(encoders.output(feature), rows, rtol=1e-5, atol=1e-5)
-        assert len(replays) == (3 if recorded else 0)
+        assert len(replays) == (3 if captured else 0)
 
 
-def test_an_encoder_that_looks_at_values_is_not_recorded() -> None:
+def test_an_encoder_that_looks_at_values_is_not_captured() -> None:
     def embed(modality: str, items: Mapping[str, Tensor]) -> list[Tensor]:
         return [part[: int(size)] for part, size in zip(items["pixels"], items["sizes"], strict=True)]
 
-    graphs = EncoderGraphs(embed, RecordedGraph)
-    graphs.record("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.tensor([3])})
+    graphs = EncoderGraphs(embed, ReplayedGraph)
+    graphs.capture("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.tensor([3])})
     assert graphs.run("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.tensor([3])}) is None
 
 
 def test_items_of_another_shape_or_type_run_as_before() -> None:
-    graphs = EncoderGraphs(lambda modality, items: items["pixels"] * 2, RecordedGraph)
-    graphs.record("image", {"pixels": torch.randn(1, 4, 2)})
+    graphs = EncoderGraphs(lambda modality, items: items["pixels"] * 2, ReplayedGraph)
+    graphs.capture("image", {"pixels": torch.randn(1, 4, 2)})
     pixels = torch.randn(3, 4, 2)
     found = graphs.run("image", {"pixels": pixels})
     assert found is not None
@@ -96,8 +96,8 @@ def test_items_of_another_shape_or_type_run_as_before() -> None:
 
 
 def test_tensors_of_several_lengths_run_as_before() -> None:
-    """An image with two rows of something beside one of the others is not cut to the recorded shape."""
-    graphs = EncoderGraphs(lambda modality, items: items["pixels"] + items["sizes"].sum(), RecordedGraph)
-    graphs.record("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)})
+    """An item whose tensors have other lengths than the captured ones runs without a graph."""
+    graphs = EncoderGraphs(lambda modality, items: items["pixels"] + items["sizes"].sum(), ReplayedGraph)
+    graphs.capture("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)})
     assert graphs.run("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(1, 2)}) is not None
     assert graphs.run("image", {"pixels": torch.randn(1, 4, 2), "sizes": torch.ones(2, 2)}) is None

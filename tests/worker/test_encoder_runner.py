@@ -1,4 +1,4 @@
-"""Rows of encoder output are kept as wide as the adapter says, and any other width is an error that names both."""
+"""Encoder outputs have the width that the adapter declares; any other width is an error that names both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def feature(item: int, tokens: int) -> MultiModalFeature:
 
 
 def runner(width: int, made: int) -> EncoderRunner:
-    """A runner for rows of `width`, and an encoder that makes rows of `made`."""
+    """A runner for embeddings of `width`, and an encoder that returns embeddings of `made`."""
 
     def embed(model: Any, modality: str, mm_kwargs: Any) -> list[torch.Tensor]:
         return [row[:, None].expand(-1, made) for row in mm_kwargs["pixels"]]
@@ -45,13 +45,13 @@ def test_rows_wider_than_an_embedding() -> None:
 def test_another_width(width: int, made: int) -> None:
     """Found when the dummies are embedded, at load."""
     with pytest.raises(
-        EmbeddingCountError, match=rf"embeddings of width {width}, .* gave a tensor of shape \(3, {made}\)"
+        EmbeddingCountError, match=rf"embeddings of width {width}, .* returned a tensor of shape \(3, {made}\)"
     ):
         runner(width, made).check([feature(0, 3)])
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("result", "words"),
     [
         (None, r"returned NoneType None \(a forgotten return\?\); it must return a tensor \[items, tokens, width\]"),
         ((row for row in ()), "returned generator"),
@@ -60,18 +60,18 @@ def test_another_width(width: int, made: int) -> None:
     ],
     ids=["nothing", "generator", "arrays", "mapping"],
 )
-def test_answers_of_a_wrong_kind(answer: Any, words: str) -> None:
-    """Are named as such, with what is asked for."""
-    hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: answer)
+def test_results_of_a_wrong_type(result: Any, words: str) -> None:
+    """The error names the type and what the hook must return."""
+    hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: result)
     with pytest.raises(ContractError, match=words):
         EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu")).check([feature(0, 3)])
 
 
 def test_all_rows_in_one_tensor() -> None:
-    """Rows of several items that are not divided: the error has the shapes and says how to divide them."""
+    """Embeddings of several items that are not divided: the error has their shape and says how to divide them."""
     hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: [torch.zeros(8, 8)])
     encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"))
-    with pytest.raises(EmbeddingCountError, match=r"gave 1: \[8, 8\]; divide rows .* \(torch\.split\)"):
+    with pytest.raises(EmbeddingCountError, match=r"returned 1: \[8, 8\]; divide them .* \(torch\.split\)"):
         encoders._embed([feature(0, 4), feature(1, 4)])
 
 

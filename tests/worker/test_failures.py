@@ -1,4 +1,4 @@
-"""A request's error names its stage and holds nothing but words."""
+"""A request's error names its stage and holds no tensors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def outputs_of_broken(stage: str, refs: list[weakref.ref[Any]]) -> list[Any]:
 
 @pytest.mark.parametrize(("stage", "kind", "held"), [("forward", RequestFailedError, 3), ("encoder", EncoderError, 1)])
 def test_a_kept_error_keeps_no_model(stage: str, kind: type[CorellmError], held: int) -> None:
-    """Nor anybody's embeddings: outputs may be kept for long."""
+    """Nor embeddings: callers may keep outputs for long."""
     refs: list[weakref.ref[Any]] = []
     outputs = outputs_of_broken(stage, refs)
     assert [type(output.error) for output in outputs] == [kind] * 2

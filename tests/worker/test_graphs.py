@@ -1,4 +1,4 @@
-"""What is recorded as a CUDA graph, and what is not: on a CUDA of our own, which only notes what it is asked."""
+"""Which steps are captured as CUDA graphs: on a fake CUDA that notes how it is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corellm.worker.graphs import CudaGraph, NotCapturable
 
 
 class Cuda:
-    """What was asked of it, and whether a capture fails."""
+    """The calls so far, and whether a capture fails."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -43,8 +43,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return fake
 
 
-def record(step: Callable[[], Tensor]) -> Tensor:
-    return CudaGraph("pool", "stream").record(step)  # type: ignore[arg-type]
+def capture(step: Callable[[], Tensor]) -> Tensor:
+    return CudaGraph("pool", "stream").capture(step)  # type: ignore[arg-type]
 
 
 def test_a_step_is_tried_before_it_is_captured(cuda: Cuda) -> None:
@@ -55,7 +55,7 @@ def test_a_step_is_tried_before_it_is_captured(cuda: Cuda) -> None:
         seen.append((torch.cuda.is_current_stream_capturing(), cuda.mode))
         return torch.ones(2)
 
-    assert record(step).tolist() == [1, 1]
+    assert capture(step).tolist() == [1, 1]
     assert seen == [(True, 0), (True, "error"), (False, 0)]
     assert cuda.calls == [("capture", "pool", "stream")]
 
@@ -78,17 +78,17 @@ def fails() -> Tensor:
         (fails, r"ValueError: not while capturing \(.*test_graphs.py:\d+\)"),
     ],
 )
-def test_what_is_not_recordable_is_not_captured(cuda: Cuda, step: Callable[[], Tensor], words: str) -> None:
+def test_what_is_not_capturable_is_not_captured(cuda: Cuda, step: Callable[[], Tensor], words: str) -> None:
     """And nothing stays as it was for the trial."""
     with pytest.raises(NotCapturable, match=words):
-        record(step)
+        capture(step)
     assert not cuda.calls
     assert cuda.mode == 0
     assert not torch.cuda.is_current_stream_capturing()
 
 
 def test_numbers_of_the_host_go_along(cuda: Cuda) -> None:
-    assert record(lambda: torch.ones(1, device="meta") * torch.tensor(2.0)).device.type == "meta"
+    assert capture(lambda: torch.ones(1, device="meta") * torch.tensor(2.0)).device.type == "meta"
 
 
 def test_memory_that_runs_out_is_told_by_others(cuda: Cuda) -> None:
@@ -96,13 +96,13 @@ def test_memory_that_runs_out_is_told_by_others(cuda: Cuda) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        record(step)
+        capture(step)
 
 
 def test_a_capture_that_fails_says_how_to_start_without(cuda: Cuda) -> None:
     cuda.fails = True
-    with pytest.raises(ConfigError, match=r"cannot be recorded: RuntimeError: .*start again with enforce_eager=True"):
-        record(lambda: torch.ones(1))
+    with pytest.raises(ConfigError, match=r"cannot be captured: RuntimeError: .*start again with enforce_eager=True"):
+        capture(lambda: torch.ones(1))
 
 
 def test_work_goes_to_the_models_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

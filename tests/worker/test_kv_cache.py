@@ -1,4 +1,4 @@
-"""The KV cache's size follows the wishes given, and swapped blocks come back as they left."""
+"""The KV cache has the configured size, and swapped blocks come back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU's memory is divided as it was measured, and running out of it is told with what to lower."""
+"""A GPU's memory is divided as measured; out-of-memory errors say what to lower."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_blocks_get_what_the_busiest_step_leaves(gpu: dict[str, int]) -> None:
     memory = DeviceMemory(GPU, 0.9)
     gpu["peak"] = 20 * GIB
-    rehearsed: list[int] = []
-    memory.rehearse(lambda: rehearsed.append(1))
-    assert rehearsed
+    ran: list[int] = []
+    memory.measure_peak(lambda: ran.append(1))
+    assert ran
     assert memory.left_for_blocks() == int(0.9 * 80 * GIB) - 2 * GIB - 20 * GIB
     assert choose_num_blocks(CacheConfig(), GIB, 10**9, memory) == 50 + 1
     assert choose_num_blocks(CacheConfig(kv_cache_memory=3 * GIB), GIB, 10**9, memory) == 3 + 1
@@ -53,7 +53,7 @@ def test_what_fits_nowhere_is_not_for_blocks(gpu: dict[str, int]) -> None:
     """Holes that the allocator cannot give back."""
     memory = DeviceMemory(GPU, 0.9)
     gpu.update(peak=20 * GIB, allocated=14 * GIB, reserved=17 * GIB)
-    memory.rehearse(lambda: None)
+    memory.measure_peak(lambda: None)
     assert memory.left_for_blocks() == int(0.9 * 80 * GIB) - 2 * GIB - 23 * GIB
 
 
@@ -62,14 +62,14 @@ def test_another_model_of_this_process_is_one_of_the_others(gpu: dict[str, int])
     gpu.update(free=43 * GIB, allocated=30 * GIB, reserved=35 * GIB)
     memory = DeviceMemory(GPU, 0.9)
     gpu["peak"] = 40 * GIB
-    memory.rehearse(lambda: gpu.update(reserved=30 * GIB))
+    memory.measure_peak(lambda: gpu.update(reserved=30 * GIB))
     assert memory.left_for_blocks() == int(0.9 * 80 * GIB) - 32 * GIB - 10 * GIB
 
 
 def test_no_memory_for_blocks_is_told(gpu: dict[str, int]) -> None:
     memory = DeviceMemory(GPU, 0.5)
     gpu["peak"] = 39 * GIB
-    memory.rehearse(lambda: None)
+    memory.measure_peak(lambda: None)
     with pytest.raises(
         ConfigError, match=r"of 80.0 GiB, 50% may be used .*others have 2.0, .*take 39.0; raise gpu_mem"
     ):
@@ -122,7 +122,7 @@ def test_the_busiest_step_runs(family: str, tmp_path: Path) -> None:
     path = importlib.import_module(f"corellm_{family}.tiny").make_tiny_checkpoint(tmp_path)
     with LLM(str(path), max_model_len=512, num_kv_blocks=64) as llm:
         runner, profile = llm.engine.runner, llm.engine.input_processor.mm_processor.profile
-        runner.rehearse(700, 8, 512, profile.features)
+        runner.profile_run(700, 8, 512, profile.features)
         assert not runner._states
 
 

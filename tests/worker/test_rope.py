@@ -1,4 +1,4 @@
-"""Rotary frequencies are those of the longest sequence, whatever runs together: those of transformers' forward."""
+"""Rotary frequencies are those of the longest sequence, whatever is in the batch: those of transformers' forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attention backend is given and must do. Knows nothing of models, requests or schedules.
+"""The interface of attention backends. Knows nothing of models, requests or schedules.
 
 A step's batch is flat: the query tokens of all sequences one after another, `[num_tokens, ...]`, single-token decodes
 first. Keys and values of earlier tokens are read through block tables; the step's own are written first, so that a
@@ -17,10 +17,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where each sequence of a flat batch lies, in the batch and in the cache. Same for all layers of a step."""
+    """Where each sequence of a flat batch lies, in the batch and in the cache; the same for all layers of a step."""
 
     num_decodes: int
-    """The first so many sequences have exactly one query token."""
+    """Number of decode sequences (one query token each); they come first."""
     query_lens: list[int]
     """Query tokens per sequence; their sum is `num_tokens`."""
     seq_lens: list[int]
@@ -39,8 +39,8 @@ class AttentionMetadata:
 class LayerCache:
     """The KV cache of one layer: two tensors `[num_blocks, block_size, num_kv_heads, head_size]`.
 
-    If they are quantized (int8, float8_e4m3fn), every token's head has a factor of its own, by which what is stored is
-    to be multiplied: two tensors `[num_blocks, block_size, num_kv_heads]`, float32.
+    Quantized caches (int8, float8_e4m3fn) have a factor per token and head, by which stored values are multiplied: two
+    tensors `[num_blocks, block_size, num_kv_heads]`, float32.
     """
 
     key: Tensor
@@ -61,19 +61,19 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions still to be applied to queries and keys, as transformers' `rotate_half` does (neox style).
+    """Rotary positions to apply to queries and keys, as transformers' `rotate_half` does (neox style).
 
-    The first `rotary_size` channels of each head are rotated, the rest stays.
+    The first `rotary_size` channels of each head are rotated; the others stay as they are.
     """
 
     cos: Tensor
     sin: Tensor
     """Both `[num_tokens, rotary_size]`, or `[3, num_tokens, rotary_size]` with `sections`."""
     sections: tuple[int, int, int] | None = None
-    """For M-RoPE: how many channels of each half go by the position in time, height and width."""
+    """For M-RoPE: number of channels of each half for the positions in time, height and width."""
 
     def rotate(self, x: Tensor) -> Tensor:
-        """`[num_tokens, heads, head_size]`, rotated."""
+        """Return `x`, `[num_tokens, heads, head_size]`, rotated."""
         cos, sin = self._of_token(self.cos), self._of_token(self.sin)
         turned, rest = torch.split(x, [cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
         first, second = turned.chunk(2, dim=-1)
@@ -81,7 +81,7 @@ class Rotary:
         return torch.cat([rotated.to(x.dtype), rest], dim=-1)
 
     def _of_token(self, angles: Tensor) -> Tensor:
-        """`[num_tokens, 1, rotary_size]`."""
+        """Return the angles of each token, `[num_tokens, 1, rotary_size]`."""
         if self.sections is None:
             return angles[:, None]
         parts = torch.split(angles, [*self.sections, *self.sections], dim=-1)
@@ -98,18 +98,18 @@ class AttentionBackend(ABC):
     priority: ClassVar[int] = 0
     """Among the backends that support a device and dtype, the highest is chosen."""
     recordable: ClassVar[bool] = False
-    """Whether for batches of decodes `forward` depends on tensors alone, so that it can be recorded as a CUDA graph."""
+    """Whether `forward` on decodes depends on tensors alone, so that a CUDA graph can capture it."""
     rotates: ClassVar[bool] = False
-    """Whether `forward` is to apply rotary positions itself, where it is given them."""
+    """Whether `forward` applies rotary positions itself if it gets `rotary`."""
 
     @classmethod
     @abstractmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Say why this backend cannot run there; None if it can."""
+        """Return why this backend cannot run on a device in a dtype; None if it can."""
 
     @classmethod
     def quantized_dtypes(cls, device: torch.device) -> tuple[torch.dtype, ...]:
-        """Types of quantized caches that it reads and writes there."""
+        """Return the types of quantized caches that it supports on a device."""
         return ()
 
     @abstractmethod
@@ -128,13 +128,13 @@ class AttentionBackend(ABC):
         """Write the step's keys and values into the cache and attend.
 
         Args:
-            query: `[num_tokens, num_heads, head_size]`, positions already encoded; may be overwritten.
+            query: `[num_tokens, num_heads, head_size]`; may be overwritten.
             key, value: `[num_tokens, num_kv_heads, head_size]`; `num_heads` is a multiple of `num_kv_heads`.
             cache: this layer's; written to.
             metadata: of this step.
             scale: factor on the scores.
             sliding_window: each query sees at most this many tokens, itself included; None for all.
-            rotary: to be applied to query and key first. Only backends that say `rotates` are given any.
+            rotary: applied to query and key first; None if they are rotated already, as always without `rotates`.
 
         Returns:
             `[num_tokens, num_heads, head_size]`.

@@ -1,8 +1,8 @@
 """The CPU backend: torch kernels only, arranged by measurement (`bench/attention.py` compares the arrangements).
 
-Decodes: several sequences at once; a group's blocks are gathered by `index_select` into a scratch that stays in the
-processor's cache, grouped-query heads are folded into the query's length (SDPA's own grouped-query path is five times
-slower in bfloat16). Prefills: one sequence at a time, straight from the batch when nothing of it was cached.
+Decodes: several sequences at once; a group's blocks are gathered by `index_select` into scratch memory that stays in
+the processor's cache; grouped-query heads are folded into the query's length (SDPA's own grouped-query path is five
+times slower in bfloat16). Prefills: one sequence at a time, straight from the batch if none of it was cached.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from corellm.attention.backend import AttentionBackend, AttentionMetadata, Layer
 from corellm.attention.reference import causal_mask
 
 _SCRATCH_BYTES = 8 << 20
-"""Gathered keys and values per decode group: more falls out of the cache between the gather and its use."""
+"""Bytes of gathered keys and values per decode group; more would leave the processor's cache before use."""
 
 
 class CpuAttention(AttentionBackend):
@@ -64,7 +64,7 @@ class CpuAttention(AttentionBackend):
     def _decode_groups(
         self, metadata: AttentionMetadata, cache: LayerCache, sliding_window: int | None
     ) -> list[_DecodeGroup]:
-        """The step's decode groups: planned at the first layer, the same for all layers of equal shape."""
+        """Return the step's decode groups, planned once for all layers of equal shape."""
         token_bytes = 2 * cache.key[0, 0].numel() * cache.key.element_size()
         budget = max(1, _SCRATCH_BYTES // (token_bytes * cache.block_size))
         plan = (budget, cache.block_size, sliding_window)
@@ -94,7 +94,7 @@ class _DecodeGroup:
         if window is not None:
             mask &= positions >= lens[:, None] - window
         self.mask = None if bool(mask.all()) else mask[:, None, None]
-        # A mask alone does not keep out what earlier owners left behind the sequence's end: NaN survives a weight of 0.
+        # Stale slots behind the sequence's end may hold NaN, which a mask does not remove: NaN times 0 is NaN.
         self.behind = (positions >= lens[:, None]).flatten().nonzero().flatten()
 
     def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float) -> None:
@@ -118,7 +118,7 @@ class _DecodeGroup:
 def _plan_decodes(
     metadata: AttentionMetadata, block_size: int, budget: int, sliding_window: int | None
 ) -> list[_DecodeGroup]:
-    """Sort the decodes by length, then cut where a group's padded blocks would exceed the budget."""
+    """Return groups of decodes of similar length, each within the budget of padded blocks."""
     members: list[int] = []
     groups: list[list[int]] = []
     for i in sorted(range(metadata.num_decodes), key=lambda i: metadata.seq_lens[i]):
@@ -133,7 +133,7 @@ def _plan_decodes(
 
 
 def _gather(cache: LayerCache, block_table: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
-    """A sequence's keys and values, `[seq_len, num_kv_heads, head_size]`."""
+    """Return a sequence's keys and values, `[seq_len, num_kv_heads, head_size]`."""
     blocks = block_table[: -(-seq_len // cache.block_size)]
     return (
         cache.key.index_select(0, blocks).flatten(0, 1)[:seq_len],
@@ -142,7 +142,7 @@ def _gather(cache: LayerCache, block_table: Tensor, seq_len: int) -> tuple[Tenso
 
 
 def _attend_prefill(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
-    """Causal attention of the last `len(query)` tokens of one sequence over all of it."""
+    """Return causal attention of the last `len(query)` tokens of a sequence over all its tokens."""
     query_len, seq_len = query.shape[0], keys.shape[0]
     groups = query.shape[1] // keys.shape[1]
     heads_first = [x.transpose(0, 1) for x in (query, keys, values)]

@@ -1,8 +1,8 @@
-"""The door between transformers' modelling code and our backends: the attention function `corellm_paged`.
+"""Connects transformers' modelling code to the attention backends: the attention function `corellm_paged`.
 
 The text decoder runs with `attn_implementation="corellm_paged"`, which is registered for attention but not for masks,
-so that transformers builds none. The model's forward pass receives `paged=` as an extra keyword argument and hands it
-down to every attention layer, which calls `attend` on it.
+so that transformers builds none. The model's forward pass gets an extra keyword argument `paged` and passes it to every
+attention layer, which calls `attend` on it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from corellm.errors import ContractError
 ATTENTION_NAME = "corellm_paged"
 
 _UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
-"""Arguments of attention functions that change the result and that no backend computes."""
+"""Arguments of attention functions that change the result and that no backend implements."""
 
 
 class PagedStep(Protocol):
-    """What travels through a forward pass as `paged`."""
+    """What a forward pass gets as `paged`."""
 
     def attend(
         self,
@@ -34,9 +34,9 @@ class PagedStep(Protocol):
         sliding_window: int | None,
         rotary: Rotary | None = None,
     ) -> Tensor:
-        """Attend in one layer: flat tensors `[num_tokens, heads, head_size]` in, one of the query's shape out.
+        """Return the attention of one layer; tensors are flat, `[num_tokens, heads, head_size]`.
 
-        Layers that leave their rotary positions to the backend hand them over as `rotary`.
+        `rotary` is given by layers that leave rotary positions to the backend.
         """
         ...
 
@@ -79,15 +79,15 @@ def paged_attention(
     paged: PagedStep | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function transformers calls: `query [1, num_heads, num_tokens, head_size]` and so on.
+    """Attend for a transformers layer: `query [1, num_heads, num_tokens, head_size]` and so on.
 
     Returns:
         `[1, num_tokens, num_heads, head_size]` and no weights.
     """
     if paged is None:
         raise ContractError(
-            f"{type(module).__name__} was run without the engine's `paged` argument: the text decoder must hand its "
-            f"keyword arguments down to its attention layers"
+            f"{type(module).__name__} was run without the engine's `paged` argument: the text decoder must pass its "
+            f"keyword arguments on to its attention layers"
         )
     if attention_mask is not None:
         raise ContractError(f"{type(module).__name__} built an attention mask; paged attention is causal by itself")

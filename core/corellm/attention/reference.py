@@ -1,4 +1,4 @@
-"""The reference: each sequence alone, by `scaled_dot_product_attention`. Slow where it must be, plain everywhere.
+"""The reference backend: each sequence alone, by `scaled_dot_product_attention`; plain, not fast.
 
 Any device and dtype. Other backends are tested against it.
 """
@@ -13,7 +13,7 @@ from corellm.attention.backend import AttentionBackend, AttentionMetadata, Layer
 
 
 def causal_mask(query_len: int, seq_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """Which of `seq_len` tokens each of the last `query_len` of them sees: `[query_len, seq_len]`, bool."""
+    """Return which of `seq_len` tokens each of the last `query_len` sees: `[query_len, seq_len]`, bool."""
     positions = torch.arange(seq_len, device=device)
     queries = positions[seq_len - query_len :, None]
     mask = positions <= queries

@@ -1,4 +1,4 @@
-"""Which attention backend runs: those that extensions offer, the core's own among them, the best one that can."""
+"""Selects an attention backend among those of the core and of extensions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class CoreBackends:
-    """The extension through which the core's own backends come in."""
+    """The extension that registers the core's own backends."""
 
     @hookimpl
     def register_attention_backends(self) -> dict[str, str]:
-        """The torch reference and the CPU backend."""
+        """Return the torch reference and the CPU backend."""
         return {
             "reference": "corellm.attention.reference:ReferenceAttention",
             "cpu": "corellm.attention.cpu:CpuAttention",
@@ -62,7 +62,7 @@ class _Offer:
         """Import it.
 
         Raises:
-            ContractError: it is not there, or no backend.
+            ContractError: it cannot be imported, or is no backend.
         """
         from corellm.attention.backend import AttentionBackend
 
@@ -80,10 +80,10 @@ class _Offer:
 
 
 def _offers() -> dict[str, _Offer]:
-    """By name.
+    """Return the backends that extensions register, by name.
 
     Raises:
-        ContractError: two extensions offer the same.
+        ContractError: two extensions register the same name.
     """
     offers: dict[str, _Offer] = {}
     for extension, offered in ask_extensions("register_attention_backends", _is_text_by_text):
@@ -96,5 +96,5 @@ def _offers() -> dict[str, _Offer]:
     return offers
 
 
-def _is_text_by_text(answer: Any) -> bool:
-    return isinstance(answer, dict) and all(isinstance(text, str) for item in answer.items() for text in item)
+def _is_text_by_text(result: Any) -> bool:
+    return isinstance(result, dict) and all(isinstance(text, str) for item in result.items() for text in item)

@@ -1,5 +1,5 @@
-"""Child processes that answer questions and can be killed: for work that input can make endless or enormous.
+"""Child processes that serve requests and can be killed: for work whose time or memory depends on untrusted input.
 
-`child` is the parent's side, `serving` the child's, `frames` what goes between them. Questions and answers are JSON:
-reading what a child wrote runs none of its code. Imports the standard library only, so that a child starts fast.
+`child` is the parent's side, `serving` the child's, `frames` the messages between them. Messages are JSON: reading what
+a child wrote runs none of its code. Imports the standard library only, so that a child starts fast.
 """

@@ -1,4 +1,4 @@
-"""The parent's side: a child process that is started when it is asked, and killed when it does not answer in time.
+"""The parent's side: a child process that starts with the first request and is killed if it takes too long.
 
 Knows nothing of what the child does. Not for several threads at once.
 """
@@ -16,13 +16,13 @@ from typing import Any
 from corellm.children import frames
 
 START_SECONDS = 60.0
-"""For starting Python and its imports, also on a machine that is busy."""
+"""Time limit for starting Python and its imports, also on a busy machine."""
 
-MAX_ANSWER_BYTES = 1 << 28
+MAX_REPLY_BYTES = 1 << 28
 
 
 class ChildError(Exception):
-    """The child did not answer; the next question starts another one."""
+    """The child returned no result; the next request starts another child."""
 
 
 class ChildTimeoutError(ChildError):
@@ -30,14 +30,14 @@ class ChildTimeoutError(ChildError):
 
 
 class RefusedError(Exception):
-    """The child's answer is that it cannot: its own words, which are those of its input."""
+    """The child returned an error; its message may come from untrusted input."""
 
 
 class Child:
-    """A child process that answers questions.
+    """A child process that serves requests.
 
     Args:
-        module: what it runs, as `python -m`: a module whose main function is `serving.serve`.
+        module: run as `python -m`; it calls `serving.serve`.
     """
 
     def __init__(self, module: str) -> None:
@@ -45,10 +45,11 @@ class Child:
         self._running: _Running | None = None
 
     def start(self) -> None:
-        """Make sure that the child is there and ready.
+        """Start the child and wait until it is ready, unless it runs already.
 
         Raises:
             ChildError: it does not start.
+            OSError: no process can be made.
         """
         if self._running is not None and not self._running.is_usable():
             self.kill()
@@ -56,43 +57,44 @@ class Child:
             self._running = _Running(self._module)
             self._exchange(None, START_SECONDS)
 
-    def ask(self, question: Any, seconds: float) -> Any:
-        """The child's answer.
+    def call(self, request: Any, seconds: float) -> Any:
+        """Send a request and return the child's result.
 
         Args:
-            question: JSON.
-            seconds: after which the child is killed. Starting it does not count.
+            request: JSON.
+            seconds: time limit, after which the child is killed; starting it does not count.
 
         Raises:
-            RefusedError: the child says that it cannot.
-            ChildError: it died, or its time was up.
+            RefusedError: the child returned an error.
+            ChildError: it died, or exceeded the time limit.
+            TypeError, ValueError, RecursionError: the request is not JSON.
         """
         self.start()
-        reply = self._exchange(frames.encode({"seconds": seconds, "question": question}), seconds)
+        reply = self._exchange(frames.encode({"seconds": seconds, "request": request}), seconds)
         if "error" in reply:
             raise RefusedError(reply["error"])
-        return reply["answer"]
+        return reply["result"]
 
     def kill(self) -> None:
-        """End the child, whatever it is doing. It is started again when it is asked."""
+        """End the child, whatever it is doing; the next request starts another."""
         if self._running is not None:
             self._running.end()
             self._running = None
 
     def interrupt(self) -> None:
-        """End the child from another thread than the one that asks it, which then gets a `ChildError`."""
+        """End the child from another thread; the thread that waits for its result gets a `ChildError`."""
         running = self._running
         if running is not None:
             running.process.kill()
 
     def _exchange(self, data: bytes | None, seconds: float) -> Any:
-        """Send and receive one frame. Where that is left half done, the stream is of no use any more."""
+        """Send and receive one frame; kill the child if that fails, as the rest of a frame may follow."""
         assert self._running is not None
         try:
             return self._running.exchange(data, time.monotonic() + max(seconds, 0.0))
         except TimeoutError as error:
             self.kill()
-            raise ChildTimeoutError(f"no answer within {seconds:.1f} s") from error
+            raise ChildTimeoutError(f"no result within {seconds:.1f} s") from error
         except (OSError, EOFError, ValueError) as error:
             process = self._running.process
             self.kill()
@@ -108,7 +110,7 @@ class _Running:
     def __init__(self, module: str) -> None:
         self.socket, theirs = socket.socketpair()
         try:
-            # -P: nothing from the working directory; a session of its own: Ctrl-C is for the parent
+            # -P: import nothing from the working directory; own session: Ctrl-C goes to the parent only
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
                 stdin=theirs.fileno(),
@@ -124,7 +126,7 @@ class _Running:
         self.end = weakref.finalize(self, _end, self.socket, self.process, self._pid)
 
     def is_usable(self) -> bool:
-        """Whether it runs, and is ours: after a fork it is still the parent's."""
+        """Whether it runs and belongs to this process: after a fork it still belongs to the parent."""
         return self._pid == os.getpid() and self.process.poll() is None
 
     def exchange(self, data: bytes | None, deadline: float) -> Any:
@@ -136,7 +138,7 @@ class _Running:
             self.socket.settimeout(_left(deadline))
             return self.socket.recv(count)
 
-        return frames.read(receive, MAX_ANSWER_BYTES)
+        return frames.read(receive, MAX_REPLY_BYTES)
 
 
 def _left(deadline: float) -> float:
@@ -149,7 +151,7 @@ def _left(deadline: float) -> float:
 def _end(ours: socket.socket, process: subprocess.Popen[bytes], pid: int) -> None:
     ours.close()
     if pid != os.getpid():
-        process.returncode = 0  # another process's child: not to be killed, waited for or warned of here
+        process.returncode = 0  # another process's child: Popen must not wait for it or warn of it here
         return
     process.kill()
     process.wait()

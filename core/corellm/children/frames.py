@@ -1,4 +1,4 @@
-"""One message on a stream: eight bytes of length, then JSON. Knows nothing of who sends or why."""
+"""Messages on a stream: eight bytes of length, then JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 def encode(message: Any) -> bytes:
-    """A message as the bytes of its frame.
+    """Return the bytes of a message's frame.
 
     Raises:
         TypeError, ValueError, RecursionError: the message is not JSON.
@@ -21,10 +21,10 @@ def encode(message: Any) -> bytes:
 
 
 def read(receive: Callable[[int], bytes], max_bytes: int) -> Any:
-    """The next message.
+    """Return the next message.
 
     Args:
-        receive: gives at most so many bytes, none at the end of the stream.
+        receive: returns at most the given number of bytes, none at the end of the stream.
         max_bytes: the longest message to take.
 
     Raises:

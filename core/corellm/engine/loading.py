@@ -1,13 +1,13 @@
-"""Puts one model together: an opened checkpoint, its weights, processing, caches, scheduler, and graphs.
+"""Loads one model: its weights, processing, caches, scheduler and graphs.
 
-Memory is asked for in the order in which it is known: weights, the busiest step, then blocks with what is left.
+Memory is allocated in the order in which its size is known: weights, the profile run, then KV blocks with what is left.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LoadedModel:
-    """Everything the engine loop drives."""
+    """The parts of a loaded model that the engine uses."""
 
     context: ModelContext
     input_processor: InputProcessor
@@ -65,7 +65,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The model in memory, and what running one token through it showed."""
+    """The model in memory, and its sizes, found by running one token."""
 
     model: nn.Module
     language_model: nn.Module
@@ -74,16 +74,16 @@ class _Weights:
     vocab_size: int
     """Width of the logits."""
     embedding_size: int
-    """Token ids that can be embedded."""
+    """Number of token ids that can be embedded."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
-    """Load a model and build the engine's parts around it.
+    """Load a model and build the parts of its engine.
 
     Args:
-        config: everything that was asked for.
+        config: of the engine.
         located: the checkpoint.
-        check_encoders: embed the adapter's dummy items, too; without it, what is wrong with them is found later.
+        check_encoders: embed the adapter's dummy items as a check.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
@@ -99,7 +99,7 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
 
 @contextmanager
 def _at_load(model: str) -> Iterator[None]:
-    """Whatever untyped error a checkpoint makes a library or an adapter raise is told in one line."""
+    """Turn untyped errors of libraries and adapters into a `CheckpointError` of one line."""
     try:
         yield
     except CorellmError:
@@ -112,6 +112,7 @@ def _at_load(model: str) -> Iterator[None]:
 
 
 def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
+    """Load the weights, divide the rest of the memory, and build the engine's parts in it."""
     context, hooks = opened.context, opened.hooks
     backend, kv_dtype = _choose_attention(config, context)
     logger.info(
@@ -122,21 +123,10 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         weights = _load_weights(config, hooks, context)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
-
     wanted = wanted_len(config, context)
     mm_processor = _make_processor(config, opened, executor, wanted)
-    with memory.explaining(
-        "the busiest step",
-        "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
-    ):
-        memory.rehearse(
-            lambda: make_runner(num_blocks=1).rehearse(
-                token_budget(config, context, wanted),
-                sequences_at_once(config, context),
-                wanted,
-                mm_processor.profile.features,
-            )
-        )
+    _measure_profile_run(config, context, make_runner, mm_processor.profile, memory)
+
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
     sizes = plan_sizes(config, context, bytes_per_block, memory)
     freeze_rope(weights.language_model, sizes.max_model_len)
@@ -149,16 +139,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
             _capture_graphs(config, runner, sizes, mm_processor.profile)
     return LoadedModel(
         context=context,
-        input_processor=InputProcessor(
-            context.tokenizer,
-            hooks,
-            mm_processor,
-            vocab_size=weights.vocab_size,
-            embedding_size=weights.embedding_size,
-            max_model_len=sizes.max_model_len,
-            chat_template=context.chat_template,
-            scheduling_policy=config.scheduler.scheduling_policy,
-        ),
+        input_processor=_make_input_processor(config, opened, weights, mm_processor, sizes.max_model_len),
         scheduler=_make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
         runner=runner,
         executor=executor,
@@ -168,8 +149,47 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
     )
 
 
+def _measure_profile_run(
+    config: EngineConfig,
+    context: ModelContext,
+    make_runner: Callable[..., ModelRunner],
+    profile: DummyProfile,
+    memory: DeviceMemory,
+) -> None:
+    """Measure the memory of the largest step that the configuration allows."""
+    longest = wanted_len(config, context)
+    with memory.explaining(
+        "the busiest step",
+        "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
+    ):
+        memory.measure_peak(
+            lambda: make_runner(num_blocks=1).profile_run(
+                token_budget(config, context, longest),
+                sequences_at_once(config, context),
+                longest,
+                profile.features,
+            )
+        )
+
+
+def _make_input_processor(
+    config: EngineConfig, opened: OpenedModel, weights: _Weights, mm_processor: MultiModalProcessor, max_model_len: int
+) -> InputProcessor:
+    """Return the processor of prompts."""
+    return InputProcessor(
+        opened.context.tokenizer,
+        opened.hooks,
+        mm_processor,
+        vocab_size=weights.vocab_size,
+        embedding_size=weights.embedding_size,
+        max_model_len=max_model_len,
+        chat_template=opened.context.chat_template,
+        scheduling_policy=config.scheduler.scheduling_policy,
+    )
+
+
 def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[AttentionBackend, torch.dtype]:
-    """The attention backend, and the type of its cache."""
+    """Return the attention backend and the dtype of its cache."""
     backend = select_backend(context.device, context.dtype, config.model.attention_backend)
     kv_dtype = cache_dtype(config.cache.kv_cache_dtype, context.dtype)
     if kv_dtype in QUANTIZED and kv_dtype not in backend.quantized_dtypes(context.device):
@@ -183,13 +203,13 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
 def _make_processor(
     config: EngineConfig, opened: OpenedModel, executor: ThreadPoolExecutor, max_model_len: int
 ) -> MultiModalProcessor:
-    """The processing of items, for sequences of up to `max_model_len` tokens."""
+    """Return the processor of items, for sequences of up to `max_model_len` tokens."""
     context = opened.context
     context.max_model_len = max_model_len
     return MultiModalProcessor(
         opened.hooks,
         config.multimodal,
-        # adapters write the same few texts into every prompt
+        # cached because adapters tokenize the same few texts for every prompt
         tokenize=lru_cache(maxsize=256)(partial(TextEncoder(context.tokenizer), add_special_tokens=False)),
         token_text=context.tokenizer.convert_ids_to_tokens,
         namespace=opened.namespace,
@@ -199,7 +219,7 @@ def _make_processor(
 
 
 def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _Weights:
-    """Load the model, make it faster, and find its decoder, layout and widths."""
+    """Load the model, replace layers by faster ones, and find its decoder, layout and widths."""
     register_attention()
     load_config = LoadConfig(
         model_path=context.model_path,
@@ -229,13 +249,13 @@ def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _W
     return _Weights(model, language_model, layout, width, vocab_size, embedding_size)
 
 
-def _is_list_of_text(answer: Any) -> bool:
-    return isinstance(answer, list) and all(isinstance(line, str) for line in answer)
+def _is_list_of_text(result: Any) -> bool:
+    return isinstance(result, list) and all(isinstance(line, str) for line in result)
 
 
 def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Scheduler:
-    """The scheduler with its block manager and encoder cache, which holds at least the largest item."""
-    wished = config.scheduler.encoder_cache_size
+    """Return the scheduler with its block manager and an encoder cache that holds at least the largest item."""
+    cache_size = config.scheduler.encoder_cache_size
     return Scheduler(
         config.scheduler,
         BlockManager(
@@ -244,7 +264,7 @@ def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Sc
             enable_prefix_caching=config.cache.enable_prefix_caching,
             num_host_blocks=sizes.num_host_blocks,
         ),
-        EncoderCache(max(sizes.token_budget if wished is None else wished, largest_item)),
+        EncoderCache(max(sizes.token_budget if cache_size is None else cache_size, largest_item)),
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.token_budget,
@@ -262,7 +282,7 @@ def _make_runner(
     num_blocks: int,
     num_host_blocks: int = 0,
 ) -> ModelRunner:
-    """The worker, with the KV cache allocated."""
+    """Return the model runner, with its KV cache allocated."""
     block_size = config.cache.block_size
     return ModelRunner(
         hooks,
@@ -281,7 +301,7 @@ def _make_runner(
 
 
 def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, profile: DummyProfile) -> None:
-    """Record decode steps of all sizes, and encoders of items that all have one."""
+    """Capture decode steps of all sizes, and encoders of items that all have one shape."""
     stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
     make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
     runner.encoders.capture_graphs(profile.features, make_graph)
@@ -296,7 +316,7 @@ def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, pro
 
 
 def _eos_token_ids(model: Any, context: ModelContext) -> frozenset[int]:
-    """End-of-sequence tokens: the generation configuration's and the tokenizer's."""
+    """Return the end-of-sequence tokens of the generation configuration and the tokenizer."""
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     listed = stated if isinstance(stated, (list, tuple)) else [stated]
     return frozenset(token for token in (*listed, context.tokenizer.eos_token_id) if token is not None)

@@ -1,6 +1,6 @@
-"""Where a checkpoint is and which plugin serves it, seen before anything heavy is imported.
+"""Finds a checkpoint and the plugin that serves it, before torch and transformers are imported.
 
-What can be refused is refused here: no such model, broken files, no plugin. Imports no torch and no transformers.
+Reports at once what needs neither: no such model, broken files, no plugin.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from corellm.worker.checkpoint_files import check_files
 
 @dataclass(frozen=True)
 class LocatedModel:
-    """A checkpoint on disk whose files are whole, and the plugin that serves it."""
+    """A checkpoint on disk whose files were checked, and the plugin that serves it."""
 
     path: Path
     tokenizer_path: Path
-    """Where the tokenizer's files are: the checkpoint, unless the operator gave another place."""
+    """Directory of the tokenizer's files: the checkpoint's, unless `tokenizer` names another."""
     entry: AdapterEntry
     sampling: SamplingParams
-    """Of requests that bring none."""
+    """Default sampling parameters of requests."""
 
 
 def locate(config: ModelConfig) -> LocatedModel:
-    """Find the checkpoint, check its files, and find the plugin.
+    """Return the checkpoint, its files checked, and its plugin.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
@@ -47,7 +47,7 @@ def locate(config: ModelConfig) -> LocatedModel:
 
 
 def _architectures(config: ModelConfig, path: Path) -> tuple[str, ...]:
-    """The operator's, else the checkpoint's."""
+    """Return the architectures of `hf_overrides`, else those of the checkpoint."""
     overrides = config.hf_overrides
     stated = overrides.get("architectures") if isinstance(overrides, Mapping) else None
     if stated is None:

@@ -1,4 +1,4 @@
-"""From a located checkpoint to one with its adapter: configuration, tokenizer and hooks, without weights."""
+"""Opens a located checkpoint: its configuration, tokenizer and the hooks of its adapter, without weights."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class OpenedModel:
 
     context: ModelContext
     hooks: Any
-    """The hook callers: adapter, defaults and extensions."""
+    """The hook callers of adapter, defaults and extensions."""
     namespace: tuple[str, ...]
-    """What item hashes depend on beside the item."""
+    """What item hashes depend on besides the item."""
     templates: TemplateRenderer
-    """Where chat templates run; to be closed."""
+    """Renders chat templates; must be closed."""
 
 
 def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
-    """Read what a checkpoint says, and put adapter, defaults and extensions behind one set of hooks.
+    """Return a checkpoint's configuration and tokenizer, with adapter, defaults and extensions behind one set of hooks.
 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.

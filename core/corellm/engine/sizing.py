@@ -1,6 +1,6 @@
-"""How much of everything one engine gets: KV blocks, sequence length, tokens per step.
+"""Sizes of one engine: KV blocks, sequence length, tokens per step.
 
-Knows the operator's wishes, the model's length and the memory there is; allocates nothing.
+Knows the configuration, the model's length and the free memory; allocates nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 _SEQUENCES = {"cpu": 64, "cuda": 256}
 _TOKENS = {"cpu": 2048, "cuda": 8192}
-"""The most of a step if the operator does not say, by kind of device: with less a GPU is not busy."""
+"""Default limits of a step by type of device: with less a GPU is not busy."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Blocks on the device and on the host, tokens of a sequence, sequences at once, tokens of a step."""
+    """Numbers of device and host blocks, tokens per sequence, running sequences, tokens per step."""
 
     num_blocks: int
     num_host_blocks: int
@@ -35,10 +35,10 @@ class Sizes:
 
 
 def wanted_len(config: EngineConfig, context: ModelContext) -> int:
-    """The longest sequence if memory does not limit it: what was asked for, else what the model was trained for.
+    """Return the longest sequence before memory limits it: the configured one, else the trained one.
 
     Raises:
-        ConfigError: the model has not so many positions.
+        ConfigError: the model has fewer positions.
     """
     trained, wanted = checkpoints.default_max_model_len(context.hf_config), config.model.max_model_len
     longest = longest_len(context.hf_config.get_text_config(), trained)
@@ -48,15 +48,15 @@ def wanted_len(config: EngineConfig, context: ModelContext) -> int:
 
 
 def sequences_at_once(config: EngineConfig, context: ModelContext) -> int:
-    """Most sequences that run in a step."""
+    """Return the most sequences that run in a step."""
     return config.scheduler.max_num_seqs or _SEQUENCES[context.device.type]
 
 
 def plan_sizes(config: EngineConfig, context: ModelContext, bytes_per_block: int, memory: DeviceMemory) -> Sizes:
-    """Divide the memory: as many blocks as fit and could be used, and what follows from their number.
+    """Return the sizes: as many blocks as fit and can be used, and what follows from their number.
 
     Raises:
-        ConfigError: what was asked for does not fit; says what to change.
+        ConfigError: the configured sizes do not fit; says what to change.
     """
     block_size, num_seqs = config.cache.block_size, sequences_at_once(config, context)
     num_blocks = choose_num_blocks(config.cache, bytes_per_block, num_seqs * wanted_len(config, context), memory)
@@ -68,13 +68,13 @@ def plan_sizes(config: EngineConfig, context: ModelContext, bytes_per_block: int
         (num_blocks - 1) * block_size / max_model_len, max_model_len, budget,
     )  # fmt: skip
     num_host_blocks = 0
-    if config.scheduler.preemption_mode == "swap":  # what the space holds, and no more than could ever be used
+    if config.scheduler.preemption_mode == "swap":  # as many as fit, at most as many as can be used
         num_host_blocks = min(int(config.cache.swap_space * 2**30) // bytes_per_block, num_seqs * num_blocks)
     return Sizes(num_blocks, num_host_blocks, max_model_len, num_seqs, budget)
 
 
 def _max_model_len(config: EngineConfig, context: ModelContext, capacity: int) -> int:
-    """The longest sequence: what was asked for, if the cache can hold it, else what it can."""
+    """Return the longest sequence: the wanted one if the cache holds it, else what the cache holds."""
     wanted = wanted_len(config, context)
     if wanted <= capacity:
         return wanted
@@ -88,10 +88,10 @@ def _max_model_len(config: EngineConfig, context: ModelContext, capacity: int) -
 
 
 def token_budget(config: EngineConfig, context: ModelContext, max_model_len: int) -> int:
-    """Tokens per step.
+    """Return the tokens per step.
 
     Raises:
-        ConfigError: without chunked prefill, and less than the longest prompt.
+        ConfigError: without chunked prefill, it is less than the longest prompt.
     """
     budget = config.scheduler.max_num_batched_tokens
     default = _TOKENS[context.device.type]

@@ -1,5 +1,5 @@
-"""Jinja templates of checkpoints and operators, rendered where they can be killed.
+"""Renders Jinja chat templates of checkpoints and operators in child processes that can be killed.
 
-`environment` is what transformers gives a chat template, `worker` the child process that renders, `renderer` how the
-engine asks it. Only the child imports Jinja2.
+`environment` defines what templates can use, `worker` is the child process that renders, `renderer` the engine's side.
+Only the child imports Jinja2.
 """

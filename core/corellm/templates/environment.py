@@ -1,8 +1,8 @@
-"""What a chat template finds around it: the same as in transformers' `apply_chat_template`.
+"""The Jinja environment of chat templates, the same as in transformers' `apply_chat_template`.
 
-Checkpoints' templates are written for that: a sandbox, blocks that leave no blank lines, loop controls, the filter
-`tojson` that escapes nothing, the functions `raise_exception` and `strftime_now`, the block `generation`. Knows no
-messages and no limits.
+Checkpoints' templates rely on it: a sandbox, blocks that leave no blank lines, loop controls, the filter `tojson` that
+escapes nothing, the functions `raise_exception` and `strftime_now`, the block `generation`. Knows no messages and no
+limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %} ... {% endgeneration %}`: its body. Training marks the assistant's words by it."""
+    """`{% generation %} ... {% endgeneration %}` renders its body; training uses it to mark the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja2's base class declares it
 
@@ -33,7 +33,7 @@ class _GenerationBlock(Extension):
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """An environment that renders chat templates as transformers does."""
+    """Return an environment that renders chat templates as transformers does."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
@@ -50,7 +50,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """`json.dumps`, of whose arguments templates give these, also by position."""
+    """Return `json.dumps` with the arguments that templates pass, also by position."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

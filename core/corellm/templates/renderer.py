@@ -1,6 +1,6 @@
-"""How the engine renders a template: in a child process, within a time that the caller's whole conversation shares.
+"""Renders templates in child processes, within one time limit per conversation.
 
-Knows nothing of messages. Any thread may ask; two templates render at once, others wait for them.
+Knows nothing of messages. Any thread may render; two conversations render at once, others wait.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from corellm.children.child import Child, ChildError, ChildTimeoutError, Refused
 from corellm.errors import ProcessingError, PromptError
 
 RENDER_SECONDS = 4.0
-"""For everything that is rendered for one conversation."""
+"""Time limit for everything rendered for one conversation."""
 
 MAX_CHARS = 1 << 25
-"""The longest text a template may write."""
+"""Longest text a template may render to."""
 
 _MAX_MESSAGE = 600
-"""Characters of an error: a template can raise the whole conversation."""
+"""Longest error message: a template can put the whole conversation into one."""
 
 Render = Callable[[str, Mapping[str, Any]], str]
-"""Of `(template, variables)`: its text."""
+"""From `(template, variables)` to the text."""
 
 
 class TemplateRefusalError(PromptError):
-    """The template itself raised: it may take the same conversation in another form."""
+    """The template raised; it may accept the same conversation in another form."""
 
 
 class TemplateRenderer:
     """Renders templates in child processes, which are started when first needed.
 
     Args:
-        seconds: for everything rendered in one `session`; then the child is killed.
+        seconds: time limit for everything rendered in one `session`; then the child is killed.
         max_chars: the longest text.
     """
 
@@ -45,19 +45,19 @@ class TemplateRenderer:
 
     @contextmanager
     def session(self) -> Iterator[Render]:
-        """A function that renders, for one conversation: its time begins when it is first called.
+        """Give a function that renders for one conversation; its time starts with its first call.
 
         Raises:
-            TemplateRefusalError: from the function, the template raised or is malformed.
-            PromptError: from the function, it takes too long.
-            ProcessingError: from the function, the child cannot be started or died.
+            TemplateRefusalError: in the function: the template raised or is malformed.
+            PromptError: in the function: the template takes too long, or cannot take these variables.
+            ProcessingError: in the function: the child cannot be started or died.
         """
         lock, child = self._second if self._first[0].locked() else self._first
         with lock:
             yield self._renders_in(child)
 
     def close(self) -> None:
-        """End the child processes. They would start again if asked."""
+        """End the child processes; rendering again would start new ones."""
         for lock, child in (self._first, self._second):
             if lock.acquire(blocking=False):
                 child.kill()
@@ -70,12 +70,12 @@ class TemplateRenderer:
 
         def render(template: str, variables: Mapping[str, Any]) -> str:
             nonlocal deadline
-            question = {"template": template, "variables": variables, "max_chars": self._max_chars}
+            request = {"template": template, "variables": variables, "max_chars": self._max_chars}
             try:
                 child.start()
                 if deadline is None:
                     deadline = time.monotonic() + self._seconds
-                text: str = child.ask(question, deadline - time.monotonic())
+                text: str = child.call(request, deadline - time.monotonic())
             except RefusedError as error:
                 message = f"the chat template does not take this conversation: {error}"
                 raise TemplateRefusalError(message[:_MAX_MESSAGE]) from None
@@ -84,7 +84,7 @@ class TemplateRenderer:
                     f"the chat template does not end within {self._seconds:g} s for this conversation; "
                     "shorten it, or mend the template"
                 ) from error
-            except ValueError as error:  # a number of more digits than Python writes
+            except (TypeError, ValueError, RecursionError) as error:  # not JSON, such as a number of too many digits
                 raise PromptError(f"a chat template cannot be given this conversation: {error}") from error
             except (ChildError, OSError) as error:
                 raise ProcessingError(f"the process that renders chat templates failed: {error}") from error

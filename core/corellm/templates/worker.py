@@ -1,6 +1,6 @@
 """The child process that renders templates: `python -m corellm.templates.worker`.
 
-A question is `{"template", "variables", "max_chars"}`, the answer the text. Imports Jinja2 and the standard library.
+A request is `{"template", "variables", "max_chars"}`, the result the text. Imports Jinja2 and the standard library.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from corellm.children.serving import serve
 from corellm.templates.environment import make_environment
 
 MAX_MEMORY = 1 << 30
-"""Bytes of address space. What a template builds in one expression is bounded by this alone."""
+"""Bytes of address space; the only limit on what a template builds in one expression."""
 
 
-def render(question: dict[str, Any]) -> str:
-    """Render a template, no longer than `max_chars`.
+def render(request: dict[str, Any]) -> str:
+    """Return a rendered template of at most `max_chars` characters.
 
     Raises:
-        ValueError: whatever the template raised, or its text is too long.
+        ValueError: the template raised, or its text is too long.
     """
     pieces: list[str] = []
-    left = question["max_chars"]
+    left = request["max_chars"]
     try:
-        for piece in _compiled(question["template"]).generate(question["variables"]):
+        for piece in _compiled(request["template"]).generate(request["variables"]):
             pieces.append(piece)
             left -= len(piece)
             if left < 0:
@@ -36,7 +36,7 @@ def render(question: dict[str, Any]) -> str:
     except Exception as error:  # whatever a template can raise
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
     if left < 0:
-        raise ValueError(f"its text is longer than {question['max_chars']} characters")
+        raise ValueError(f"its text is longer than {request['max_chars']} characters")
     return "".join(pieces)
 
 

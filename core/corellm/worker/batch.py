@@ -1,4 +1,4 @@
-"""The messages between the engine and the worker: what one step runs, and what came of it.
+"""The messages between the engine and the worker: what one step runs, and its result.
 
 Plain data without tensors, so that the scheduler can build it and a process boundary could carry it. Lists that grow
 while a request runs (block table, output tokens) are passed by reference: the engine owns and changes them between
@@ -15,7 +15,7 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 
 UNKNOWN = -1
-"""In place of a token id that the step before samples."""
+"""In place of a token id that the step in flight is still sampling."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class StepResult:
-    """What came of a step."""
+    """Sampled tokens, log-probabilities and failures of one step."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     """Request id to the next token, for every chunk with `samples`."""
@@ -93,4 +93,4 @@ class StepResult:
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """For the prompt tokens `start + 1 ... start + num_tokens` of this step's chunk, as far as the prompt goes."""
     failed: dict[str, CorellmError] = field(default_factory=dict)
-    """Requests that failed in this step and had no part in it."""
+    """Requests that failed in this step, each with its error; they get no token."""

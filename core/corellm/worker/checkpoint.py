@@ -1,13 +1,14 @@
 """A checkpoint on disk: where it is, its configuration, tokenizer and dtype. No weights here.
 
-Every hub call gets the one `revision`; nothing is unpickled; code from the checkpoint runs only when the operator
-said so, which every load is told.
+Every hub call gets the one `revision`; nothing is unpickled; code from the checkpoint runs only with
+`trust_remote_code`, which every load passes on.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,24 +31,24 @@ logger = logging.getLogger(__name__)
 _HUB_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _HUB_WEIGHTS = ["*.safetensors"]
 _HUB_CODE = ["*.py"]
-"""What a hub model needs beside them where its code may run."""
+"""Downloaded as well if the checkpoint's code may run."""
 
 
 def resolve_checkpoint(config: ModelConfig) -> Path:
-    """Find the directory: a local one, one that a plugin ships (`demo`), or a snapshot of a hub model.
+    """Return the directory: a local one, one that a plugin ships (`demo`), or a snapshot of a hub model.
 
     Raises:
         CheckpointError: there is none; says what was tried.
     """
-    local = Path(config.model).expanduser()
-    if (local / "config.json").is_file():
+    local = Path(os.path.expanduser(config.model))  # `Path.expanduser` raises for an unknown user
+    if os.path.isfile(local / "config.json"):  # `Path.is_file` raises for names that are too long
         return local.resolve()
     shipped = shipped_checkpoints()
     if config.model in shipped:  # also where a directory of that name holds something else
         return shipped[config.model]
-    if local.is_dir():
+    if os.path.isdir(local):
         raise CheckpointError(f"{config.model}: this directory has no config.json, so it is no model checkpoint")
-    if local.exists():
+    if os.path.exists(local):
         raise CheckpointError(f"{config.model} is a file; give the checkpoint's directory")
     if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
         known = ", ".join(sorted(shipped)) or "none"
@@ -60,15 +61,15 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
 
 
 def resolve_tokenizer(config: ModelConfig, checkpoint: Path) -> Path:
-    """Find the directory of the tokenizer: the checkpoint's, or the operator's, which may be a hub name, too.
+    """Return the tokenizer's directory: the checkpoint's, or that of `tokenizer`, which may be a hub name.
 
     Raises:
         CheckpointError: there is none; says what was tried.
     """
     if config.tokenizer is None or config.tokenizer == config.model:
         return checkpoint
-    local = Path(config.tokenizer).expanduser()
-    if local.is_dir():
+    local = Path(os.path.expanduser(config.tokenizer))
+    if os.path.isdir(local):
         return local.resolve()
     shipped = shipped_checkpoints()
     if config.tokenizer in shipped:
@@ -84,11 +85,11 @@ def _code(config: ModelConfig) -> list[str]:
 
 def _download(name: str, revision: str | None, wanted: list[str], *, what: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"no {what} {name!r}: no such directory here, and the hub did not give it "
             f"({type(error).__name__}); check the name, the network and your access token"
@@ -96,7 +97,7 @@ def _download(name: str, revision: str | None, wanted: list[str], *, what: str) 
 
 
 def read_architectures(path: Path) -> tuple[str, ...]:
-    """The architectures that a checkpoint's `config.json` names, without importing transformers.
+    """Return the architectures that a checkpoint's `config.json` names, without importing transformers.
 
     Raises:
         CheckpointError: it is broken, or names none.
@@ -154,19 +155,19 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None, *,
 
 
 def _made_by(factory: Callable[..., Any], path: Path, trust_remote_code: bool) -> Any:
-    """What a class with `from_pretrained`, or a function of the checkpoint's directory, makes of it.
+    """Call `from_pretrained` of a class, or a function, on the checkpoint's directory.
 
-    Whatever takes `trust_remote_code` is told: transformers asks on standard input where it is left out.
+    Pass `trust_remote_code` where it is accepted: without it transformers asks on standard input.
     """
     make = getattr(factory, "from_pretrained", factory)
     takes = inspect.signature(make).parameters
-    told = "trust_remote_code" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    return make(path, **({"trust_remote_code": trust_remote_code} if told else {}))
+    accepted = "trust_remote_code" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    return make(path, **({"trust_remote_code": trust_remote_code} if accepted else {}))
 
 
 @contextmanager
 def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[None]:
-    """Errors of libraries become a `CheckpointError` that names the checkpoint; none of them asks questions."""
+    """Raise errors of libraries as a `CheckpointError` that names the checkpoint; nothing prompts the user."""
     try:
         with no_questions():
             yield
@@ -227,7 +228,7 @@ def resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtyp
 
 
 def default_max_model_len(hf_config: Any) -> int:
-    """How many positions the text model was trained for; 2048 where the configuration does not say."""
+    """Number of positions the text model was trained for; 2048 if the configuration does not say."""
     text_config = hf_config.get_text_config()
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(text_config, name, None)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files are whole: what can be seen of them without torch and without reading weights.
+"""Checks that a checkpoint's files are complete and readable, without torch and without reading weights.
 
 Knows file names and formats of the Hugging Face layout; knows no model, so not which weights it needs.
 """
@@ -24,7 +24,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 def check_files(path: Path, *, weights: bool = True) -> None:
-    """Refuse a directory whose configuration, tokenizer or weight files are broken; absent ones are not missed here.
+    """Raise if a configuration, tokenizer or weight file is broken; an absent file is not an error here.
 
     Args:
         path: the checkpoint's directory.
@@ -73,20 +73,24 @@ def _check_ends(file: Path) -> None:
 
 
 def _refuse_pointer(file: Path) -> None:
-    """Git leaves a pointer in place of a large file where Git LFS is not installed, or was told to skip it."""
-    with file.open("rb") as opened:
-        if opened.read(len(_POINTER)) == _POINTER:
-            raise CheckpointError(
-                f"{file} is a Git LFS pointer, not the file itself; run `git lfs install` and `git lfs pull` in "
-                f"{file.parent}, or download the checkpoint with `hf download`"
-            )
+    """Raise if a file cannot be read, or is the pointer that Git leaves if Git LFS did not download the file."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_POINTER))
+    except OSError as error:  # such as a link into a cache whose files were deleted
+        raise CheckpointError(f"{file} cannot be read ({error.strerror}); download it again") from error
+    if start == _POINTER:
+        raise CheckpointError(
+            f"{file} is a Git LFS pointer, not the file itself; run `git lfs install` and `git lfs pull` in "
+            f"{file.parent}, or download the checkpoint with `hf download`"
+        )
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
 def _check_weights(path: Path) -> None:
-    """Every file of weights has a sound header and all its bytes, and holds what the index says it holds."""
+    """Raise if a file of weights has a broken header, lacks bytes, or lacks a tensor that the index names."""
     index = path / _INDEX
     expected = _weight_map(index) if index.is_file() else {}
     held = {file.name: _tensor_names(file) for file in _weight_files(path, expected)}
@@ -106,7 +110,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 
 def _weight_files(path: Path, expected: Mapping[str, str]) -> Iterator[Path]:
-    """The files that are read: those that the index names, else the one of the usual name, else all there are."""
+    """Return the files to read: those the index names, else the one with the usual name, else all."""
     for name in sorted(set(expected.values())):
         if not (path / name).is_file():
             raise CheckpointError(f"{path} lacks {name}, which {_INDEX} names; download all files")

@@ -1,4 +1,4 @@
-"""The operator's changes of a checkpoint's configuration, `hf_overrides`, before anything is made of it."""
+"""Applies `hf_overrides`, the operator's changes of a checkpoint's configuration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from corellm.errors import ConfigError
 
 HfOverrides = Mapping[str, Any] | Callable[[Any], Any]
 _UNDERSTOOD = frozenset({"architectures", "rope_scaling", "rope_theta", "quantization_config"})
-"""Keys that transformers takes, whether the configuration has them or not."""
+"""Keys that transformers accepts even if the configuration lacks them."""
 
 
 def override_config(hf_config: Any, overrides: HfOverrides) -> Any:
-    """Give the configuration with the changes made.
+    """Return the configuration with the changes applied.
 
     Args:
         hf_config: what the checkpoint says.

@@ -1,7 +1,6 @@
-"""What a container grants this process: whole processors, and memory; by control groups of version 2 or 1.
+"""Limits of this process's container on processors and memory, from Linux control groups of version 1 or 2.
 
-A limit holds for a group and all below it, so that the tightest one from the process's own group up to the root counts.
-Knows the kernel's files, and no other limits than theirs.
+A limit holds for a group and all groups below it, so the tightest from the process's own group up to the root counts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _MOUNTED = Path("/sys/fs/cgroup")
 
 
 def granted_cpus() -> int | None:
-    """Whole processors, at least one; None without a quota."""
+    """Number of whole processors, at least one; None without a quota."""
     quotas = []
     for group in _groups("cpu"):
         stated = _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
@@ -25,7 +24,7 @@ def granted_cpus() -> int | None:
 
 
 def free_memory() -> int | None:
-    """Bytes until the tightest limit, counting cached files that are not in use as free; None without a limit."""
+    """Bytes left below the tightest limit, counting inactive file cache as free; None without a limit."""
     free = []
     for group in _groups("memory"):
         for limit, used, cached in (
@@ -40,9 +39,9 @@ def free_memory() -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Directories of the groups that bound this process, from its own up to the root.
+    """Yield the directories of the groups that limit this process, from its own up to the root.
 
-    In a container its own group is the root, though its name may be that of outside, and is not found then.
+    In a container only the root exists: the process's group has the name it has on the host.
     """
     for line in _read(_MEMBERSHIP).splitlines():
         _, controllers, name = line.split(":", 2)
@@ -55,7 +54,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _read(file: Path) -> str:
-    """A file of the kernel's without the last line's end; empty where there is none."""
+    """Return a file's text without its final line end; empty if there is no such file."""
     try:
         return file.read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""Decode steps as recorded graphs: what the GPU has to do is handed to it once, and then only repeated.
+"""Decode steps as CUDA graphs: captured once per batch size, then replayed.
 
-A step of `n` sequences with one token each runs in the smallest recorded size that holds it; the rest is padding, which
+A step of `n` sequences with one token each runs in the smallest captured size that holds it; the rest is padding, which
 reads nothing and writes to the null block. Knows the step only as a function of static tensors.
 """
 
@@ -25,16 +25,16 @@ DecodeStep = Callable[[FlatBatch], Tensor]
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, 8, then every 8, up to the most sequences that run at once."""
+    """Return the batch sizes to capture: 1, 2, 4, 8, then every 8, up to `max_num_seqs`."""
     sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
     return [*sizes, max_num_seqs]
 
 
 class DecodeGraphs:
-    """Records a decode step in several sizes, and runs batches in them. All leave their logits in the same memory.
+    """Captures a decode step in several sizes and replays it. All sizes write their logits to the same memory.
 
     Args:
-        step: what is recorded.
+        step: the step to capture.
         sizes: ascending.
         max_blocks: columns of block tables.
         position_rows: 3 for models with M-RoPE, else 1.
@@ -55,54 +55,54 @@ class DecodeGraphs:
         self._step, self._sizes = step, list(sizes)
         self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device)
         self._make_graph = make_graph
-        self._recorded: dict[int, Graph] = {}
+        self._captured: dict[int, Graph] = {}
         self._logits: Tensor
 
     @torch.inference_mode()
-    def record(self) -> None:
-        """Record all sizes, the largest first: the others then find room in its memory.
+    def capture(self) -> None:
+        """Capture all sizes, the largest first, so that the others reuse its memory.
 
         Raises:
-            NotCapturable: the step cannot run so.
+            NotCapturable: the step cannot be captured.
         """
         start, before = time.perf_counter(), _memory_used(self._inputs.device)
         self._logits = torch.empty_like(self._step(self._inputs.batch(self._sizes[-1])))
         for size in reversed(self._sizes):
             graph, batch, logits = self._make_graph(), self._inputs.batch(size), self._logits[:size]
-            graph.record(lambda batch=batch, logits=logits: logits.copy_(self._step(batch)))  # type: ignore[misc]
-            self._recorded[size] = graph
+            graph.capture(lambda batch=batch, logits=logits: logits.copy_(self._step(batch)))  # type: ignore[misc]
+            self._captured[size] = graph
         logger.info(
-            "recorded decode graphs of %s sequences in %.1f s, %.2f GiB",
+            "captured decode graphs of %s sequences in %.1f s, %.2f GiB",
             ", ".join(map(str, self._sizes)), time.perf_counter() - start,
             (_memory_used(self._inputs.device) - before) / 2**30,
         )  # fmt: skip
 
     def fits(self, arrays: StepArrays) -> bool:
-        """Whether a batch can run here: single tokens only, not too many, of no more kinds of positions."""
+        """Whether a batch can be replayed: single tokens, no more of them and no more position rows than captured."""
         single = len(arrays.seq_lens) == len(arrays.token_ids)
         rows = arrays.positions.size // len(arrays.token_ids)
         return single and len(arrays.seq_lens) <= self._sizes[-1] and rows <= self._inputs.position_rows
 
     @torch.inference_mode()
     def run(self, arrays: StepArrays, token_ids: Tensor | None = None) -> Tensor:
-        """The logits of a batch that fits, `[num_seqs, vocab]`: in memory that the next run writes anew.
+        """Return the logits of a batch that fits, `[num_seqs, vocab]`; the next run overwrites them.
 
         Args:
             arrays: of the batch.
-            token_ids: `[num_seqs]`, on the device: instead of those in `arrays`.
+            token_ids: `[num_seqs]` on the device, used instead of those in `arrays`.
         """
         num_seqs = len(arrays.seq_lens)
         size = next(size for size in self._sizes if size >= num_seqs)
         self._inputs.fill(arrays, size, token_ids)
-        self._recorded[size].replay()
+        self._captured[size].replay()
         return self._logits[:num_seqs]
 
 
 class StaticInputs:
-    """What a decode step reads, at addresses that do not change.
+    """The inputs of a decode step, in tensors whose addresses do not change.
 
     Args:
-        max_num_seqs: rows of everything.
+        max_num_seqs: rows of each tensor.
         max_blocks, position_rows, device: as of `DecodeGraphs`.
     """
 
@@ -116,7 +116,7 @@ class StaticInputs:
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def batch(self, size: int) -> FlatBatch:
-        """The first `size` rows, as a batch of decodes."""
+        """Return the first `size` rows as a batch of decodes."""
         token_ids, slots, lens = self._values[:3, :size]
         positions = self._values[3:, :size]
         return FlatBatch(
@@ -134,19 +134,19 @@ class StaticInputs:
         )
 
     def fill(self, arrays: StepArrays, size: int, token_ids: Tensor | None = None) -> None:
-        """Put a batch into the first rows, and padding into the others up to `size`: token 0 of no sequence.
+        """Write a batch into the first rows, and padding (token 0, the null block) into the others up to `size`.
 
-        `token_ids`, if given, are on the device already, and go before those of `arrays`.
+        `token_ids`, if given, are on the device and replace those of `arrays`.
         """
         if self._copied is not None:
-            self._copied.synchronize()  # what the last step was given may still be on its way
+            self._copied.synchronize()  # the last step's inputs may still be in transit
         num_seqs, width = len(arrays.seq_lens), arrays.block_tables.shape[1]
         host = self._host.numpy()
         host[0, :num_seqs], host[1, :num_seqs], host[2, :num_seqs] = arrays.token_ids, arrays.slots, arrays.seq_lens
         host[3:, :num_seqs] = arrays.positions.reshape(-1, num_seqs)
         host[:, num_seqs:size] = 0
         self._values.copy_(self._host, non_blocking=True)
-        # what is left of longer tables behind it belongs to no context
+        # stale entries beyond `width` lie behind every sequence and are never read
         self._tables[:num_seqs, :width].copy_(upload(arrays.block_tables, self.device), non_blocking=True)
         if token_ids is not None:
             self._values[0, :num_seqs].copy_(token_ids)

@@ -1,6 +1,6 @@
-"""The core's answers to the model hooks, on transformers' own modelling code.
+"""The core's implementations of the model hooks, on transformers' own modelling code.
 
-Registered last in every model's plugin manager, so an adapter's own answer goes first.
+Registered last in every model's plugin manager, so an adapter's own implementation comes first.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from corellm.multimodal.merging import check_embeddings, write_rows
 
 
 class MergeRows(Protocol):
-    """How an extension writes rows into text embeddings, one for each token that takes one."""
+    """A function of an extension that writes item embeddings over the text embeddings of their tokens."""
 
     def __call__(self, inputs_embeds: Tensor, rows: Tensor, counts: Tensor) -> None:
-        """Write in place.
+        """Write into `inputs_embeds`.
 
         Args:
             inputs_embeds: `[num_tokens, width]`.
-            rows: `[num_rows, width]`, of any float type.
-            counts: `[num_tokens]` int32, how many tokens up to each, itself included, take a row; at last `num_rows`.
+            rows: item embeddings `[num_rows, width]`, of any float type.
+            counts: `[num_tokens]` int32, number of tokens up to and with each that take one; the last is `num_rows`.
         """
         ...
 
@@ -39,7 +39,7 @@ class ModelDefaults:
 
     Args:
         context: of the model.
-        merge_rows: an extension's way; None for plain torch.
+        merge_rows: an extension's function; None for plain torch.
     """
 
     def __init__(self, context: ModelContext, merge_rows: MergeRows | None = None) -> None:
@@ -53,7 +53,7 @@ class ModelDefaults:
 
     @hookimpl(trylast=True)
     def get_language_model(self, model: nn.Module) -> nn.Module:
-        """What `get_decoder` finds."""
+        """Return what `get_decoder` finds."""
         find = getattr(model, "get_decoder", None)
         if find is None:
             raise ContractError(
@@ -64,7 +64,7 @@ class ModelDefaults:
 
     @hookimpl(trylast=True)
     def get_input_embeddings(self, model: nn.Module, input_ids: Tensor) -> Tensor:
-        """The model's token embedding."""
+        """Return the model's token embeddings."""
         embeds: Tensor = model.get_input_embeddings()(input_ids)  # type: ignore[operator]
         return embeds
 
@@ -72,7 +72,7 @@ class ModelDefaults:
     def merge_multimodal_embeddings(
         self, inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
     ) -> Tensor:
-        """A masked write that neither broadcasts one row nor clips surplus ones."""
+        """Write item embeddings where `is_multimodal` is true; raise if their number differs."""
         if self._merge_rows is None:
             return write_rows(inputs_embeds, multimodal_embeddings, is_multimodal)
         counts = is_multimodal.cumsum(dim=0, dtype=torch.int32)
@@ -82,13 +82,13 @@ class ModelDefaults:
 
     @hookimpl(trylast=True)
     def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:
-        """The model's output embedding."""
+        """Return the logits of the model's output layer."""
         logits: Tensor = model.get_output_embeddings()(hidden_states)  # type: ignore[operator]
         return logits
 
 
 def transformers_class(hf_config: Any) -> Any:
-    """The transformers class that `architectures` names, else the one transformers has for such a configuration.
+    """Return the transformers class that `architectures` names, else the one for the configuration's type.
 
     Raises:
         ContractError: there is none.
@@ -128,7 +128,7 @@ def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -
 
 
 def _random_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
-    """A model as it is before training, which stops where the checkpoint says."""
+    """Return a model with random weights and the checkpoint's generation configuration."""
     from transformers import GenerationConfig
 
     with load_config.device:
@@ -139,10 +139,9 @@ def _random_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
 
 
 def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
-    """A model with the checkpoint's weights.
+    """Return a model with the checkpoint's weights.
 
-    To a GPU weights go straight from their files, which transformers leaves to accelerate; where that is missing they
-    are in host memory first.
+    With accelerate, weights are read straight into GPU memory; without it they are in host memory first.
     """
     _require_weights(load_config.model_path)
     straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
@@ -161,7 +160,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
                 **placement,
             )
     except torch.OutOfMemoryError:
-        raise  # told by whoever knows the device
+        raise  # `DeviceMemory.explaining` names the device
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error
@@ -184,14 +183,14 @@ def _require_weights(path: Path) -> None:
 
 
 def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:
-    """The progress bar over weights, unless there is less than a gigabyte: that is over at once."""
+    """Show transformers' progress bar only for weights of a gigabyte or more."""
     short = sum(file.stat().st_size for file in path.glob("*.safetensors")) < 2**30
     return no_progress_bars() if short else nullcontext()
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Transformers draws none meanwhile."""
+    """Switch transformers' progress bars off inside the block."""
     from transformers.utils import logging
 
     if not logging.is_progress_bar_enabled():
@@ -211,14 +210,14 @@ def _check_report(load_config: LoadConfig, report: Mapping[str, Any]) -> None:
         ("unexpected_keys", "the checkpoint has weights the model has no place for"),
         ("error_msgs", "weights could not be read"),
     ):
-        keys = sorted(map(_told, report.get(kind) or ()))
+        keys = sorted(map(_key_text, report.get(kind) or ()))
         if keys:
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             raise CheckpointError(f"{load_config.model_path}: {meaning}: {', '.join(keys[:3])}{more}")
 
 
-def _told(key: Any) -> str:
-    """A weight of a report; one of another shape is a triple with the file's and the model's."""
+def _key_text(key: Any) -> str:
+    """Return a weight's name, with both shapes if the report gives `(name, shape in the file, shape in the model)`."""
     if not isinstance(key, tuple):
         return str(key)
     name, found, wanted = key
@@ -231,14 +230,14 @@ def model_width(model: nn.Module) -> int:
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """Inference only: no gradients."""
+    """Return the model with gradients switched off."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model
 
 
 def floating_to(data: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Move tensors (in lists too) to the device, floating ones in the model's dtype."""
+    """Move tensors (also in lists) to the device, floating ones in the model's dtype."""
     if isinstance(data, Tensor):
         return data.to(device=device, dtype=dtype) if data.is_floating_point() else data.to(device)
     if isinstance(data, list):

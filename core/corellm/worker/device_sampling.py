@@ -1,6 +1,6 @@
-"""Sampling by an extension: what it is called with, and what it must give.
+"""Sampling by an extension: the arguments it gets, and a check of what it returns.
 
-Parameters go to the device in one copy, and nothing waits for it.
+Parameters go to the device in one asynchronous copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from corellm.worker.transfers import upload
 
 
 class Sample(Protocol):
-    """How an extension chooses tokens on a device: in its own way, what `token_weights` and `draw` give."""
+    """A function of an extension that samples on the device, with the same results as `token_weights` and `draw`."""
 
     def __call__(
         self,
@@ -31,20 +31,20 @@ class Sample(Protocol):
         uniforms: Tensor | None,
         edits: LogitEdits | None,
     ) -> tuple[Tensor, Tensor]:
-        """A token for every row of `logits [num_rows, vocab]`, of any float type; not changed.
+        """Return a token for every row of logits.
 
         Args:
-            logits: as the model gave them.
-            temperature: `[num_rows]` float64, 0 for the best token; None where all rows want theirs.
+            logits: `[num_rows, vocab]` of the model, of any float type; not to be changed.
+            temperature: `[num_rows]` float64, 0 for the best token; None if all rows take the best token.
             top_k: `[num_rows]` int32, 0 for all.
-            top_p: `[num_rows]` float64; this and `top_k` are None where no row asks for either.
+            top_p: `[num_rows]` float64; this and `top_k` are None if no row uses either.
             min_p: `[num_rows]` float64, 0 for all.
-            uniforms: `[num_rows]` float64 in [0, 1); these two are None where `temperature` is.
+            uniforms: `[num_rows]` float64 in [0, 1); this and `min_p` are None if `temperature` is.
             edits: to be applied first; None for nothing.
 
         Returns:
-            Tokens `[num_rows]` int64, `FAILED` for a row that is not finite or has none; and the largest of each row's
-            logits as they were given, `[num_rows]`, infinity where one is NaN.
+            Tokens `[num_rows]` int64, `FAILED` for a row that is not finite or allows no token; and each row's largest
+            logit before edits, `[num_rows]`, infinity where one is NaN.
         """
         ...
 
@@ -53,25 +53,25 @@ _Parameters: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tens
 
 
 def sample_by(sample: Sample, logits: Tensor, states: Sequence[SamplingState], ahead: int) -> tuple[Tensor, Tensor]:
-    """The tokens of all rows, and the largest logit of each; arguments as of `Sampler.start`.
+    """Return the token and the largest logit of each row; arguments as of `Sampler.start`.
 
     Raises:
-        ContractError: the extension gave something else.
+        ContractError: the extension returned something else.
     """
     edits = collect_edits(states, logits.device) if any(state.edits_logits for state in states) else None
-    answer = sample(logits, *_parameters(states, logits.device, ahead), edits)
-    if not _is_answer(answer, len(states)):
-        parts = answer if isinstance(answer, tuple) else (answer,)
-        told = [f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in parts]
+    result = sample(logits, *_parameters(states, logits.device, ahead), edits)
+    if not _is_valid(result, len(states)):
+        parts = result if isinstance(result, tuple) else (result,)
+        found = [f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in parts]
         raise ContractError(
             f"the function of register_sampling must return tokens, torch.int64 [{len(states)}], and largest logits "
-            f"[{len(states)}]; it returned {', '.join(told)}"
+            f"[{len(states)}]; it returned {', '.join(found)}"
         )
-    return answer
+    return result
 
 
 def _parameters(states: Sequence[SamplingState], device: torch.device, ahead: int) -> _Parameters:
-    """Temperature, top-k, top-p, min-p and random numbers, as far as they are asked for."""
+    """Return temperature, top-k, top-p, min-p and random numbers on the device; None for those no row uses."""
     if all(state.greedy for state in states):
         return None, None, None, None, None
     rows = [
@@ -85,8 +85,8 @@ def _parameters(states: Sequence[SamplingState], device: torch.device, ahead: in
     return temperature, top_k.int(), top_p, min_p, uniforms
 
 
-def _is_answer(answer: Any, num_rows: int) -> bool:
-    if not (isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
+def _is_valid(result: Any, num_rows: int) -> bool:
+    if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, Tensor) for part in result)):
         return False
-    tokens, largest = answer
+    tokens, largest = result
     return bool(tokens.dtype == torch.int64 and tokens.shape == largest.shape == (num_rows,))

@@ -1,7 +1,7 @@
-"""Encoders of items that all have the same shape, as recorded graphs: towers that scale every image to one size.
+"""Encoders as CUDA graphs, for models that scale every image to one size.
 
-One image keeps a GPU less busy than the host that launches a tower's hundreds of kernels. An encoder is recorded if
-it waits for no value of the device and gives a row of tensors per item; items of other shapes run as before.
+For a single image, launching an encoder's hundreds of kernels takes longer than running them. An encoder is captured if
+it never waits for the device and its items' outputs have one shape; items of other shapes run without a graph.
 """
 
 from __future__ import annotations
@@ -18,56 +18,61 @@ from corellm.worker.graphs import Graph, NotCapturable
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8)
-"""Items of a recorded batch; larger batches keep a GPU busy without."""
+"""Batch sizes that are captured; larger batches keep a GPU busy without a graph."""
 
 Embed = Callable[[str, Mapping[str, Any]], Any]
 """From a modality and joined tensors to a tensor `[items, tokens, width]` or a list of one per item."""
 
 
 class EncoderGraphs:
-    """Records encoders, and runs items in them.
+    """Captures encoders and replays them.
 
     Args:
-        embed: what is recorded.
+        embed: the function to capture.
         make_graph: called once per modality and size.
     """
 
     def __init__(self, embed: Embed, make_graph: Callable[[], Graph]) -> None:
         self._embed, self._make_graph = embed, make_graph
         self._inputs: dict[str, dict[str, Tensor]] = {}
-        """By modality: what the largest batch reads."""
-        self._recorded: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
+        """By modality: the inputs of the largest batch."""
+        self._captured: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
 
     @torch.inference_mode()
-    def record(self, modality: str, item: Mapping[str, Any]) -> None:
-        """Record batches of items like one, whose joined tensors these are, each `[1, ...]`; if that can be."""
+    def capture(self, modality: str, item: Mapping[str, Any]) -> None:
+        """Capture batches of items shaped like `item`, if that is possible.
+
+        Args:
+            modality: of the items.
+            item: joined tensors of one item, each `[1, ...]`.
+        """
         if not all(isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == 1 for tensor in item.values()):
             return
         inputs = {name: tensor.repeat(SIZES[-1], *[1] * (tensor.dim() - 1)) for name, tensor in item.items()}
         try:
             shapes = {tuple(part.shape) for part in self._embed(modality, inputs)}
         except Exception as error:
-            logger.info("the %s encoder is not recorded: %s items at once fail: %s", modality, SIZES[-1], error)
+            logger.info("the %s encoder is not captured: %s items at once fail: %s", modality, SIZES[-1], error)
             return
         if len(shapes) != 1:
-            logger.info("the %s encoder is not recorded: its rows have several shapes", modality)
+            logger.info("the %s encoder is not captured: its outputs have several shapes", modality)
             return
-        recorded: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
+        captured: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
         try:
             for size in reversed(SIZES):
                 graph, part = self._make_graph(), {name: tensor[:size] for name, tensor in inputs.items()}
-                output = graph.record(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
-                recorded[modality, size] = graph, output
+                output = graph.capture(lambda part=part: _stacked(self._embed(modality, part)))  # type: ignore[misc]
+                captured[modality, size] = graph, output
         except NotCapturable as reason:
-            logger.info("the %s encoder is not recorded: %s", modality, reason)
+            logger.info("the %s encoder is not captured: %s", modality, reason)
             return
-        self._recorded |= recorded
+        self._captured |= captured
         self._inputs[modality] = inputs
-        logger.info("recorded the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
+        logger.info("captured the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
 
     @torch.inference_mode()
     def run(self, modality: str, items: Mapping[str, Any]) -> Tensor | None:
-        """The rows of a batch of items, `[items, tokens, width]`; None if they are not like those recorded."""
+        """Return the embeddings of a batch of items, `[items, tokens, width]`; None if no graph fits them."""
         inputs = self._inputs.get(modality)
         if inputs is None or inputs.keys() != items.keys():
             return None
@@ -76,15 +81,15 @@ class EncoderGraphs:
             return None
         for name, tensor in inputs.items():
             tensor[:count].copy_(items[name], non_blocking=True)
-        graph, output = self._recorded[modality, next(size for size in SIZES if size >= count)]
+        graph, output = self._captured[modality, next(size for size in SIZES if size >= count)]
         graph.replay()
-        return output[:count].clone()  # the next run writes there anew
+        return output[:count].clone()  # the next run overwrites it
 
 
 def _is_like(value: Any, tensor: Tensor, count: int) -> bool:
-    """Whether a value is a tensor of so many items that are as large."""
+    """Whether a value is a tensor of `count` items of the same shape and dtype as those of `tensor`."""
     return isinstance(value, Tensor) and value.dtype == tensor.dtype and value.shape == (count, *tensor.shape[1:])
 
 
-def _stacked(rows: Any) -> Tensor:
-    return rows if isinstance(rows, Tensor) else torch.stack(list(rows))
+def _stacked(outputs: Any) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else torch.stack(list(outputs))

@@ -1,7 +1,7 @@
-"""Runs encoders over the items a step needs and keeps their outputs until the engine says they may go.
+"""Runs encoders on the items a step needs and keeps their outputs until the engine frees them.
 
 Which items, when, and how long they stay is the engine's decision; this file runs the adapter's encoder in batches
-and checks what comes back. An item that fails, fails alone.
+and checks what it returns. A failing item fails alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class EncoderRunner:
 
     Args:
         hooks: the model's hook callers.
-        model: what `load_model` gave.
-        width: of a row, the decoder's hidden size or more.
+        model: the loaded model.
+        width: of an embedding: the decoder's hidden size or more.
         dtype, device: of the model.
     """
 
@@ -51,15 +51,15 @@ class EncoderRunner:
         self._outputs.clear()
 
     def output(self, feature: MultiModalFeature) -> Tensor:
-        """The embeddings of an item that was run.
+        """Return the embeddings of an item that was run.
 
         Raises:
-            CorellmError: why there are none.
+            CorellmError: the reason why there are none.
         """
         output = self._outputs.get(feature.identifier)
         if output is None:
             raise self._failures.get(feature.identifier) or EncoderError(
-                f"{feature.modality} {feature.item}: its encoder output is gone"
+                f"{feature.modality} {feature.item}: its encoder output was dropped"
             )
         if len(output) != feature.placeholder.num_embeds:  # another item of the same uuid
             raise EmbeddingCountError(
@@ -70,7 +70,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def check(self, features: Sequence[MultiModalFeature]) -> None:
-        """Embed the adapter's dummy items, at load: an encoder that does not fit its placeholders is found there.
+        """Embed the adapter's dummy items at load, to find an encoder that does not fit its placeholders.
 
         Raises:
             CorellmError: what is wrong with the first that fails.
@@ -81,10 +81,10 @@ class EncoderRunner:
         self.drop(feature.identifier for feature in features)
 
     def capture_graphs(self, features: Sequence[MultiModalFeature], make_graph: Callable[[], Graph]) -> None:
-        """Record the encoders of items like these, as far as that can be; see `EncoderGraphs`."""
+        """Capture the encoders of items shaped like these, where possible; see `EncoderGraphs`."""
         graphs = EncoderGraphs(self._encode, make_graph)
         for feature in features:
-            graphs.record(feature.modality, self._joined([feature]))
+            graphs.capture(feature.modality, self._joined([feature]))
         self._graphs = graphs
 
     def run(self, features: Sequence[MultiModalFeature]) -> None:
@@ -98,7 +98,7 @@ class EncoderRunner:
                 self._run_batch([group[i] for i in members])
 
     def _run_batch(self, features: list[MultiModalFeature]) -> None:
-        """Run one batch; if it fails, its items run alone, so that only the guilty one's requests fail."""
+        """Run one batch; if it fails, its items run alone, so that only the failing item's requests fail."""
         try:
             self._store(features, self._embed(features))
             return
@@ -107,7 +107,7 @@ class EncoderRunner:
                 stage = f"{features[0].modality} {features[0].item}: the encoder"
                 self._failures[features[0].identifier] = failure_of(stage, error, EncoderError)
                 return
-        for feature in features:  # not before the error is gone: it holds the failed batch's tensors
+        for feature in features:  # outside `except`: the error holds the failed batch's tensors
             self._run_batch([feature])
 
     def _embed(self, features: list[MultiModalFeature]) -> Sequence[Tensor]:
@@ -117,20 +117,20 @@ class EncoderRunner:
         outputs = self._graphs.run(modality, joined) if self._graphs is not None else None
         if outputs is None:
             outputs = self._encode(modality, joined)
-        rows = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else None
-        if rows is None or not all(isinstance(part, Tensor) for part in rows):
+        parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else None
+        if parts is None or not all(isinstance(part, Tensor) for part in parts):
             forgotten = " (a forgotten return?)" if outputs is None else ""
             raise ContractError(
                 f"get_multimodal_embeddings returned {type(outputs).__name__} {outputs!r:.60}{forgotten}; it must "
                 f"return a tensor [items, tokens, width], or a list of one tensor [tokens, width] per item"
             )
-        if len(rows) != len(features):
-            shapes = ", ".join(str(list(part.shape)) for part in rows[:4]) + (", ..." if len(rows) > 4 else "")
+        if len(parts) != len(features):
+            shapes = ", ".join(str(list(part.shape)) for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
             raise EmbeddingCountError(
-                f"get_multimodal_embeddings must give one entry for each of {len(features)} {features[0].modality} "
-                f"items, and gave {len(rows)}: {shapes}; divide rows by the items' own counts (torch.split)"
+                f"get_multimodal_embeddings must return one entry for each of {len(features)} {features[0].modality} "
+                f"items, and returned {len(parts)}: {shapes}; divide them by the items' own counts (torch.split)"
             )
-        return rows
+        return parts
 
     def _joined(self, features: Sequence[MultiModalFeature]) -> dict[str, Any]:
         joined = join_items([feature.data for feature in features])
@@ -145,19 +145,19 @@ class EncoderRunner:
             if tuple(output.shape) != (wanted, self._width):
                 raise EmbeddingCountError(
                     f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
-                    f"{self._width}, get_multimodal_embeddings gave a tensor of shape {tuple(output.shape)}"
+                    f"{self._width}, get_multimodal_embeddings returned a tensor of shape {tuple(output.shape)}"
                 )
         converted = [output.to(device=self._device, dtype=self._dtype) for output in outputs]
-        finite = torch.stack([output.isfinite().all() for output in converted]).tolist()  # one wait for all of them
+        finite = torch.stack([output.isfinite().all() for output in converted]).tolist()  # one wait for the device
         for feature, is_finite in zip(features, finite, strict=True):
             if not is_finite:
                 raise EncoderError(
                     f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {self._dtype}"
                 )
         for feature, output in zip(features, converted, strict=True):
-            self._outputs[feature.identifier] = _in_memory_of_its_own(output)
+            self._outputs[feature.identifier] = _with_own_storage(output)
 
 
-def _in_memory_of_its_own(rows: Tensor) -> Tensor:
-    """The same rows, copied where they are part of a larger tensor, whose memory would stay as long as they do."""
-    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
+def _with_own_storage(output: Tensor) -> Tensor:
+    """Return the tensor, copied if it is a view: it would keep the whole batch's memory alive."""
+    return output.clone() if output.untyped_storage().nbytes() > output.nbytes else output

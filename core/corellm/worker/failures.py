@@ -1,4 +1,4 @@
-"""What becomes of an error in one request's own stage."""
+"""Turns an error in one request's own stage into that request's failure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 def failure_of(stage: str, error: Exception, kind: type[CorellmError]) -> CorellmError:
-    """A typed error as it is, another one as the cause of a typed one that names the stage.
+    """Return a typed error as it is, another one as the cause of a typed error that names the stage.
 
-    The error may be kept for long, and with its frames it would keep the model and the tensors of everybody's step: it
-    comes back without, and says in a note where it was raised.
+    Callers may keep the error for long, and its frames would keep the model and the step's tensors alive: they are
+    dropped, and a note says where it was raised.
     """
     if isinstance(error, CorellmError):
         logger.debug("%s failed", stage, exc_info=error)
@@ -29,7 +29,7 @@ def failure_of(stage: str, error: Exception, kind: type[CorellmError]) -> Corell
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Of an error and of everything behind it."""
+    """Drop the tracebacks of an error, its causes and its contexts."""
     known: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:

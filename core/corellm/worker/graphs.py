@@ -1,6 +1,6 @@
-"""What a GPU has to do, recorded once and then repeated: CUDA graphs, and what cannot become one.
+"""CUDA graphs: capture, replay, and a check of what cannot be captured.
 
-Whoever records is given `Graph`s, so that everything but the recording itself runs on a CPU in tests.
+Callers get their `Graph`s from a factory, so that tests run everything but the capture itself on a CPU.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from corellm.errors import ConfigError, raised_at
 
 
 class NotCapturable(Exception):
-    """A step exchanges values with the host, which a graph would not repeat, or does not run as one; says where."""
+    """A step cannot be captured: it exchanges values with the host, or fails; says where."""
 
 
 class Graph(Protocol):
-    """Something that runs once and can be repeated on the same memory."""
+    """A sequence of operations that is captured once and replayed on the same memory."""
 
-    def record(self, step: Callable[[], Tensor]) -> Tensor:
-        """Run `step` and remember what it does; gives its result, whose memory each replay writes anew.
+    def capture(self, step: Callable[[], Tensor]) -> Tensor:
+        """Capture `step` and return its result, which each replay overwrites.
 
         Raises:
-            NotCapturable: it cannot be repeated so; nothing was recorded.
+            NotCapturable: it cannot be replayed; nothing was captured.
         """
         ...
 
     def replay(self) -> None:
-        """Do it again, with what the tensors that `step` read hold now."""
+        """Run the captured operations on what the tensors that `step` read hold now."""
         ...
 
 
@@ -50,13 +50,13 @@ class CudaGraph:
         self._pool, self._stream = pool, stream
         self._graph = torch.cuda.CUDAGraph()
 
-    def record(self, step: Callable[[], Tensor]) -> Tensor:
-        """See `Graph.record`.
+    def capture(self, step: Callable[[], Tensor]) -> Tensor:
+        """See `Graph.capture`.
 
-        Runs `step` twice before: once for kernels to be compiled and libraries to be set up, once to see whether it
-        waits for the device. A capture that fails could not be undone: the process would be of no use any more.
+        Runs `step` twice before: once to compile kernels and set up libraries, once to see whether it waits for the
+        device. A failed capture cannot be undone: the process could not use the device any more.
         """
-        with rehearsing():
+        with as_if_capturing():
             step()
             with no_waiting():
                 step()
@@ -65,10 +65,10 @@ class CudaGraph:
             with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream):
                 return step()
         except torch.OutOfMemoryError:
-            raise  # told by whoever knows what to lower
+            raise  # `DeviceMemory.explaining` says what to lower
         except Exception as error:
             raise ConfigError(
-                f"a CUDA graph cannot be recorded: {type(error).__name__}: {error} ({raised_at(error)}); start again "
+                f"a CUDA graph cannot be captured: {type(error).__name__}: {error} ({raised_at(error)}); start again "
                 f"with enforce_eager=True"
             ) from error
 
@@ -78,14 +78,14 @@ class CudaGraph:
 
 
 _ONE_AT_A_TIME = threading.RLock()
-"""What follows changes settings of the whole process."""
+"""For what changes settings of the whole process."""
 
 
 @contextmanager
-def rehearsing() -> Iterator[None]:
-    """Code that asks whether it is captured, to go another way, is told so; if it fails, it is not recordable."""
+def as_if_capturing() -> Iterator[None]:
+    """Make code that asks whether it is being captured see True; raise NotCapturable if it fails."""
     with _ONE_AT_A_TIME:
-        asked = torch.cuda.is_current_stream_capturing
+        before = torch.cuda.is_current_stream_capturing
         torch.cuda.is_current_stream_capturing = lambda: True
         try:
             yield
@@ -94,12 +94,12 @@ def rehearsing() -> Iterator[None]:
         except Exception as error:
             raise NotCapturable(f"{type(error).__name__}: {error} ({raised_at(error)})") from error
         finally:
-            torch.cuda.is_current_stream_capturing = asked
+            torch.cuda.is_current_stream_capturing = before
 
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Whoever waits for the device meanwhile, or copies between it and the host, is not recordable."""
+    """Raise NotCapturable for code that waits for the device, or copies between it and the host."""
     with _ONE_AT_A_TIME:
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
@@ -115,11 +115,11 @@ def no_waiting() -> Iterator[None]:
 
 
 class _NoCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Finds copies that nobody waits for: a graph would repeat them from memory that is something else's by then."""
+    """Reject host-device copies, asynchronous ones too: a replay would read reused memory."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
-        # numbers, which are tensors of the CPU without dimensions, go along with any launch
+        # numbers are CPU tensors without dimensions; a launch carries their values
         if len({tensor.device for tensor in tree_leaves((args, kwargs, output)) if _has_dimensions(tensor)}) > 1:
             raise NotCapturable(f"{function} copies between devices")
         return output

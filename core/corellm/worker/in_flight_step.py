@@ -1,4 +1,4 @@
-"""A step between the moment it is handed to the device and the moment its tokens are on the host.
+"""A step in flight: launched on the device, its tokens not on the host yet.
 
 Knows chunks, tokens and results; knows nothing of how they are computed.
 """
@@ -13,16 +13,16 @@ from corellm.worker.sampler import PendingTokens
 
 
 class InFlightStep:
-    """A step that was handed to the device.
+    """A step that was launched.
 
     Args:
-        result: what is known of it.
-        states: of the sequences the worker holds: those that failed are dropped from it.
+        result: of the step so far.
+        states: of the worker's sequences; failed ones are removed.
 
     Attributes:
-        chunks: those that get a token.
-        tokens: theirs, in this order; None once they are in the result.
-        is_captured: whether it runs as a graph, as the same sequences' next step can until this one is waited for.
+        chunks: the chunks that get a token.
+        tokens: their tokens, in this order; None once they are in the result.
+        is_captured: whether it runs as a graph and is in flight: only then can `launch_ahead` follow it.
     """
 
     def __init__(self, result: StepResult, states: dict[str, SequenceState]) -> None:
@@ -33,7 +33,7 @@ class InFlightStep:
         self.is_captured = False
 
     def wait(self) -> StepResult:
-        """What came of the step."""
+        """Wait for the device and return the step's result."""
         result, tokens, self.tokens, self.is_captured = self.result, self.tokens, None, False
         if tokens is not None:
             output = tokens.wait()

@@ -1,7 +1,6 @@
 """From a scheduled batch to the tensors of one forward pass: flat token ids, positions, slots, block tables.
 
-Knows block tables and positions; knows neither models nor embeddings. Arithmetic is numpy on the host, one array a
-kind.
+Knows block tables and positions; knows neither models nor embeddings. Arithmetic is numpy on the host.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from corellm.worker.transfers import upload
 
 @dataclass
 class SequenceState:
-    """What the worker keeps of a sequence while it runs."""
+    """The worker's state of a running sequence."""
 
     sequence: NewSequence
     sampling: SamplingState
@@ -36,7 +35,7 @@ class SequenceState:
     num_blocks: int = 0
 
     def sync_blocks(self, table: Sequence[int], needed: int) -> NDArray[np.int64]:
-        """Take over the entries that the engine's table has gained; gives the first `needed` entries."""
+        """Copy the entries that the engine's table has gained; return the first `needed`."""
         if needed > self.num_blocks:
             if needed > len(self.blocks):
                 self.blocks = np.resize(self.blocks, max(needed, 2 * len(self.blocks)))
@@ -45,7 +44,7 @@ class SequenceState:
         return self.blocks[:needed]
 
     def positions(self, start: int, count: int) -> NDArray[np.int64]:
-        """Positions of the tokens `[start, start + count)`: `[count]`, or `[3, count]` for M-RoPE."""
+        """Return the positions of the tokens `[start, start + count)`: `[count]`, or `[3, count]` for M-RoPE."""
         if self.prompt_positions is None:
             return np.arange(start, start + count, dtype=np.int64) + self.position_offset
         prompt_len = self.prompt_positions.shape[-1]
@@ -68,7 +67,7 @@ class FlatBatch:
 
 @dataclass(frozen=True)
 class StepArrays:
-    """The same on the host."""
+    """The same arrays on the host."""
 
     token_ids: NDArray[np.int64]
     """`[num_tokens]`."""
@@ -82,7 +81,7 @@ class StepArrays:
     """`[num_seqs, max_blocks]`, padded with the null block."""
 
     def to(self, device: torch.device) -> FlatBatch:
-        """Copy everything to the device: one copy for each kind, without waiting for any."""
+        """Copy all arrays to the device, without waiting."""
         tensor = partial(upload, device=device)
         query_lens = self.query_lens
         metadata = AttentionMetadata(
@@ -98,7 +97,7 @@ class StepArrays:
 
 
 def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
-    """Lay the chunks of a step one after another.
+    """Return the arrays of a step, its chunks one after another.
 
     Args:
         chunks: single-token ones first.
@@ -124,7 +123,7 @@ def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], bl
 def _positions(
     chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], index: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Positions of the flat batch; three rows as soon as one sequence has three."""
+    """Return the positions of the flat batch; three rows if any sequence has three."""
     if all(state.prompt_positions is None and not state.position_offset for state in states):
         return index[None]
     parts = [state.positions(chunk.start, chunk.num_tokens) for chunk, state in zip(chunks, states, strict=True)]

@@ -1,6 +1,6 @@
-"""Which rows of items' embeddings the tokens of a step take.
+"""Which item embeddings the tokens of a step take.
 
-Knows placeholders and chunks; neither how rows are computed nor how they are written among those of text.
+Knows placeholders and chunks; knows neither how embeddings are computed nor how they are merged with those of text.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.batch import SequenceChunk
 
 Embeddings: TypeAlias = Mapping[str, Sequence[tuple[MultiModalFeature, Tensor]]]
-"""The item embeddings that chunks touch: `{request id: [(item, all its rows)]}`."""
+"""The item embeddings that chunks touch: `{request id: [(item, all its embeddings)]}`."""
 
 
 def touched(features: Sequence[MultiModalFeature], chunk: SequenceChunk) -> list[MultiModalFeature]:
-    """The items of a sequence, in the order of their placeholders, of which its chunk needs embeddings."""
+    """Return the items of which a chunk needs embeddings, in the order of their placeholders."""
     if not features or features[-1].placeholder.end <= chunk.start:
-        return []  # every decode: it lies behind all items, of which there may be hundreds
+        return []  # every decode takes this way: there may be hundreds of items
     end = chunk.start + chunk.num_tokens
     return [
         feature
@@ -31,10 +31,12 @@ def touched(features: Sequence[MultiModalFeature], chunk: SequenceChunk) -> list
     ]
 
 
-def rows_of(chunks: Sequence[SequenceChunk], embeddings: Embeddings) -> tuple[NDArray[np.bool_], list[Tensor]]:
-    """Which tokens of a flat batch take a row, `[num_tokens]`, and the rows in their order."""
+def select_embeddings(
+    chunks: Sequence[SequenceChunk], embeddings: Embeddings
+) -> tuple[NDArray[np.bool_], list[Tensor]]:
+    """Return which tokens of a flat batch take an item embedding, `[num_tokens]`, and those embeddings in order."""
     mask = np.zeros(sum(chunk.num_tokens for chunk in chunks), dtype=bool)
-    rows: list[Tensor] = []
+    selected: list[Tensor] = []
     begin = 0  # of the chunk in the batch
     for chunk in chunks:
         for feature, output in embeddings.get(chunk.request_id, ()):
@@ -42,6 +44,6 @@ def rows_of(chunks: Sequence[SequenceChunk], embeddings: Embeddings) -> tuple[ND
             first, last = max(place.offset, chunk.start), min(place.end, chunk.start + chunk.num_tokens)
             embeds = True if place.is_embed is None else place.is_embed[first - place.offset : last - place.offset]
             mask[begin + first - chunk.start : begin + last - chunk.start] = embeds
-            rows.append(output[place.embeds_before(first) : place.embeds_before(last)])
+            selected.append(output[place.embeds_before(first) : place.embeds_before(last)])
         begin += chunk.num_tokens
-    return mask, rows
+    return mask, selected

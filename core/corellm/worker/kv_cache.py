@@ -1,6 +1,6 @@
 """The KV cache's tensors: how large a layer's block is, how many blocks fit, and moving blocks to the host and back.
 
-Which block belongs to whom is the block manager's business; this file sees block numbers only.
+Knows block numbers; the block manager knows which sequence has which block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corellm.errors import ConfigError, ContractError
 from corellm.worker.memory import DeviceMemory
 
 QUANTIZED = (torch.int8, torch.float8_e4m3fn)
-"""Types of the cache that come with a factor for every token and head."""
+"""Types of the cache that store a factor for every token and head."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LayerLayout:
 
 
 class _LayoutProbe:
-    """Stands in for a step's attention and notes what every layer wants to store."""
+    """Stands in for a step's attention and notes the shape of each layer's keys and values."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerLayout] = {}
@@ -54,13 +54,10 @@ class _LayoutProbe:
 def probe_decoder(
     language_model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[dict[int, LayerLayout], Tensor]:
-    """Learn every layer's layout by running one token through the decoder, rather than by guessing at configurations.
-
-    Returns:
-        The layout by layer, and the token's hidden state `[1, hidden_size]`.
+    """Return the layout by layer and a token's hidden state `[1, hidden_size]`, by running the decoder.
 
     Raises:
-        ContractError: the decoder never came to paged attention, or gives something else than hidden states.
+        ContractError: the decoder never calls paged attention, or returns something else than hidden states.
     """
     probe = _LayoutProbe()
     output = language_model(
@@ -77,14 +74,14 @@ def probe_decoder(
     hidden: Tensor = output[0][0]
     if hidden.shape != (1, hidden_size):
         raise ContractError(
-            f"get_language_model gave {type(language_model).__name__}, whose output is {hidden.shape[-1]} wide, not "
-            f"{hidden_size}: it must give the decoder without its output layer"
+            f"get_language_model returned {type(language_model).__name__}, whose output is {hidden.shape[-1]} wide, "
+            f"not {hidden_size}: it must return the decoder without its output layer"
         )
     return probe.layers, hidden
 
 
 def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, the factors of a quantized cache included."""
+    """Bytes of one block over all layers, with the factors of a quantized cache."""
     factors = 2 * torch.float32.itemsize if dtype in QUANTIZED else 0
     per_token = sum(
         layer.num_kv_heads * ((layer.key_size + layer.value_size) * dtype.itemsize + factors)
@@ -94,17 +91,17 @@ def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dt
 
 
 def cache_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
-    """The type of keys and values in the cache, from `kv_cache_dtype`."""
+    """Return the type of keys and values in the cache for `kv_cache_dtype`."""
     return {"auto": model_dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
 
 
 def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: int, memory: DeviceMemory) -> int:
-    """How many blocks to make, the null block included.
+    """Number of blocks to allocate, with the null block.
 
     Args:
-        config: the operator's wishes.
+        config: of the cache.
         bytes_per_block: over all layers.
-        useful_tokens: more tokens than this can never be in the cache at once.
+        useful_tokens: most tokens that can be in the cache at once.
         memory: of the device.
 
     Raises:
@@ -129,7 +126,7 @@ def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: 
 
 
 class KVCache:
-    """All layers' caches on the device, and the host blocks that preempted sequences are swapped to."""
+    """All layers' caches on the device, and the host blocks for swapped-out sequences."""
 
     def __init__(
         self,
@@ -161,7 +158,7 @@ class KVCache:
 def _make_layer(
     layer: LayerLayout, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    """A layer's tensors, zeros: the null block's are read by padding."""
+    """Return a layer's tensors, zeros because padding reads the null block."""
     key, value = (torch.zeros(*shape, size, dtype=dtype, device=device) for size in (layer.key_size, layer.value_size))
     if dtype not in QUANTIZED:
         return LayerCache(key, value)

@@ -1,7 +1,7 @@
 """Changes to single logits before a token is chosen: allowed tokens, biases, forbidden tokens and penalties.
 
-Knows what each parameter does to a logit, and brings what a batch's sequences ask for to the device as flat lists, so
-that a row costs what it asks for. Applied by plain torch here, or by an extension's kernels.
+Collects the edits of a batch's sequences as flat lists on the device, so that rows without edits cost nothing. They are
+applied by plain torch here, or by an extension's kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from corellm.worker.transfers import upload
 
 @dataclass(frozen=True)
 class Entries:
-    """Some tokens of each row with a number for each: row `r` has those from `offsets[r]` to `offsets[r + 1]`."""
+    """Some tokens of each row, with a value each: row `r` has the entries `offsets[r]:offsets[r + 1]`."""
 
     token_ids: Tensor
     """`[num_entries]` int64, within the vocabulary."""
@@ -31,10 +31,10 @@ class Entries:
 
 @dataclass(frozen=True)
 class LogitEdits:
-    """What a batch asks for, in the order in which it is applied; None where no row does. On the logits' device."""
+    """The edits of a batch on the logits' device, in the order in which they are applied; None for those no row has."""
 
     allowed: Tensor | None
-    """`[num_masks, vocab]` bool: the tokens that `allowed_rows` may have; the others' logits become minus infinity."""
+    """`[num_masks, vocab]` bool: the tokens allowed in the rows `allowed_rows`; other logits become minus infinity."""
     allowed_rows: Tensor | None
     """`[num_masks]` int64."""
     added: Entries | None
@@ -56,7 +56,7 @@ def edit_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
 
 
 def collect_edits(states: Sequence[SamplingState], device: torch.device) -> LogitEdits:
-    """What these sequences ask for now, on the device; nothing waits for the copies."""
+    """Return the sequences' edits for their next token, copied to the device asynchronously."""
     masks = [(row, state.allowed) for row, state in enumerate(states) if state.allowed is not None]
     added = [_joined(state.additions()) for state in states]
     seen = [state.seen_tokens() if state.penalised else _NOTHING for state in states]
@@ -115,7 +115,7 @@ def _penalties(states: Sequence[SamplingState]) -> Values:
 
 
 def _places(entries: Entries) -> tuple[Tensor, Tensor]:
-    """Each entry's row and token."""
+    """Return each entry's row and token."""
     rows = torch.arange(len(entries.offsets) - 1, device=entries.offsets.device)
     counts = entries.offsets.diff()
     return rows.repeat_interleave(counts, output_size=len(entries.token_ids)), entries.token_ids

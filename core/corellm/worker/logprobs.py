@@ -15,16 +15,16 @@ ALL = -1
 _LOGIT_ROWS = 128
 """Prompt positions whose logits are held at once."""
 _ALL_ROWS = 8
-"""The same where log-probabilities of the whole vocabulary are held beside them."""
+"""Prompt positions held at once if log-probabilities of the whole vocabulary are wanted."""
 
 
 class PendingLogprobs:
-    """Log-probabilities that are computed on the device; the logits may go.
+    """Log-probabilities on their way from the device; the logits may be overwritten meanwhile.
 
     Args:
-        logits: `[n, vocab]`, any float dtype, as the model gave them.
+        logits: `[n, vocab]`, any float dtype, of the model.
         token_ids: `[n]` int64 on their device, the token at each position. A prompt's placeholder id beyond the logits'
-            width has log-probability minus infinity and the rank after everything else.
+            width has log-probability minus infinity and the last rank.
         num_top: how many of the most likely tokens to report; 0 for none, `ALL` for all.
     """
 
@@ -47,7 +47,7 @@ class PendingLogprobs:
         self._numbers = Download(torch.stack([ids.double(), logprobs.double(), ranks.double()], dim=1))
 
     def wait(self) -> list[TokenLogprobs]:
-        """Per row the token itself, then the `num_top` most likely in descending order (it may be among them).
+        """Return per row the token itself, then the `num_top` most likely in descending order (it may be among them).
 
         Equal logits share a rank: one more than the number of tokens that are more likely.
         """
@@ -60,13 +60,13 @@ class PendingLogprobs:
 def prompt_logprobs(
     logits_of: Callable[[Tensor], Tensor], hidden: Tensor, token_ids: Tensor, num_top: int
 ) -> list[TokenLogprobs]:
-    """Log-probabilities of prompt tokens from the hidden states before each; as of `PendingLogprobs.wait`.
+    """Return log-probabilities of prompt tokens from the hidden states before each; see `PendingLogprobs.wait`.
 
     Args:
-        logits_of: from `[n, hidden_size]` to `[n, vocab]`; asked for few rows at a time, for logits are wide.
+        logits_of: from `[n, hidden_size]` to `[n, vocab]`; called for few rows at a time, to bound memory.
         hidden: `[num_tokens, hidden_size]`.
         token_ids: `[num_tokens]` int64.
-        num_top: of the most likely tokens.
+        num_top: how many of the most likely tokens to report.
     """
     num_rows = _ALL_ROWS if num_top == ALL else _LOGIT_ROWS
     parts = zip(torch.split(hidden, num_rows), torch.split(token_ids, num_rows), strict=True)

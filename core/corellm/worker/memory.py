@@ -1,4 +1,4 @@
-"""A device's memory: what is free, what the busiest step takes, what is left for KV blocks, and words for when it ends.
+"""A device's memory: what is free, what the profile run takes, what is left for KV blocks, and out-of-memory errors.
 
 Knows bytes; knows neither models nor blocks.
 """
@@ -32,21 +32,21 @@ class DeviceMemory:
         if device.type == "cuda":
             self._total = torch.cuda.mem_get_info(device)[1]
             self._others = self._total - self.free()
-            """Taken before us: by other processes, by CUDA itself, and by other models of this process."""
+            """Bytes in use before: by other processes, by CUDA itself, and by other models of this process."""
             self._before = torch.cuda.memory_allocated(device)
 
     def free(self) -> int:
-        """Bytes that can be had now."""
+        """Bytes that can be allocated now."""
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0]) + self._unused()
         return _free_host_memory()
 
     def _unused(self) -> int:
-        """Bytes that this process holds and no tensor has."""
+        """Bytes that this process holds without a tensor in them."""
         return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
-    def rehearse(self, step: Callable[[], None]) -> None:
-        """Run the busiest step there can be, for `left_for_blocks` to know what it takes."""
+    def measure_peak(self, step: Callable[[], None]) -> None:
+        """Run the largest possible step on a GPU and note its peak memory for `left_for_blocks`."""
         if self._device.type != "cuda":
             return
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -54,10 +54,14 @@ class DeviceMemory:
         torch.cuda.synchronize(self._device)
         self._peak = torch.cuda.max_memory_allocated(self._device) - self._before
         torch.cuda.empty_cache()
-        self._peak += self._unused()  # holes between weights, which nothing large will fit
+        self._peak += self._unused()  # holes between weights, too small for anything large
 
     def left_for_blocks(self) -> int:
-        """Bytes for KV blocks, beside the weights and the step that was rehearsed."""
+        """Bytes for KV blocks, beside the weights and the largest step.
+
+        Raises:
+            ConfigError: nothing is left.
+        """
         if self._device.type != "cuda":
             return int(_HOST_SHARE * self.free())
         left = int(self._utilization * self._total) - self._others - self._peak
@@ -73,7 +77,7 @@ class DeviceMemory:
 
     @contextmanager
     def explaining(self, what: str, way_out: str) -> Iterator[None]:
-        """What runs out of memory meanwhile is told with what needed it, and what to lower.
+        """Turn out-of-memory errors into errors that say what needed the memory, and what to lower.
 
         Raises:
             ConfigError: the device has not enough memory for `what`.
@@ -87,14 +91,14 @@ class DeviceMemory:
 
 
 def release_memory() -> None:
-    """Give back what nobody holds any more; models with graphs hold themselves until they are collected."""
+    """Return unused GPU memory; models with graphs are in reference cycles, so collect garbage first."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def _free_host_memory() -> int:
-    """Bytes of host memory that can be had without swapping, within the container's limit."""
+    """Bytes of host memory that are free without swapping, within the container's limit."""
     granted = free_memory()
     with open("/proc/meminfo", encoding="ascii") as meminfo:
         for line in meminfo:

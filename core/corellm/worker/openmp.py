@@ -1,10 +1,10 @@
-"""Torch's idle threads sleep soon, in whatever order things were imported.
+"""Make torch's idle threads sleep soon, also if torch is imported already.
 
-GNU's OpenMP library, which torch's wheels for Linux bring, has an idle thread spin 300,000 times before it sleeps.
-Where another process wants its processor, each operation of a model then waits for the end of a time slice. The count
-is read when the library is loaded, which is when torch is imported. But where there are more threads than processors,
-threads spin 100 times only (the library's manual says so, under GOMP_SPINCOUNT): two or more are made that do nothing.
-To sleep at once, as OMP_WAIT_POLICY=PASSIVE has it, is slower than this on a machine with nothing else to do.
+In GNU's OpenMP library, which torch's wheels for Linux contain, an idle thread spins 300,000 times before it sleeps. If
+another process wants its processor, each operation of a model then waits for the end of a time slice. The library reads
+the count when torch is imported. But with more threads than processors, threads spin only 100 times (the library's
+manual, under GOMP_SPINCOUNT): this file starts two or more threads that do nothing.
+Sleeping at once (OMP_WAIT_POLICY=PASSIVE) is slower than this on an idle machine.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from functools import cache
 
 @cache
 def shorten_spinning(processors: int) -> None:
-    """Have OpenMP's threads spin for microseconds, not milliseconds, unless the user has decided how long.
+    """Make OpenMP's threads spin for microseconds, not milliseconds, unless the user set how long.
 
     Args:
-        processors: that the library counts, by this process's affinity.
+        processors: number of them in this process's affinity, as the library counts.
     """
     import torch
 
     num_threads = torch.get_num_threads()
     if num_threads == 1 or "GOMP_SPINCOUNT" in os.environ or os.environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE":
         return
-    # a team counts without the thread that leads it: teams of `num_threads` and of these are one thread too many
+    # a team is counted without its leader: teams of `num_threads` and of `idle` make one thread too many
     idle = max(0, processors - num_threads) + 2
     made = threading.Event()
 
     def lead_idle_team() -> None:
         torch.set_num_threads(idle)
-        torch.ones(100_000)  # large enough to be divided, which makes the team
-        torch.set_num_threads(num_threads)  # for threads that begin later, too
+        torch.ones(100_000)  # large enough to run in parallel, which starts the team
+        torch.set_num_threads(num_threads)  # also for threads that start later
         made.set()
         threading.Event().wait()  # a team ends with its leader
 

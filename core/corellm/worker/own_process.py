@@ -1,7 +1,7 @@
-"""An engine works in the process that loaded it: forks of it and pickled copies are refused, with what to do instead.
+"""Refuses to use an engine in another process than the one that loaded it: after a fork, or pickled.
 
-A forked process has the memory of its parent but none of the threads that compute, prepare and step, and would wait for
-them for ever. Knows process ids; knows nothing of models.
+A forked process has its parent's memory but none of its threads, and would wait for them for ever. Knows process ids;
+knows nothing of models.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _WAY_OUT = (
     'start processes with "spawn" (multiprocessing.get_context("spawn")), and load the model in the one that uses it'
 )
 _process: int | None = None
-"""Of the first engine."""
+"""Id of the process with the first engine."""
 
 
 def claim_process() -> None:
-    """Have engines work in this process from now on.
+    """Bind engines to this process.
 
     Raises:
-        OtherProcessError: as `check_process`.
+        OtherProcessError: see `check_process`.
     """
     global _process
     check_process()
@@ -30,23 +30,23 @@ def claim_process() -> None:
 
 
 def check_process() -> None:
-    """Refuse work in a process that was forked off one with an engine.
+    """Raise in a process that was forked from one with an engine.
 
     Raises:
-        OtherProcessError: this is one.
+        OtherProcessError: this process is a fork.
     """
     if _process is not None and _process != os.getpid():
         raise OtherProcessError(
-            f"this process ({os.getpid()}) was forked off one that had loaded a model ({_process}); torch's threads "
-            f"did not come along, so that nothing can be computed here; {_WAY_OUT}"
+            f"this process ({os.getpid()}) was forked from one that had loaded a model ({_process}); torch's threads "
+            f"are missing here, so nothing can be computed; {_WAY_OUT}"
         )
 
 
 class NotPicklable:
-    """What cannot be sent to another process, or copied."""
+    """Base class of objects that cannot be pickled or copied."""
 
     def __reduce__(self) -> NoReturn:
-        """Told instead of pickled.
+        """Refuse to be pickled or copied.
 
         Raises:
             OtherProcessError: always.

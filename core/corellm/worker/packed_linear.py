@@ -1,7 +1,7 @@
 """Linear layers with weights prepacked for oneDNN: on the CPU in bfloat16, about half the time of `F.linear` per token.
 
-Swapped in at load, family-agnostic. A packed weight exists once: the plain one is dropped, unless it is shared with
-an embedding (tied output layers), which needs rows of it.
+Swapped in at load, for every model family. The plain weight is dropped, unless an embedding shares it (tied output
+layers).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., in_features]` to `[..., out_features]`."""
+        """Return `[..., out_features]` for `[..., in_features]`."""
         output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return output
 
@@ -31,7 +31,7 @@ def packing_helps(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every plain `nn.Linear` inside `model` by a packed one; returns how many."""
+    """Replace every plain `nn.Linear` inside `model` by a packed one; return how many."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -1,4 +1,4 @@
-"""The process as a place to compute: how many threads, that idle ones sleep, and when garbage is collected.
+"""Settings of the process: how many threads compute, that idle ones sleep, and when garbage is collected.
 
 Two OpenMP threads that spin on one core slow every operation down a thousandfold, so the count follows what this
 process may really use, and idle threads sleep soon. Imports torch only inside the functions.
@@ -17,7 +17,7 @@ from corellm.worker.own_process import claim_process
 
 
 def usable_cpus() -> int:
-    """Processors this process may use: its affinity, and the container's quota if there is one."""
+    """Number of processors this process may use: by its affinity and its container's quota."""
     return min(_affinity(), granted_cpus() or _affinity())
 
 
@@ -26,10 +26,10 @@ def _affinity() -> int:
 
 
 def set_up_threads() -> None:
-    """Let torch use the usable processors, and let its idle threads sleep soon; what the user has set stays.
+    """Make torch use the usable processors, and its idle threads sleep soon; settings of the user stay.
 
     Raises:
-        OtherProcessError: in a fork of a process that has done this, torch would wait for ever.
+        OtherProcessError: this is a fork of a process that called this; torch would wait for ever.
     """
     claim_process()
     import torch
@@ -41,10 +41,7 @@ def set_up_threads() -> None:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: importing torch and transformers makes a million objects, all of which stay.
-
-    Going through them again and again costs a quarter of the time to start.
-    """
+    """Pause garbage collection inside the block: it costs a quarter of the time to import torch and transformers."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

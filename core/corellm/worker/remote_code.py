@@ -1,6 +1,6 @@
-"""Python code that a checkpoint brings: it runs when the operator said so, and no one is asked.
+"""Keeps transformers from asking on standard input whether it may run a checkpoint's Python code.
 
-Knows transformers' question on standard input, which a piped "y" or the first line of a conversation would answer.
+A piped "y", or the first line of a conversation, would count as consent.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _loads = 0
-_seconds_to_answer = 0
-"""Transformers' own wait for an answer, to be set again after the last load."""
+_time_out = 0
+"""Transformers' own `TIME_OUT_REMOTE_CODE`, restored after the last load."""
 
 
 @contextmanager
 def no_questions() -> Iterator[None]:
-    """Meanwhile transformers raises instead of asking whether it may run a checkpoint's code.
+    """Make transformers raise instead of asking, inside the block; safe for several threads.
 
-    It asks wherever a caller left `trust_remote_code` out, an adapter's own call for instance.
+    It asks if a caller does not pass `trust_remote_code`, for instance an adapter.
     """
-    global _loads, _seconds_to_answer
+    global _loads, _time_out
     from transformers import dynamic_module_utils as transformers_code
 
     with _lock:
         if _loads == 0:
-            _seconds_to_answer = transformers_code.TIME_OUT_REMOTE_CODE
+            _time_out = transformers_code.TIME_OUT_REMOTE_CODE
         transformers_code.TIME_OUT_REMOTE_CODE = 0
         _loads += 1
     try:
@@ -35,4 +35,4 @@ def no_questions() -> Iterator[None]:
         with _lock:
             _loads -= 1
             if _loads == 0:
-                transformers_code.TIME_OUT_REMOTE_CODE = _seconds_to_answer
+                transformers_code.TIME_OUT_REMOTE_CODE = _time_out

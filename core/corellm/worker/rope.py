@@ -1,8 +1,8 @@
-"""Rotary frequencies that do not depend on what runs together: fixed at load, by the longest sequence.
+"""Fixes rotary frequencies at load, for the longest sequence, so that they do not depend on the batch.
 
 Transformers computes the frequencies of `longrope` and `dynamic` anew in every forward pass, from the longest position
-in the batch. With them a short request would get other frequencies beside a long one than alone, and keys in the cache
-others than the queries that meet them. Knows transformers' rotary modules; knows neither attention nor requests.
+in the batch. A short request would get other frequencies beside a long one than alone, and cached keys
+others than later queries. Knows transformers' rotary modules; knows neither attention nor requests.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from corellm.errors import ConfigError
 
 
 def longest_len(text_config: Any, trained: int) -> int:
-    """The longest sequence that the frequencies are made for: with `dynamic`, its factor times what was trained."""
+    """Return the longest sequence the frequencies are made for: with `dynamic`, its factor times the trained length."""
     rope = getattr(text_config, "rope_parameters", None) or {}
     return int(rope["factor"] * trained) if rope.get("rope_type") == "dynamic" else trained
 
 
 def freeze_rope(decoder: nn.Module, max_model_len: int) -> None:
-    """Give the decoder the frequencies that transformers uses for a prompt of `max_model_len` tokens, for good.
+    """Fix the decoder's frequencies to those transformers uses for a prompt of `max_model_len` tokens.
 
     Raises:
-        ConfigError: a rotary module follows the batch in a way of its own, which cannot be fixed.
+        ConfigError: a rotary module depends on the batch in another way, which cannot be fixed.
     """
     modules: Iterator[Any] = decoder.modules()
     for module in modules:
         stated = getattr(module, "rope_type", None)
         if not isinstance(stated, (str, dict)):
             continue
-        kinds = stated if isinstance(stated, dict) else {None: stated}  # one for each type of layer, as in Gemma 3
+        kinds = stated if isinstance(stated, dict) else {None: stated}  # by layer type, as in Gemma 3
         varying = {layer: kind for layer, kind in kinds.items() if kind == "longrope" or "dynamic" in kind}
         for layer_type, kind in varying.items():
             _freeze(module, kind, layer_type, max_model_len)
@@ -59,7 +59,7 @@ def _freeze(module: Any, kind: str, layer_type: str | None, max_model_len: int) 
 
 
 def _follows_the_batch(module: Any, layer_type: str | None, max_model_len: int) -> bool:
-    """Whether position 1 is rotated otherwise beside the last one than alone."""
+    """Whether position 1 gets another rotation beside the last position than alone."""
     x = next(module.buffers())
     positions = torch.tensor([[1, max_model_len - 1]], device=x.device)
     if hasattr(module, "mrope_section"):

@@ -30,18 +30,18 @@ _DRAW_BLOCK = 256
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """What was chosen, row by row."""
+    """The chosen token of each row."""
 
     token_ids: list[int]
     """The next token of each row; `FAILED` where the row is in `failed`."""
     logprobs: list[TokenLogprobs | None]
-    """For the rows that asked for them and did not fail."""
+    """None for rows that want none or failed."""
     failed: dict[int, CorellmError] = field(default_factory=dict)
-    """Row to the reason why no token could be chosen for it."""
+    """`{row: why no token could be chosen}`."""
 
 
 class PendingTokens:
-    """Tokens that were chosen on the device, and are on their way to the host.
+    """Tokens that were chosen on the device and are on their way to the host.
 
     Attributes:
         token_ids: `[num_seqs]` int64, on the device; `FAILED` where none could be chosen.
@@ -56,7 +56,7 @@ class PendingTokens:
         self._host = Download(token_ids)
 
     def wait(self) -> SamplerOutput:
-        """What was chosen; the one wait for the device."""
+        """Wait for the device and return what was chosen."""
         token_ids: list[int] = self._host.wait()
         failed = {
             row: _failure(self._states[row], self._peaks[row].item())
@@ -75,11 +75,11 @@ class PendingTokens:
 class Sampler:
     """Chooses one token per row; holds nothing between calls.
 
-    Rows that only want their best token share one maximum over the batch; the others are copied to float32 and pay
-    for what they ask. A row's token does not depend on the rows beside it.
+    Rows that take their best token share one maximum over the batch; the others are copied to float32, and their
+    parameters applied. A row's token does not depend on the other rows.
 
     Args:
-        sample: an extension's way; None for plain torch.
+        sample: an extension's function; None for plain torch.
     """
 
     def __init__(self, sample: Sample | None = None) -> None:
@@ -99,13 +99,13 @@ class Sampler:
         return self.start(logits, states).wait() if states else SamplerOutput([], [])
 
     def start(self, logits: torch.Tensor, states: Sequence[SamplingState], *, ahead: int = 0) -> PendingTokens:
-        """As a call, without waiting for the device.
+        """Choose tokens as a call does, without waiting for the device.
 
         Args:
-            logits: as of a call; they may be overwritten before `wait`.
+            logits: see `__call__`; they may be overwritten before `wait`.
             states: at least one.
-            ahead: how many tokens before the one to be chosen are not in `output_token_ids` yet; of sequences whose
-                next token depends on them by its position alone.
+            ahead: number of earlier tokens that are not in `output_token_ids` yet; only for sequences whose sampling
+                needs their number, not their ids.
         """
         if self._sample is not None:
             tokens, peaks = sample_by(self._sample, logits, states, ahead)
@@ -126,7 +126,7 @@ class Sampler:
 def _choose(
     logits: torch.Tensor, states: Sequence[SamplingState], num_drawn: int, ahead: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens `[num_rows]` of rows with parameters, the first `num_drawn` of them drawn, and which are possible."""
+    """Return tokens `[num_rows]`, the first `num_drawn` drawn, the others the best, and which rows allow any token."""
     edit_logits(logits, states)
     possible = logits.amax(dim=-1).isfinite()
     best = logits[num_drawn:].argmax(dim=-1)
@@ -139,10 +139,10 @@ def _choose(
 
 
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """One token per row by inverting the cumulative distribution, in the order of the vocabulary.
+    """Return one token per row by inverting the cumulative distribution, in the order of the vocabulary.
 
-    One random number per row, where drawing noise for every token would cost more than the rest of sampling; and sums
-    in two levels (blocks, then tokens of one block), which is fast and keeps rounding errors small.
+    It takes one random number per row: noise for every token would cost more than the rest of sampling. Sums in two
+    levels (blocks, then tokens of one block) are fast and keep rounding errors small.
 
     Args:
         weights: `[num_rows, vocab]`, unnormalised probabilities.
@@ -197,19 +197,19 @@ def _failure(state: SamplingState, peak: float) -> CorellmError:
 def _start_logprobs(
     logits: torch.Tensor, states: Sequence[SamplingState], token_ids: torch.Tensor
 ) -> tuple[list[int], PendingLogprobs] | None:
-    """Those of the rows that want some, with as many of the most likely as any of them wants."""
+    """Start log-probabilities of the rows that want them, for the largest number of top tokens among them."""
     wanted = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
     if not wanted:
         return None
     rows = [row for row, _ in wanted]
     index = upload(np.array(rows, dtype=np.int64), logits.device)
-    asked = [num_top for _, num_top in wanted]
-    num_top = ALL if ALL in asked else max(asked)
+    numbers = [num_top for _, num_top in wanted]
+    num_top = ALL if ALL in numbers else max(numbers)
     return rows, PendingLogprobs(logits[index], token_ids[index], num_top)
 
 
 def _first(found: TokenLogprobs, num_top: int | None) -> TokenLogprobs:
-    """The token itself and no more than `num_top` others."""
+    """Return the token itself and at most `num_top` others."""
     if num_top == ALL:
         return found
     end = (num_top or 0) + 1

@@ -1,8 +1,8 @@
-"""What sampling needs to know of one running sequence, kept up to date by increments.
+"""The sampling state of one running sequence, updated token by token.
 
 Knows one request's parameters, the tokens it has seen and its stream of random numbers; knows nothing of the batch it
-runs in and holds no logits. Everything here follows from the `NewSequence` alone, so a state made anew after a
-preemption behaves exactly as the one that was dropped.
+runs in and holds no logits. Everything here follows from the `NewSequence` alone, so a state made again after a
+preemption behaves exactly as the dropped one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Values = NDArray[np.float32]
 class SamplingState:
     """One sequence's sampling parameters, token tally and random numbers; owned by the worker, made once per sequence.
 
-    Token ids outside the logits' width can never be generated, so they are ignored wherever they come (a prompt may
-    hold placeholder ids beyond it); the engine refuses them in parameters before a request gets here.
+    Token ids outside the logits' width can never be generated, so they are ignored everywhere (a prompt may hold
+    placeholder ids beyond it); the engine refuses them in parameters before a request gets here.
 
     Args:
         sequence: the sequence; its `output_token_ids` is read at every step and may hold tokens already.
@@ -70,7 +70,7 @@ class SamplingState:
     def _constant_additions(
         self, sequence: NewSequence
     ) -> tuple[tuple[Ids, Values], dict[int, list[tuple[list[int], int]]]]:
-        """What is added to the logits at every step, and the longer bad words by their last token but one."""
+        """Return what is added to the logits at every step, and the longer bad words by their last token but one."""
         bias = {t: b for t, b in (sequence.sampling_params.logit_bias or {}).items() if 0 <= t < self._vocab_size}
         words = [list(word) for word in sequence.bad_words_ids if word and 0 <= word[-1] < self._vocab_size]
         single = [word[0] for word in words if len(word) == 1]
@@ -103,7 +103,7 @@ class SamplingState:
         return len(self._outputs) < self.params.min_tokens and len(self._held_back[0]) > 0
 
     def additions(self) -> list[tuple[Ids, Values]]:
-        """`(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""
+        """Return `(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""
         found = [self._constant] if len(self._constant[0]) else []
         if self._below_min_tokens:
             found.append(self._held_back)
@@ -115,9 +115,9 @@ class SamplingState:
         return found
 
     def seen_tokens(self) -> tuple[Ids, Values]:
-        """Distinct tokens seen and how often each was generated (0: only in the prompt, for `repetition_penalty`).
+        """Return the distinct tokens seen and how often each was generated (0: prompt only, for `repetition_penalty`).
 
-        Views that stay valid until the next call. Costs the tokens that came since the last call, not the history.
+        The arrays are views, valid until the next call. A call counts only the tokens since the last call.
         """
         for position in range(self._num_tallied, len(self._outputs)):
             self._tally.add(self._outputs[position])
@@ -125,10 +125,10 @@ class SamplingState:
         return self._tally.ids, self._tally.counts
 
     def uniform(self, ahead: int = 0) -> float:
-        """The next token's random number in [0, 1), or that of a token further ahead: a keyed hash of its position.
+        """Return the random number in [0, 1) of the next token, or of one `ahead`: a keyed hash of its position.
 
-        It depends on the seed (or the engine's seed and the request id) and the position alone: not on the batch, on
-        how often it is asked for, or on what happened before.
+        It depends on the seed (or the engine's seed and the request id) and the position alone: not on the batch or on
+        earlier calls.
         """
         position = (len(self._outputs) + ahead).to_bytes(8, "little")
         digest = blake2b(position, key=self._stream, digest_size=8).digest()
@@ -136,7 +136,7 @@ class SamplingState:
 
 
 class TokenTally:
-    """A growing set of token ids with a count for each, as arrays that are ready to index with."""
+    """A growing set of token ids with a count for each, as arrays."""
 
     def __init__(self) -> None:
         self._place: dict[int, int] = {}
@@ -154,7 +154,7 @@ class TokenTally:
         return self._counts[: len(self._place)]
 
     def mark(self, token_ids: Ids) -> None:
-        """Put tokens that are not in yet, each once, into the set, without counting them."""
+        """Add new, distinct tokens with a count of 0."""
         for token in token_ids.tolist():
             self._find(token)
 

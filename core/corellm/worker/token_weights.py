@@ -1,7 +1,6 @@
 """From logits to the weights tokens are drawn with: temperature and truncation.
 
-Knows how these parameters change a distribution; does not know how a token is drawn, nor what happens to it. Work is
-done on whole batches.
+Knows how these parameters change the distributions of a batch; knows nothing of how a token is drawn.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import torch
 from corellm.worker.sampling_state import SamplingState
 
 _NUCLEUS_WIDTHS = (128, 2048)
-"""How many of the best tokens top-p looks at before it sorts the vocabulary (on CPU a sort takes 20 times longer)."""
+"""Numbers of best tokens that top-p tries before it sorts the vocabulary (on a CPU a sort takes 20 times longer)."""
 
 
 def token_weights(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
-    """Apply temperature, top-k, top-p and min-p: the unnormalised probabilities to draw from.
+    """Return unnormalised probabilities after temperature, top-k, top-p and min-p.
 
     The most likely token has weight 1, so no exponential overflows; and each truncation is a lower bound on the
-    weight: the k-th largest, the least one in the nucleus, `min_p` itself. Tokens that tie with a bound are kept,
-    whichever of them a sort would have put first, so a row's result does not depend on its neighbours.
+    weight: the k-th largest, the least one in the nucleus, `min_p` itself. All tokens that tie with a
+    bound are kept, so a row's result does not depend on the order of a sort.
 
     Args:
         logits: `[num_seqs, vocab]`, float32, with at least one finite value per row; overwritten.
@@ -51,7 +50,7 @@ def _kth_largest(weights: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
 
 
 def _nucleus_floor(weights: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
-    """The least weight in the nucleus (Holtzman et al. 2020, arXiv:1904.09751), `[num_rows, 1]`.
+    """Return the least weight in the nucleus (Holtzman et al. 2020, arXiv:1904.09751), `[num_rows, 1]`.
 
     Args:
         weights: `[num_rows, vocab]`, 0 for what was cut off before.
@@ -61,25 +60,25 @@ def _nucleus_floor(weights: torch.Tensor, top_p: Sequence[float]) -> torch.Tenso
     share = torch.tensor(top_p, dtype=torch.float64, device=weights.device)[:, None]
     target = share * weights.sum(dim=-1, keepdim=True)
     floor = torch.zeros_like(weights[:, :1])
-    pending = torch.arange(len(weights), device=weights.device)
-    # A GPU sorts faster than it waits for the host to learn which rows are still pending.
+    left = torch.arange(len(weights), device=weights.device)
+    # on a GPU, sorting is faster than waiting for the host to learn which rows are left
     narrow = [] if weights.is_cuda else [width for width in _NUCLEUS_WIDTHS if width < vocab_size]
     for width in narrow:
-        top = weights[pending].topk(width, dim=-1).values
-        bound, reached = _weight_at_mass(top, target[pending])
-        floor[pending[reached]] = bound[reached]
-        pending = pending[~reached]
-        if not len(pending):
+        top = weights[left].topk(width, dim=-1).values
+        bound, reached = _weight_at_mass(top, target[left])
+        floor[left[reached]] = bound[reached]
+        left = left[~reached]
+        if not len(left):
             return floor
-    everything = weights[pending].sort(dim=-1, descending=True).values
-    floor[pending], _ = _weight_at_mass(everything, target[pending])
+    everything = weights[left].sort(dim=-1, descending=True).values
+    floor[left], _ = _weight_at_mass(everything, target[left])
     return floor
 
 
 def _weight_at_mass(descending: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first weight `[num_rows, 1]` with which the running sum reaches the target, and whether it does `[num_rows]`.
+    """Return the first weight `[num_rows, 1]` with which the running sum reaches the target, and whether it does.
 
-    Where it does not, for rounding or because more weights follow, the last one.
+    If it does not, because of rounding or because more weights follow, return the last weight.
     """
     width = descending.shape[1]
     short = (descending.cumsum(dim=-1, dtype=torch.float64) < target).sum(dim=-1, keepdim=True)

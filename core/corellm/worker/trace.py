@@ -1,8 +1,7 @@
 """A trace of what the model runs, by torch's profiler: a JSON file for Perfetto or `chrome://tracing`.
 
-Operators are seen in the thread that starts the trace, which must be the one that runs the steps; kernels of a GPU
-wherever they come from. Torch has one profiler per process, and ending it in another thread than it was begun in
-crashes: both are refused here.
+It shows operators of the thread that starts the trace, which must be the one that runs the steps, and all kernels of a
+GPU. Torch has one profiler per process, and stopping it in another thread crashes: both are refused here.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class Trace:
-    """Runs from when it is made until `stop`.
+    """A trace that runs from its construction until `stop`.
 
     Args:
-        file: where it is written; None for a name with the time, in the current directory.
+        file: the file to write; None for a name with the time, in the current directory.
 
     Raises:
-        InvalidParameterError: nothing can be written there, or this process is tracing already.
+        InvalidParameterError: the file cannot be written, or this process is tracing already.
     """
 
     file: Path
-    """Where it is written."""
+    """The file to write."""
     _running: ClassVar[Trace | None] = None
 
     def __init__(self, file: str | os.PathLike[str] | None = None) -> None:
@@ -53,13 +52,13 @@ class Trace:
         Trace._running = self
 
     def stop(self) -> Path:
-        """Write the trace; returns its file, and logs it.
+        """Write the trace, log its file and return it.
 
         Raises:
-            InvalidParameterError: this is not the thread that began it.
+            InvalidParameterError: this is not the thread that started it.
         """
         if threading.get_ident() != self._thread:
-            raise InvalidParameterError("a trace must be ended by the thread that began it")
+            raise InvalidParameterError("a trace must be ended by the thread that started it")
         Trace._running = None
         self._profile.stop()
         self._profile.export_chrome_trace(str(self.file))
@@ -67,9 +66,9 @@ class Trace:
         return self.file
 
     def close(self) -> None:
-        """Write the trace where that can be done; from another thread, give it up."""
+        """Write the trace; from another thread, discard it."""
         if threading.get_ident() == self._thread:
             self.stop()
         else:
             Trace._running = None
-            logger.warning("the trace into %s was not ended by the thread that began it, and is lost", self.file)
+            logger.warning("the trace into %s was not ended by the thread that started it, and is lost", self.file)

@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for, or not yet."""
+"""Asynchronous copies between host and device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array on a device. On the CPU it is the same memory."""
+    """Return an array on a device; on the CPU it shares its memory."""
     on_host = torch.from_numpy(array)
-    if device.type == "cuda":  # only from pinned memory does a copy run beside us
+    if device.type == "cuda":  # only copies from pinned memory are asynchronous
         on_host = on_host.pin_memory()
     return on_host.to(device, non_blocking=True)
 
@@ -33,7 +33,7 @@ class Download:
             self._arrived.record()
 
     def wait(self) -> Any:
-        """Its values as nested lists. Waits for the device, but not for what it was given to do afterwards."""
+        """Wait for this copy, not for later work of the device; return its values as nested lists."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.tolist()

@@ -1,7 +1,7 @@
-"""A graph without a GPU: the operations of a step are recorded, and replayed on the same memory.
+"""A graph without a GPU: the operations of a step are captured, and replayed on the same memory.
 
 As with CUDA graphs no Python of the step runs again, what it read from the host stays as it was, and asking the device
-for a value while recording is an error.
+for a value while capturing is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from corellm.worker.graphs import NotCapturable, rehearsing
+from corellm.worker.graphs import NotCapturable, as_if_capturing
 
 _HOST_READS = (
     "_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "allclose", "masked_select", "unique", "_unique",
@@ -21,14 +21,14 @@ _HOST_READS = (
 )  # fmt: skip
 
 
-class RecordedGraph:
+class ReplayedGraph:
     """See `corellm.worker.graphs.Graph`."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
-    def record(self, step: Callable[[], Tensor]) -> Tensor:
-        with rehearsing(), _Recorder(self._calls):
+    def capture(self, step: Callable[[], Tensor]) -> Tensor:
+        with as_if_capturing(), _Recorder(self._calls):
             return step()
 
     def replay(self) -> None:
