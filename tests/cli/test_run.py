@@ -133,7 +133,7 @@ def test_a_conversation_keeps_to_the_formats(
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
     _, out, err = run(capsys, "run", tiny_llava, "--media-formats", "jpeg")
     assert "goes with your next message)" not in out
-    assert "is of the format png, which is not let in here" in err
+    assert "is of the format png, which is not accepted here" in err
 
 
 def test_media_of_every_kind(

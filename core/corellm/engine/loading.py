@@ -125,7 +125,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
     wanted = wanted_len(config, context)
     mm_processor = _make_processor(config, opened, executor, wanted)
-    _measure_profile_run(config, context, make_runner, mm_processor.profile, memory)
+    _measure_profile_run(config, context, make_runner, mm_processor, memory)
 
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
     sizes = plan_sizes(config, context, bytes_per_block, memory)
@@ -153,7 +153,7 @@ def _measure_profile_run(
     config: EngineConfig,
     context: ModelContext,
     make_runner: Callable[..., ModelRunner],
-    profile: DummyProfile,
+    mm_processor: MultiModalProcessor,
     memory: DeviceMemory,
 ) -> None:
     """Measure the memory of the largest step that the configuration allows."""
@@ -167,7 +167,7 @@ def _measure_profile_run(
                 token_budget(config, context, longest),
                 sequences_at_once(config, context),
                 longest,
-                profile.features,
+                mm_processor.profile.features,
             )
         )
 
