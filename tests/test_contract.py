@@ -40,7 +40,7 @@ def later(version: int = 2, oldest: int = 1, **changes: Any) -> Contract:
         "CONTRACT_VERSION": version,
         "OLDEST_CONTRACT_VERSION": oldest,
         "RENAMED_HOOKS": {OLD: NEW},
-        "REQUIRED_HOOKS": tuple(NEW if name == OLD else name for name in hookspecs.REQUIRED_HOOKS),
+        "REQUIRED_ATTRIBUTES": {**hookspecs.REQUIRED_ATTRIBUTES, "placeholders": ("get_placeholder_str", NEW)},
         OLD: None,
         NEW: get_sample_text,
         **changes,
@@ -116,8 +116,24 @@ def test_a_renamed_hook_is_called_under_its_old_name() -> None:
 
 def test_a_shipped_adapter_loads() -> None:
     """LLaVA's, unchanged."""
-    with pytest.warns(FutureWarning, match=r"corellm-llava: Llava.get_dummy_text: get_sample_text is"):
-        later().check_adapter(Llava, "corellm-llava")
+
+    @hookspec(firstresult=True)
+    def get_largest_mm_data(mm_counts: dict[str, int]) -> None:
+        """Version 2's `get_dummy_mm_data`."""
+
+    contract = later(
+        RENAMED_HOOKS={"get_dummy_mm_data": "get_largest_mm_data"},
+        REQUIRED_HOOKS=("get_largest_mm_data", "get_prompt_updates", "get_multimodal_embeddings"),
+        REQUIRED_ATTRIBUTES=hookspecs.REQUIRED_ATTRIBUTES,
+        get_dummy_mm_data=None,
+        get_sample_text=None,
+        get_dummy_text=hookspecs.get_dummy_text,
+        get_largest_mm_data=get_largest_mm_data,
+    )
+    with pytest.warns(FutureWarning, match=r"corellm-llava: Llava.get_dummy_mm_data: get_largest_mm_data is"):
+        contract.check_adapter(Llava, "corellm-llava")
+    with pytest.raises(ContractError, match=r"lacks the required hook\(s\) get_largest_mm_data"):
+        contract.check_adapter(type("Lacking", (Llava,), {"get_dummy_mm_data": None}), "toy")
 
 
 def test_the_warning_comes_once_and_is_shown() -> None:
@@ -218,9 +234,11 @@ def test_names_that_were_free_in_their_version() -> None:
 
 
 def test_a_required_hook_is_still_required() -> None:
-    """The error has the new name."""
+    """Or an attribute instead; the error has the new name."""
     lacking = type("Lacking", (Toy,), {OLD: None})
-    with pytest.raises(ContractError, match=rf"lacks the required hook\(s\) {NEW}"):
+    with pytest.raises(
+        ContractError, match=rf"lacks placeholders: .*, implement the hook get_placeholder_str or {NEW}"
+    ):
         later().check_adapter(lacking, "toy")
 
 
@@ -246,7 +264,7 @@ def test_a_renamed_static_hook() -> None:
     contract = later(
         RENAMED_HOOKS={"register_config": "register_configuration"},
         STATIC_HOOKS=("register_configuration", "register_tokenizer"),
-        REQUIRED_HOOKS=hookspecs.REQUIRED_HOOKS,
+        REQUIRED_ATTRIBUTES=hookspecs.REQUIRED_ATTRIBUTES,
         register_config=None,
         register_configuration=register_configuration,
         get_sample_text=None,
@@ -324,7 +342,7 @@ def test_what_the_next_version_removes_is_warned_of() -> None:
             return "default"
 
     contract = later(
-        RENAMED_HOOKS={}, REQUIRED_HOOKS=hookspecs.REQUIRED_HOOKS, get_sample_text=None,
+        RENAMED_HOOKS={}, REQUIRED_ATTRIBUTES=hookspecs.REQUIRED_ATTRIBUTES, get_sample_text=None,
         get_dummy_text=get_dummy_text, compute_logits=compute_logits,
     )  # fmt: skip
     with pytest.warns(FutureWarning) as warned:

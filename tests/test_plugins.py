@@ -12,11 +12,21 @@ from typing import Any
 import pluggy
 import pytest
 
+from corellm import hookspecs
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
-from corellm.hookspecs import REQUIRED_HOOKS, STATIC_HOOKS, ModelContext, hookimpl
-from corellm.plugin import adapters, extension_hooks
+from corellm.hookspecs import (
+    REQUIRED_ATTRIBUTES,
+    REQUIRED_HOOKS,
+    STATIC_HOOKS,
+    AdapterAttributes,
+    ModelContext,
+    hookimpl,
+)
+from corellm.plugin import adapters, attributes, extension_hooks
 from corellm.plugin.adapters import find_adapter, installed_adapters
+from corellm.plugin.attributes import AttributeDefaults
 from corellm.plugin.contract import CONTRACT
+from corellm.plugin.hook_callers import HookCallers
 from corellm.plugin.manager import build_manager, call_static_hook
 
 GOOD = """
@@ -235,11 +245,133 @@ def test_forgotten_hookimpl(install: Install) -> None:
         find_adapter(["ToyForCausalLM"]).load()
 
 
+def without(hook: str) -> str:
+    """`GOOD` without a hook."""
+    return GOOD.replace(hook, "my_own").replace("@hookimpl\n        def my_own", "def my_own")
+
+
 def test_missing_required_hook(install: Install) -> None:
     """Named at load, not at the first request."""
-    install("toy", GOOD.replace("get_dummy_text", "my_own_text").replace("@hookimpl\n        def my_own", "def my_own"))
-    with pytest.raises(ContractError, match=r"lacks the required hook\(s\) get_dummy_text"):
+    install("toy", without("get_prompt_updates"))
+    with pytest.raises(ContractError, match=r"lacks the required hook\(s\) get_prompt_updates"):
         find_adapter(["ToyForCausalLM"]).load()
+
+
+ATTRIBUTES = {
+    "supported_mm_limits": ("get_supported_mm_limits", {"image": None}),
+    "placeholders": ("get_dummy_text", {"image": "<image>"}),
+    "mm_fields_config": ("get_mm_fields_config", {"pixel_values": None}),
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_an_attribute_instead_of_a_hook(install: Install, name: str) -> None:
+    """The hook returns the attribute; without either, the error names both ways."""
+    hook, value = ATTRIBUTES[name]
+    install("toy", without(hook))
+    both = rf"toy: Adapter lacks {name}: give it as an attribute, .*; or, .*, implement the hook .*{hook}"
+    with pytest.raises(ContractError, match=both):
+        find_adapter(["ToyForCausalLM"]).load()
+    install("other", f"{without(hook)}        {name} = {value}\n", architecture="OtherForCausalLM")
+    adapter = find_adapter(["OtherForCausalLM"]).load()
+    hooks = build_manager(adapter, context(), distribution="other").hook
+    found = {
+        "supported_mm_limits": lambda: hooks.get_supported_mm_limits(),
+        "placeholders": lambda: {"image": hooks.get_placeholder_str(modality="image", index=0)},
+        "mm_fields_config": lambda: hooks.get_mm_fields_config(hf_inputs={}, mm_kwargs={}),
+    }
+    assert found[name]() == value
+
+
+def test_the_dummy_text_is_made_of_placeholders(install: Install) -> None:
+    """Those of the attribute, or of a hook that numbers them; a hook that knows no such modality is at fault."""
+    install("toy", without("get_dummy_text") + "        placeholders = {'image': '<image>'}\n")
+    hooks = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy").hook
+    assert hooks.get_dummy_text(mm_counts={"image": 2}) == "<image><image>"
+    assert hooks.get_placeholder_str(modality="smell", index=0) is None
+
+    numbered = "        @hookimpl\n        def get_placeholder_str(self, modality, index):\n"
+    numbered += "            return f'<{index}>' if modality == 'image' else None\n"
+    install("other", without("get_dummy_text") + numbered, architecture="OtherForCausalLM")
+    hooks = build_manager(find_adapter(["OtherForCausalLM"]).load(), context(), distribution="other").hook
+    assert hooks.get_dummy_text(mm_counts={"image": 3}) == "<0><1><2>"
+    with pytest.raises(ContractError, match="get_placeholder_str returned None for 'video'"):
+        hooks.get_dummy_text(mm_counts={"video": 1})
+
+
+def test_a_hook_goes_before_an_attribute(install: Install) -> None:
+    """Unless it returns None."""
+    install("toy", GOOD + "        supported_mm_limits = {'image': 7}\n")
+    manager = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy")
+    assert manager.hook.get_supported_mm_limits() == {"image": 2}
+    silent = GOOD.replace('return {"image": 2}', "return None") + "        supported_mm_limits = {'image': 7}\n"
+    install("other", silent, architecture="OtherForCausalLM")
+    manager = build_manager(find_adapter(["OtherForCausalLM"]).load(), context(), distribution="other")
+    assert manager.hook.get_supported_mm_limits() == {"image": 7}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("supported_limits = {'image': 1}", "supported_limits is no attribute .*; did you mean 'supported_mm_limits'"),
+        ("placeholder = {'image': ''}", "placeholder is no attribute .*; did you mean 'placeholders'"),
+        ("refuse_embedding = 'why'", "refuse_embedding is no attribute .*; did you mean 'refuse_embeddings'"),
+        ("get_supported_mm_limits = {'image': 1}", "is a hook, which must be a method .* mean 'supported_mm_limits'"),
+        ("supported_mm_limits = ['image']", r"supported_mm_limits must be {modality: most items .* got \['image'\]"),
+        ("supported_mm_limits = {'image': -1}", "supported_mm_limits must be {modality: most items"),
+        ("supported_mm_limits = {'image': True}", "supported_mm_limits must be {modality: most items"),
+        (
+            "placeholders = {'image': None}",
+            "placeholders must be {modality: prompt text .* the hook get_placeholder_str",
+        ),
+        ("placeholders = property(lambda self: {})", "placeholders must be {modality: prompt text"),
+        ("mm_fields_config = 'pixel_values'", "mm_fields_config must be {tensor name"),
+        ("refuse_embeddings = True", "refuse_embeddings must be the reason as text"),
+        (
+            "supported_mm_limits, placeholders = {'image': 1}, {'images': ''}",
+            "placeholders has 'images', which supported_mm_limits has not; did you mean 'image'",
+        ),
+    ],
+)
+def test_wrong_attributes(install: Install, line: str, message: str) -> None:
+    """A misspelt name or a wrong value is found at load."""
+    install("toy", f"{GOOD}        {line}\n")
+    with pytest.raises(ContractError, match=f"toy: Adapter.{message}".replace("Adapter.is", ".*is")):
+        find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_an_attribute_that_the_constructor_sets(install: Install) -> None:
+    """It is read from the instance, and checked when that is made."""
+    source = GOOD + "        refuse_embeddings = 'of the class'\n"
+    install("toy", source.replace("self.context = context", "self.refuse_embeddings = 'of the instance'"))
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    manager = build_manager(adapter, context(), distribution="toy")
+    assert manager.hook.refuse_embeddings(modality="image") == "of the instance"
+    install("other", source.replace("self.context = context", "self.refuse_embeddings = 7"), architecture="OtherLM")
+    adapter = find_adapter(["OtherLM"]).load()
+    with pytest.raises(ContractError, match=r"other: Adapter.refuse_embeddings must be the reason"):
+        build_manager(adapter, context(), distribution="other")
+
+
+def test_an_authors_own_attributes_are_left_alone(install: Install) -> None:
+    """Those that are not nearly one of the contract's, and methods."""
+    own = "        text_per_step = 20\n        image_token = '<image>'\n        def placeholder(self): return ''\n"
+    install("toy", GOOD + own)
+    assert find_adapter(["ToyForCausalLM"]).load()
+
+
+def test_hook_callers_are_those_of_the_specification() -> None:
+    """Every hook of a loaded model has a typed caller, which is the specification's own signature."""
+    callers = {name: getattr(HookCallers, name) for name in vars(HookCallers) if not name.startswith("_")}
+    assert callers == {name: getattr(hookspecs, name) for name in CONTRACT.hooks - set(STATIC_HOOKS)}
+
+
+def test_every_attribute_has_a_form_and_a_default() -> None:
+    """The page's attributes are those that are checked, and each stands in for a hook."""
+    forms = attributes._FORMS
+    assert set(forms) == set(AdapterAttributes.__annotations__) - {"contract"}
+    assert {hook for _, _, hook in forms.values()} <= CONTRACT.hooks & set(vars(AttributeDefaults))
+    assert {*REQUIRED_ATTRIBUTES} <= set(forms)
 
 
 def test_misspelt_hook(install: Install) -> None:

@@ -1,26 +1,39 @@
-"""The contract between corellm and a model family's adapter: the one page an adapter author reads.
+"""What an adapter must be like: the one page that an author of a model family's plugin reads.
 
-An *adapter* is a class whose methods implement the hooks below. It ships in a distribution of its own and is found by
-an entry point in the group `corellm.models`, whose name is the architecture in the checkpoint's `config.json`:
+An *adapter* is a class with the attributes of `AdapterAttributes` and with methods that implement the hooks below. It
+ships in a distribution of its own and is found by an entry point in the group `corellm.models`, whose name is the
+architecture in the checkpoint's `config.json`:
 
     [project.entry-points."corellm.models"]
     LlavaForConditionalGeneration = "corellm_llava:Llava"
 
     class Llava:
-        contract = 1                              # the contract version it was written for, or range(1, 3)
+        contract = 1                                    # the contract version it was written for, or range(1, 3)
+        supported_mm_limits = {"image": None}           # what is the same for all checkpoints is an attribute
+        placeholders = {"image": "<image>"}
+        mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}
 
         def __init__(self, context: ModelContext) -> None:
-            self.context = context                # made once per loaded model
+            self.context = context                      # made once per loaded model
+
+        @hookimpl                                       # what depends on the checkpoint or the request is a hook
+        def get_dummy_mm_data(self, mm_counts): ...
 
         @hookimpl
-        def get_supported_mm_limits(self):
-            return {"image": None}
+        def get_prompt_updates(self, out_mm_kwargs): ...
+
+        @hookimpl
+        def get_multimodal_embeddings(self, model, mm_kwargs): ...
+
+These three attributes and three hooks are required. Each of the attributes has a hook of its own, `get_...`, for a
+family whose checkpoints differ; it is then implemented instead.
 
 Importing the adapter's module must import neither torch nor transformers: keep those imports inside the hooks.
 
-A hook may take any subset of its arguments, by name. Where it returns `None`, the core's default is called.
-Hooks marked *required* have no default. Hooks run per item, per encoder batch or per load, never per decoded token.
-Whatever a hook raises fails the one request it was called for, or, at load, the load.
+A hook may take any subset of its arguments, by name. The results stated below are what the core gets: an implementation
+may also return None, and then the core's default is called. Hooks marked *required* have no default. Hooks run per
+item, per encoder batch or per load, never per decoded token. What a hook raises fails the one request it was called
+for, or, at load, the load.
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
 `get_supported_mm_limits`, `get_multimodal_embedding_width`, `register_processor`, `get_data_parser`, `get_dummy_*`,
@@ -31,6 +44,8 @@ step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embe
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """
+
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
@@ -45,6 +60,7 @@ import pluggy
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
     from corellm.multimodal.inputs import MultiModalFeature
@@ -91,6 +107,28 @@ _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
 def _first_result(function: _F) -> _F:
     return _hookspec(firstresult=True)(function)
+
+
+class AdapterAttributes:
+    """The constants of an adapter: what is the same for all checkpoints of the family.
+
+    An adapter need not inherit from this class. Its attributes are checked at load: types, names that are nearly these,
+    and missing ones.
+    """
+
+    contract: int | range
+    """The contract version that the adapter was written for, `CONTRACT_VERSION` then; or several, `range(1, 3)`."""
+    supported_mm_limits: Mapping[str, int | None]
+    """`{modality: most items per prompt, or None for any number}`. Other modalities are refused. Required, unless
+    `get_supported_mm_limits` is implemented."""
+    placeholders: Mapping[str, str]
+    """`{modality: the prompt text that stands for one item}`: what a media part becomes in a conversation without a
+    chat template, and what the Hugging Face processor is given beside an item. Empty text if items have no placeholder.
+    Required, unless `get_placeholder_str` or `get_dummy_text` is implemented."""
+    mm_fields_config: Mapping[str, MultiModalFieldConfig]
+    """`{tensor name: how it divides into items}`. Required, unless `get_mm_fields_config` is implemented."""
+    refuse_embeddings: str
+    """Why precomputed embeddings cannot stand in for items, for the error message. Without it they can."""
 
 
 @dataclass
@@ -168,7 +206,7 @@ class ChatPrompt:
 
 
 @_first_result
-def register_config() -> Callable[..., Any] | None:
+def register_config() -> Callable[..., PreTrainedConfig] | None:
     """Give the configuration class or factory, for a checkpoint that transformers reads only by running its code.
 
     A static method: it is called before there is a context.
@@ -188,7 +226,7 @@ def register_config() -> Callable[..., Any] | None:
 
 
 @_first_result
-def register_tokenizer() -> Callable[..., Any] | None:
+def register_tokenizer() -> Callable[..., PreTrainedTokenizerBase] | None:
     """Give the tokenizer class or factory, where transformers has none. A static method, as `register_config` is.
 
     Returns:
@@ -202,27 +240,16 @@ def register_tokenizer() -> Callable[..., Any] | None:
 
 
 @_first_result
-def get_supported_mm_limits() -> Mapping[str, int | None] | None:
-    """Say which modalities the model takes, and how many items of each per prompt. Required.
-
-    Returns:
-        `{modality: most items per prompt, or None for any number}`. Other modalities are refused.
-
-    Example:
-        `return {"image": None}`
-    """
+def get_supported_mm_limits() -> Mapping[str, int | None]:
+    """Give `AdapterAttributes.supported_mm_limits`, where it depends on the checkpoint. Default: the attribute."""
 
 
 @_first_result
 def refuse_embeddings(modality: str) -> str | None:
-    """Say why precomputed embeddings cannot stand in for items of a modality.
+    """Say why precomputed embeddings cannot stand in for items of a modality, where that is not the same for all.
 
     Returns:
-        The reason, for the error message; None where they can, which is the default.
-
-    Example, for a model that places an image by its grid of patches:
-
-        return "they do not have the grid of patches"
+        The reason, for the error message; None where they can. Default: the attribute of the same name.
     """
 
 
@@ -241,20 +268,21 @@ def get_mm_max_tokens_per_item(seq_len: int, mm_counts: Mapping[str, int]) -> Ma
 
 
 @_first_result
-def get_dummy_text(mm_counts: Mapping[str, int]) -> str | None:
-    """Give prompt text with a placeholder for each of `mm_counts` items. Required.
+def get_dummy_text(mm_counts: Mapping[str, int]) -> str:
+    """Give the prompt text that the Hugging Face processor gets beside items, where that is not their placeholders.
 
-    The Hugging Face processor is given this text beside an item.
+    Args:
+        mm_counts: `{modality: items}` that the text stands for.
 
-    Example:
-        `return "<image>" * mm_counts.get("image", 0)`
+    Returns:
+        Text with a placeholder for each item. Default: `get_placeholder_str` of each, joined.
     """
 
 
 @_first_result
 def get_dummy_mm_data(
-    seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
+    seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
+) -> Mapping[str, Any]:
     """Give media that become the most placeholder tokens possible. Required.
 
     The profile run at load encodes them, and memory is planned by it.
@@ -287,7 +315,7 @@ def register_processor() -> Callable[..., Any] | None:
 
 
 @_first_result
-def get_data_parser() -> DataParser | None:
+def get_data_parser() -> DataParser:
     """Give the parser that turns raw media into items: which forms they may have, and the sampling rate of audio.
 
     Returns:
@@ -314,8 +342,8 @@ def get_mm_kwargs_names(modality: str) -> Collection[str] | None:
 
 @_first_result
 def call_hf_processor(
-    prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
+    prompt: str, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Turn ONE item into tensors; they must not depend on the other items of the request.
 
     Args:
@@ -335,15 +363,19 @@ def call_hf_processor(
 @_first_result
 def get_mm_fields_config(
     hf_inputs: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
-) -> Mapping[str, MultiModalFieldConfig] | None:
-    """State how each tensor of `call_hf_processor` divides into items. Required.
+) -> Mapping[str, MultiModalFieldConfig]:
+    """State how each tensor of `call_hf_processor` divides into items, where that depends on the tensors.
+
+    Args:
+        hf_inputs: the result of `call_hf_processor`.
+        mm_kwargs: the processor arguments it was called with.
 
     Returns:
         `{tensor name: MultiModalFieldConfig.batched(modality) / flat / flat_from_sizes / shared}`. A tensor that is
-        not named is an error.
+        not named is an error. Default: the attribute `mm_fields_config`.
 
-    Example:
-        `return {"pixel_values": MultiModalFieldConfig.batched("image")}`
+    Example, for patches of all items one after another:
+        `return {"patches": MultiModalFieldConfig.flat_from_sizes("image", hf_inputs["grids"].prod(-1))}`
     """
 
 
@@ -352,7 +384,7 @@ def get_prompt_updates(
     mm_items: MultiModalItems,
     mm_kwargs: Mapping[str, Any],
     out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]],
-) -> Sequence[PromptUpdate] | None:
+) -> Sequence[PromptUpdate]:
     """State how each item's placeholder gets into the prompt. Required.
 
     Args:
@@ -368,7 +400,7 @@ def get_prompt_updates(
 
 
 @_first_result
-def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int] | None:
+def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
     """Change a prompt's tokens as the Hugging Face processor does, apart from expanding placeholders.
 
     Args:
@@ -383,14 +415,17 @@ def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str,
 
 @_first_result
 def get_placeholder_str(modality: str, index: int) -> str | None:
-    r"""Give the prompt text of a chat message's media part, for checkpoints without a chat template.
+    r"""Give the prompt text that stands for one item, where it depends on the checkpoint or on `index`.
 
     Args:
-        modality: of the part.
+        modality: of the item.
         index: of the item within its modality, from 0.
 
+    Returns:
+        The text; None for a modality that the model does not take. Default: the attribute `placeholders`.
+
     Example:
-        `return "<image>\n"`
+        `return f"Audio {index + 1}: <|AUDIO|>\n" if modality == "audio" else None`
     """
 
 
@@ -421,7 +456,7 @@ def make_context(
 
 
 @_first_result
-def load_model(load_config: LoadConfig) -> nn.Module | None:
+def load_model(load_config: LoadConfig) -> nn.Module:
     """Give the model, with its weights, in evaluation mode.
 
     Default: the transformers class that the checkpoint's `architectures` names, else the one transformers has for its
@@ -442,7 +477,7 @@ def load_model(load_config: LoadConfig) -> nn.Module | None:
 
 
 @_first_result
-def get_language_model(model: Any) -> nn.Module | None:
+def get_language_model(model: nn.Module) -> nn.Module:
     """Give the text decoder inside the model, which turns `inputs_embeds` and `position_ids` into hidden states.
 
     Default: `model.get_decoder()`.
@@ -451,8 +486,8 @@ def get_language_model(model: Any) -> nn.Module | None:
 
 @_first_result
 def get_multimodal_embeddings(
-    model: Any, modality: str, mm_kwargs: Mapping[str, Any]
-) -> Tensor | Sequence[Tensor] | None:
+    model: nn.Module, modality: str, mm_kwargs: Mapping[str, Any]
+) -> Tensor | Sequence[Tensor]:
     """Embed items: run the vision tower and projector, the audio encoder, ... Required.
 
     Args:
@@ -468,7 +503,7 @@ def get_multimodal_embeddings(
 
 
 @_first_result
-def get_multimodal_embedding_width(model: Any) -> int | None:
+def get_multimodal_embedding_width(model: nn.Module) -> int | None:
     """State the width of `get_multimodal_embeddings`, if it is more than a token's embedding.
 
     Qwen3-VL's also have what its decoder adds to the hidden states of its first layers. The engine stores, chunks and
@@ -483,7 +518,7 @@ def get_multimodal_embedding_width(model: Any) -> int | None:
 
 
 @_first_result
-def get_input_embeddings(model: Any, input_ids: Tensor) -> Tensor | None:
+def get_input_embeddings(model: nn.Module, input_ids: Tensor) -> Tensor:
     """Embed text tokens.
 
     Args:
@@ -498,7 +533,7 @@ def get_input_embeddings(model: Any, input_ids: Tensor) -> Tensor | None:
 @_first_result
 def merge_multimodal_embeddings(
     inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
-) -> Tensor | tuple[Tensor, Mapping[str, Any]] | None:
+) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
     """Put item embeddings into the text embeddings of one step's flat batch.
 
     Args:
@@ -514,7 +549,7 @@ def merge_multimodal_embeddings(
 
 
 @_first_result
-def compute_logits(model: Any, hidden_states: Tensor) -> Tensor | None:
+def compute_logits(model: nn.Module, hidden_states: Tensor) -> Tensor:
     """Give the logits of the sampled positions.
 
     Args:
@@ -528,7 +563,7 @@ def compute_logits(model: Any, hidden_states: Tensor) -> Tensor | None:
 
 @_first_result
 def get_rope_positions(
-    model: Any, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+    model: nn.Module, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
 ) -> tuple[Tensor, int] | None:
     """Give the position of every prompt token, and the offset of generated ones. Called for prompts with items only.
 
@@ -543,15 +578,15 @@ def get_rope_positions(
     """
 
 
-REQUIRED_HOOKS = (
-    "get_supported_mm_limits",
-    "get_dummy_text",
-    "get_dummy_mm_data",
-    "get_mm_fields_config",
-    "get_prompt_updates",
-    "get_multimodal_embeddings",
-)
+REQUIRED_HOOKS = ("get_dummy_mm_data", "get_prompt_updates", "get_multimodal_embeddings")
 """Hooks without a default: an adapter that lacks one is refused at load."""
+
+REQUIRED_ATTRIBUTES: Mapping[str, Sequence[str]] = {
+    "supported_mm_limits": ("get_supported_mm_limits",),
+    "placeholders": ("get_placeholder_str", "get_dummy_text"),
+    "mm_fields_config": ("get_mm_fields_config",),
+}
+"""`{attribute: hooks}`: an adapter with neither the attribute nor one of the hooks is refused at load."""
 
 STATIC_HOOKS = ("register_config", "register_tokenizer")
 """Hooks that are called on the adapter's class, before it is made."""

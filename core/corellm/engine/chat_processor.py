@@ -21,6 +21,7 @@ from corellm.multimodal.chat.joining import join_chat
 from corellm.multimodal.chat.messages import Guards, collect_uuids, normalize_messages
 from corellm.multimodal.chat.rendering import RESERVED_VARIABLES
 from corellm.multimodal.processor import MultiModalProcessor
+from corellm.plugin.hook_callers import HookCallers
 
 AllowedSpecial = Collection[str] | Literal["all"]
 """Special tokens that stay tokens in a message's text."""
@@ -121,7 +122,7 @@ class ChatProcessor:
         tokenize: Callable[[str], list[int]],
         check_length: Callable[[str], None],
         added_tokens: Callable[[], tuple[list[int], list[int]]],
-        hooks: Any,
+        hooks: HookCallers,
         mm_processor: MultiModalProcessor,
         *,
         max_model_len: int,
@@ -230,8 +231,9 @@ class ChatProcessor:
     def _placed_literals(self) -> frozenset[str]:
         """Strings that tokenize to placeholders of items or tokens around them, before or after expansion."""
         profile = self._mm_processor.profile
-        texts = [self._hooks.get_dummy_text(mm_counts={modality: 1}) for modality in profile.max_tokens]
-        texts += [self._hooks.get_placeholder_str(modality=modality, index=0) for modality in profile.max_tokens]
+        hooks, modalities = self._hooks, profile.max_tokens
+        texts = {hooks.get_dummy_text(mm_counts={modality: 1}) for modality in modalities}
+        texts |= {hooks.get_placeholder_str(modality=modality, index=0) or "" for modality in modalities}
         token_ids = {token for text in texts if text for token in self._tokenize(text)}
         around = {token for added in self._added_tokens() for token in added}
         token_ids |= {token for prompt in profile.prompts for token in prompt} - around

@@ -29,6 +29,7 @@ from corellm.errors import (
 )
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
+from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, plain_token_ids
 from corellm.sampling_params import SamplingParams, shown
 
@@ -70,7 +71,7 @@ class InputProcessor:
     def __init__(
         self,
         tokenizer: Any,
-        hooks: Any,
+        hooks: HookCallers,
         mm_processor: MultiModalProcessor,
         *,
         vocab_size: int,

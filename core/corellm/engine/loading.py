@@ -33,6 +33,7 @@ from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
 from corellm.plugin.extensions import ask_extensions, first_offer
+from corellm.plugin.hook_callers import HookCallers
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
@@ -218,7 +219,7 @@ def _make_processor(
     )
 
 
-def _load_weights(config: EngineConfig, hooks: Any, context: ModelContext) -> _Weights:
+def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContext) -> _Weights:
     """Load the model, replace layers by faster ones, and find its decoder, layout and widths."""
     register_attention()
     load_config = LoadConfig(
@@ -274,7 +275,7 @@ def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Sc
 def _make_runner(
     config: EngineConfig,
     context: ModelContext,
-    hooks: Any,
+    hooks: HookCallers,
     weights: _Weights,
     backend: AttentionBackend,
     kv_dtype: torch.dtype,

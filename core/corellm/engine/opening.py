@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from corellm.config import EngineConfig
 from corellm.engine.locating import LocatedModel
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
 from corellm.plugin.extensions import first_offer, load_extensions
+from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker import checkpoint as checkpoints
@@ -22,7 +22,7 @@ class OpenedModel:
     """A checkpoint with its adapter, before any weight is read."""
 
     context: ModelContext
-    hooks: Any
+    hooks: HookCallers
     """The hook callers of adapter, defaults and extensions."""
     namespace: tuple[str, ...]
     """What item hashes depend on besides the item."""
@@ -69,11 +69,11 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         defaults=[processing, ModelDefaults(context, merge_rows)],
         extensions=load_extensions(),
     )
-    processing.hooks = manager.hook
+    hooks = processing.hooks = hook_callers(manager)
     context.make_processor = lambda: checkpoints.load_processor(
         context,
-        manager.hook.register_processor(),
+        hooks.register_processor(),
         own_tokenizer=located.tokenizer_path == path,
     )
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
-    return OpenedModel(context, manager.hook, namespace, templates)
+    return OpenedModel(context, hooks, namespace, templates)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import pluggy
 
 from corellm.errors import ContractError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _EXPECTED: dict[str, tuple[type, str]] = {
     "get_supported_mm_limits": (Mapping, "{modality: most items per prompt or None}"),
@@ -18,20 +23,20 @@ _EXPECTED: dict[str, tuple[type, str]] = {
 }
 
 
-def call_hook(hooks: Any, name: str, **arguments: Any) -> Any:
+def call_hook(hook: Callable[_P, _R], *_: _P.args, **arguments: _P.kwargs) -> _R:
     """Return what a hook returns, once its type is checked.
 
     Args:
-        hooks: a model's hook callers.
-        name: name of the hook.
+        hook: one of a model's hook callers, which take keywords only.
         arguments: all arguments of the hook.
 
     Raises:
         ContractError: the hook returned another type.
     """
-    result = getattr(hooks, name)(**arguments)
+    name = cast(pluggy.HookCaller, hook).name
+    result: Any = hook(**arguments)  # type: ignore[call-arg]
     kind, meaning = _EXPECTED[name]
     if not isinstance(result, kind):
         forgotten = " (a forgotten return?)" if result is None else ""
         raise ContractError(f"{name} returned {result!r:.80}{forgotten}; it must return {meaning}")
-    return result
+    return cast(_R, result)

@@ -11,6 +11,7 @@ from typing import Any
 
 from corellm.config import KWARGS_GROUPS, kwargs_for
 from corellm.errors import ContractError, ProcessorKwargsError
+from corellm.plugin.hook_callers import HookCallers
 
 
 class KwargsByModality:
@@ -87,7 +88,7 @@ class KwargsByModality:
             )  # fmt: skip
 
 
-def kwargs_names(hooks: Any, modality: str) -> frozenset[str] | None:
+def kwargs_names(hooks: HookCallers, modality: str) -> frozenset[str] | None:
     """Names of the arguments that items of a modality depend on, by `get_mm_kwargs_names`; None where not known.
 
     Raises:

@@ -36,6 +36,7 @@ from corellm.multimodal.kwargs import KwargsByModality, kwargs_names
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.prompt_updates import apply_prompt_updates
 from corellm.multimodal.uuids import Uuids, check_uuids, mark_stored, read_uuids
+from corellm.plugin.hook_callers import HookCallers
 
 _NO_LIMITS = MultiModalConfig(
     max_image_pixels=sys.maxsize, max_video_pixels=sys.maxsize, max_video_frames=sys.maxsize,
@@ -74,7 +75,7 @@ class MultiModalProcessor:
 
     def __init__(
         self,
-        hooks: Any,
+        hooks: HookCallers,
         config: MultiModalConfig,
         *,
         tokenize: Callable[[str], list[int]],
@@ -107,7 +108,7 @@ class MultiModalProcessor:
 
     def _resolve_limits(self) -> dict[str, int | None]:
         """The model's limits, lowered by the operator's."""
-        limits: dict[str, int | None] = dict(call_hook(self.hooks, "get_supported_mm_limits"))
+        limits = dict(call_hook(self.hooks.get_supported_mm_limits))
         allowed = self.config.item_limits
         for modality in self.config.limit_mm_per_prompt:
             wanted = allowed.get(modality)
@@ -134,7 +135,7 @@ class MultiModalProcessor:
         return self._parser_with(self.config)
 
     def _parser_with(self, limits: MultiModalConfig) -> DataParser:
-        parser: DataParser = self.hooks.get_data_parser()
+        parser = self.hooks.get_data_parser()
         parser.limits = limits  # the operator's, also for an adapter's own parser
         return parser
 
@@ -201,9 +202,7 @@ class MultiModalProcessor:
             for modality in counts
         }
         with _adapter_at_work("get_prompt_updates"):
-            tokens = call_hook(
-                self.hooks, "apply_hf_processor_tokens_only", token_ids=list(token_ids), mm_counts=counts
-            )
+            tokens = call_hook(self.hooks.apply_hf_processor_tokens_only, token_ids=list(token_ids), mm_counts=counts)
             updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
                 expanded, placeholders = apply_prompt_updates(
@@ -236,8 +235,10 @@ class MultiModalProcessor:
         """Prompt updates of all items, each made with the arguments that its modality was processed with."""
 
         def updates_for(arguments: Mapping[str, Any]) -> list[Any]:
-            given = {"mm_items": items, "mm_kwargs": arguments, "out_mm_kwargs": processed}
-            return list(call_hook(self.hooks, "get_prompt_updates", **given))
+            updates = call_hook(
+                self.hooks.get_prompt_updates, mm_items=items, mm_kwargs=arguments, out_mm_kwargs=processed
+            )
+            return list(updates)
 
         if not kwargs:
             return []
@@ -327,13 +328,12 @@ class MultiModalProcessor:
         modality = items.modality
         with naming_item(modality, i), _adapter_at_work(f"{modality} {i}: the processor"):
             hf_inputs = call_hook(
-                self.hooks,
-                "call_hf_processor",
-                prompt=call_hook(self.hooks, "get_dummy_text", mm_counts={modality: 1}),
+                self.hooks.call_hf_processor,
+                prompt=call_hook(self.hooks.get_dummy_text, mm_counts={modality: 1}),
                 mm_data={modality: [items.get(i)]},
                 mm_kwargs=kwargs,
             )
-            fields = call_hook(self.hooks, "get_mm_fields_config", hf_inputs=hf_inputs, mm_kwargs=kwargs)
+            fields = call_hook(self.hooks.get_mm_fields_config, hf_inputs=hf_inputs, mm_kwargs=kwargs)
         split = split_items(hf_inputs, fields).get(modality, [])
         if len(split) != 1:
             raise ContractError(
@@ -360,10 +360,9 @@ class MultiModalProcessor:
                     f"reads {', '.join(readable)}"
                 )
             counts = {modality: 1}
-            text = call_hook(self.hooks, "get_dummy_text", mm_counts=counts)
+            text = call_hook(self.hooks.get_dummy_text, mm_counts=counts)
             data = call_hook(
-                self.hooks,
-                "get_dummy_mm_data",
+                self.hooks.get_dummy_mm_data,
                 seq_len=self._seq_len,
                 mm_counts=counts,
                 mm_options=self.config.dummy_options,

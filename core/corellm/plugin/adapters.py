@@ -15,6 +15,7 @@ from typing import Any
 
 from corellm.errors import BrokenPluginError, ContractError, PluginConflictError, PluginNotFoundError
 from corellm.plugin.contract import CONTRACT
+from corellm.plugin.distributions import distribution_of
 from corellm.plugin.tracebacks import own_traceback
 
 MODELS_GROUP = "corellm.models"
@@ -47,7 +48,7 @@ class AdapterEntry:
 
         Raises:
             BrokenPluginError: its module cannot be imported.
-            ContractError: it is no class, or written for another contract, or a hook lacks `@hookimpl` or is missing.
+            ContractError: it is no class, or is not what the contract demands.
         """
         try:
             adapter = self.entry_point.load()
@@ -66,15 +67,10 @@ class AdapterEntry:
         return adapter
 
 
-def _distribution(entry_point: EntryPoint) -> tuple[str, str]:
-    dist = entry_point.dist
-    return (dist.name, dist.version) if dist is not None else (entry_point.value, "?")
-
-
 def installed_adapters() -> list[AdapterEntry]:
     """Every claim of every installed distribution, by distribution and architecture; nothing is imported."""
     found = {
-        (*_distribution(entry), entry.name, entry.value): entry for entry in entry_points(group=MODELS_GROUP)
+        (*distribution_of(entry), entry.name, entry.value): entry for entry in entry_points(group=MODELS_GROUP)
     }  # a distribution seen twice on sys.path is still one claim
     return [
         AdapterEntry(architecture, distribution, version, entry)

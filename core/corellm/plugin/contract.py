@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,7 @@ import pluggy
 from corellm import hookspecs
 from corellm.errors import ContractError
 from corellm.hookspecs import PROJECT_NAME
+from corellm.plugin.attributes import attribute, check_names, check_values, ways_to_give
 from corellm.plugin.hookset import HookSet, is_static, marker, method_parameters
 
 
@@ -53,8 +54,8 @@ class Contract:
         """Check an adapter class; warn of what the next version will refuse.
 
         Raises:
-            ContractError: unsupported version, a hook without `@hookimpl`, an unknown hook or argument, or a required
-                hook missing.
+            ContractError: unsupported version, a hook without `@hookimpl`, an unknown hook or argument, a wrong or
+                misspelt attribute, or something required is missing.
         """
         versions = contract_versions(adapter)
         if not set(versions) & set(self.supported):
@@ -65,6 +66,9 @@ class Contract:
             )
         where = f"{distribution}: {adapter.__qualname__}"
         implemented = self._check_methods(adapter, versions, where)
+        check_names(adapter, self.hooks, where)
+        check_values(adapter, where)
+        self._check_required(adapter, {self._renamed.get(name, name) for name in implemented}, where)
         try:
             inspect.signature(adapter).bind("the context")
         except TypeError as error:
@@ -95,11 +99,16 @@ class Contract:
                 )
             if old_names.get(name, name) in self._specs.STATIC_HOOKS and not is_static(adapter, name):
                 raise ContractError(f"{where}.{name} must be a @staticmethod: it is called before the adapter is made")
-        given = {old_names.get(name, name) for name in implemented}
-        missing = [name for name in self._specs.REQUIRED_HOOKS if name not in given]
+        return implemented
+
+    def _check_required(self, adapter: type[Any], implemented: Set[str], where: str) -> None:
+        """Check that an adapter has every required hook, and every required attribute or a hook instead."""
+        missing = [name for name in self._specs.REQUIRED_HOOKS if name not in implemented]
         if missing:
             raise ContractError(f"{where} lacks the required hook(s) {', '.join(missing)}")
-        return implemented
+        for name, hooks in self._specs.REQUIRED_ATTRIBUTES.items():
+            if attribute(adapter, name) is None and not implemented & set(hooks):
+                raise ContractError(f"{where} lacks {ways_to_give(name, hooks)}")
 
     def static_hook(self, adapter: type[Any], hook: str) -> Callable[[], Any] | None:
         """Return the method of an adapter's class that implements one of `STATIC_HOOKS`, or None."""

@@ -18,6 +18,7 @@ import pluggy
 from corellm.errors import BrokenPluginError, ContractError, PluginError
 from corellm.hookspecs import PROJECT_NAME
 from corellm.plugin import extension_hooks
+from corellm.plugin.distributions import distribution_of
 from corellm.plugin.hookset import HookSet, marker
 from corellm.plugin.tracebacks import own_traceback
 
@@ -78,7 +79,7 @@ def installed_extensions() -> list[ExtensionEntry]:
     """Every extension of every installed distribution, sorted by name; nothing is imported."""
     found: dict[tuple[str, str], ExtensionEntry] = {}
     for entry in entry_points(group=EXTENSIONS_GROUP):
-        distribution, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else (entry.value, "?")
+        distribution, version = distribution_of(entry)
         # a distribution seen twice on sys.path is still one
         found.setdefault((distribution, entry.name), ExtensionEntry(distribution, version, entry.name, entry))
     return [found[key] for key in sorted(found)]

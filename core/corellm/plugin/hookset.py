@@ -86,7 +86,7 @@ def method_parameters(plugin: object, name: str) -> dict[str, inspect.Parameter]
     return dict(parameters[1:] if has_self else parameters)
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is most like an unknown one; empty if none is."""
-    found = difflib.get_close_matches(name, known, n=1)
+def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """A hint at the known name that is most like an unknown one; empty if none is by more than `cutoff`."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {found[0]!r}?" if found else ""

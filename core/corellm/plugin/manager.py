@@ -12,8 +12,10 @@ import pluggy
 
 from corellm.errors import BrokenPluginError
 from corellm.hookspecs import ModelContext
+from corellm.plugin.attributes import AttributeDefaults, check_values
 from corellm.plugin.contract import CONTRACT, Contract
 from corellm.plugin.extensions import ask_extensions
+from corellm.plugin.hook_callers import hook_callers
 from corellm.plugin.tracebacks import own_traceback
 
 
@@ -57,7 +59,7 @@ def build_manager(
 
     Raises:
         BrokenPluginError: the adapter's constructor raised.
-        ContractError: an extension's wrapper breaks the contract.
+        ContractError: an attribute that the constructor sets, or an extension's wrapper, breaks the contract.
     """
     manager = contract.make_manager()
     for default in defaults:
@@ -69,6 +71,8 @@ def build_manager(
             f"{distribution}: making the adapter {adapter.__qualname__} failed: {type(error).__name__}: {error}\n"
             f"{own_traceback(error)}"
         ) from error
+    check_values(instance, f"{distribution}: {adapter.__qualname__}")
+    manager.register(AttributeDefaults(instance, hook_callers(manager)))
     manager.register(instance, name=distribution)
     if extensions is not None:
         for name, wrapper in ask_extensions("wrap_adapter", _anything, manager=extensions, context=context):

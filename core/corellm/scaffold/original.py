@@ -47,12 +47,20 @@ class Original:
 
     @property
     def modality(self) -> str:
-        """The first modality that its `get_supported_mm_limits` names, or else image."""
+        """The first modality that its `supported_mm_limits` or the hook of that name names, or else image."""
         for node in (node for text in self.sources.values() for node in ast.walk(ast.parse(text))):
-            if isinstance(node, ast.FunctionDef) and node.name == "get_supported_mm_limits":
+            if _named(node) & {"supported_mm_limits", "get_supported_mm_limits"}:
                 named = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
                 return next((modality for modality in ("image", "video", "audio") if modality in named), "image")
         return "image"
+
+
+def _named(node: ast.AST) -> set[str]:
+    """Return the names that a statement gives to a method or to attributes."""
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def find_original(like: str) -> Original:

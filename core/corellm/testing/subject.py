@@ -70,8 +70,7 @@ class Subject:
 
     def placeholder(self, modality: str) -> str:
         """Return the prompt text that stands for one item; empty where the family inserts items by position."""
-        text: str = self.hooks.get_dummy_text(mm_counts={modality: 1})
-        return text
+        return self.hooks.get_dummy_text(mm_counts={modality: 1})
 
     def prompt(self, parts: Sequence[Part]) -> tuple[str, dict[str, list[Any]]]:
         """Return prompt text and media of parts."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from corellm.errors import ContractError, CorellmError, EmbeddingCountError, EncoderError
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.plugin.hook_callers import HookCallers
 from corellm.worker.defaults import floating_to
 from corellm.worker.encoder_graphs import EncoderGraphs
 from corellm.worker.failures import failure_of
@@ -31,7 +32,7 @@ class EncoderRunner:
         dtype, device: of the model.
     """
 
-    def __init__(self, hooks: Any, model: Any, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, hooks: HookCallers, model: Any, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._hooks, self._model, self._width = hooks, model, width
         self._dtype, self._device = dtype, device
         self._outputs: dict[str, Tensor] = {}

@@ -20,6 +20,7 @@ from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import PagedAttention
 from corellm.errors import ContractError, CorellmError, RequestFailedError
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.plugin.hook_callers import HookCallers
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.decode_graphs import DecodeGraphs
@@ -83,7 +84,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        hooks: Any,
+        hooks: HookCallers,
         model: nn.Module,
         language_model: nn.Module,
         kv_cache: KVCache,
@@ -331,8 +332,7 @@ class ModelRunner:
         return merged if isinstance(merged, tuple) else (merged, {})
 
     def _embed_text(self, input_ids: Tensor) -> Tensor:
-        embeds: Tensor = self._hooks.get_input_embeddings(model=self.model, input_ids=input_ids)
-        return embeds
+        return self._hooks.get_input_embeddings(model=self.model, input_ids=input_ids)
 
     # --- the decoder ------------------------------------------------------------------------------------------------
 
@@ -352,8 +352,7 @@ class ModelRunner:
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._hooks.compute_logits(model=self.model, hidden_states=hidden)
-        return logits
+        return self._hooks.compute_logits(model=self.model, hidden_states=hidden)
 
     def _prompt_logprobs(
         self,

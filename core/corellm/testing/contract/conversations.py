@@ -31,9 +31,10 @@ class ConversationRules(ContractRules):
                 fix="return what a chat message's part becomes in the prompt",
             )
             items = [subject.item(modality, seed) for seed in range(len(written))]
-            what, fix = f"{''.join(written)!r} has a place for each item", "write the update's target"
+            prompt = "".join(map(str, written))
+            what, fix = f"{prompt!r} has a place for each item", "write the update's target"
             with self.expecting(what, hook="get_placeholder_str", fix=fix):
-                features = subject.process("".join(written) + "What?", {modality: items}).features
+                features = subject.process(prompt + "What?", {modality: items}).features
             self.require(
                 [f.item for f in features] == list(range(len(items))),
                 "get_placeholder_str",

@@ -33,6 +33,9 @@ class PatchTalker:
     """The adapter: one instance per loaded model."""
 
     contract = 1
+    supported_mm_limits = {"image": None}
+    placeholders = {"image": "<image>\n"}
+    refuse_embeddings = "they do not say how long the image's rows are"
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
@@ -74,27 +77,6 @@ class PatchTalker:
         return load_model(self.context.hf_config, load_config)
 
     # --- what it takes ------------------------------------------------------------------------------------------------
-
-    @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of images."""
-        return {"image": None}
-
-    @hookimpl
-    def refuse_embeddings(self) -> str:
-        """The prompt marks the end of each row."""
-        return "they do not say how long the image's rows are"
-
-    @hookimpl
-    def get_placeholder_str(self, modality: str) -> str | None:
-        """In a conversation: the image on a line of its own."""
-        return f"{self.context.hf_processor.image_token}\n" if modality == "image" else None
-
-    @hookimpl
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """A placeholder per image."""
-        image_token: str = self.context.hf_processor.image_token
-        return image_token * mm_counts.get("image", 0)
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:

@@ -26,6 +26,9 @@ class Blip2:
     """The adapter."""
 
     contract = 1
+    supported_mm_limits = {"image": 1}
+    placeholders = {"image": ""}
+    mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}  # [images, channels, height, width]
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
@@ -59,25 +62,10 @@ class Blip2:
             )
 
     @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """One image."""
-        return {"image": 1}
-
-    @hookimpl
-    def get_dummy_text(self) -> str:
-        """Nothing in the text stands for an image."""
-        return ""
-
-    @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
         """Every image is resized to the tower's size, so all are equally large."""
         size = self.context.hf_config.vision_config.image_size
         return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
-
-    @hookimpl
-    def get_placeholder_str(self, modality: str) -> str | None:
-        """Nothing in the text, for chat templates too."""
-        return "" if modality == "image" else None
 
     @hookimpl
     def make_context(
@@ -106,11 +94,6 @@ class Blip2:
             return None
         outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")
         return outputs
-
-    @hookimpl
-    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        """`pixel_values` is `[images, channels, height, width]`."""
-        return {"pixel_values": MultiModalFieldConfig.batched("image")}
 
     @hookimpl
     def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptInsertion]:

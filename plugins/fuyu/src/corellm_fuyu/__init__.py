@@ -37,25 +37,14 @@ class Fuyu:
     """The adapter."""
 
     contract = 1
+    supported_mm_limits = {"image": 1}
+    placeholders = {"image": ""}
+    mm_fields_config = {"image_patches": MultiModalFieldConfig.batched("image")}
+    refuse_embeddings = "they do not say how long the image's rows are"
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
         self._added: tuple[list[int], list[int]] | None = None
-
-    @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """One image."""
-        return {"image": 1}
-
-    @hookimpl
-    def refuse_embeddings(self) -> str:
-        """The prompt marks the rows of an image."""
-        return "they do not say how long the image's rows are"
-
-    @hookimpl
-    def get_dummy_text(self) -> str:
-        """No placeholder."""
-        return ""
 
     @hookimpl
     def get_dummy_mm_data(
@@ -69,11 +58,6 @@ class Fuyu:
         width, height = (size.get(side, 1) for side in ("width", "height"))  # other keys are refused with the dummy
         bounds = mm_options.get("image")
         return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height, bounds=bounds)}
-
-    @hookimpl
-    def get_placeholder_str(self, modality: str) -> str | None:
-        """No placeholder, wherever in the conversation the image is."""
-        return "" if modality == "image" else None
 
     @hookimpl
     def make_context(
@@ -118,11 +102,6 @@ class Fuyu:
         patches = outputs["image_patches"]
         rows = int((outputs["input_ids"] == self.context.hf_processor.image_newline_id).sum())
         return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])}
-
-    @hookimpl
-    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        """One grid of patches per image."""
-        return {"image_patches": MultiModalFieldConfig.batched("image")}
 
     @hookimpl
     def get_prompt_updates(self, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]) -> list[PromptInsertion]:

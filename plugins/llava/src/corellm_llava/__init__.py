@@ -24,20 +24,11 @@ class Llava:
     """The adapter."""
 
     contract = 1
+    supported_mm_limits = {"image": None}
+    mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}  # [images, channels, height, width]
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
-
-    @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of images."""
-        return {"image": None}
-
-    @hookimpl
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """One image token per image."""
-        image_token: str = self.context.hf_processor.image_token
-        return image_token * mm_counts.get("image", 0)
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
@@ -49,11 +40,6 @@ class Llava:
     def get_placeholder_str(self, modality: str) -> str | None:
         """The image on a line of its own, as in training."""
         return f"{self.context.hf_processor.image_token}\n" if modality == "image" else None
-
-    @hookimpl
-    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        """`pixel_values` is `[images, channels, height, width]`."""
-        return {"pixel_values": MultiModalFieldConfig.batched("image")}
 
     @hookimpl
     def get_prompt_updates(

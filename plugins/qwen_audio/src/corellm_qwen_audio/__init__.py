@@ -29,20 +29,14 @@ class Qwen2Audio:
     """The adapter."""
 
     contract = 1
+    supported_mm_limits = {"audio": None}
+    mm_fields_config = {
+        "input_features": MultiModalFieldConfig.batched("audio"),  # [items, mel, frames]
+        "feature_attention_mask": MultiModalFieldConfig.batched("audio"),  # [items, frames]
+    }
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
-
-    @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of audio items."""
-        return {"audio": None}
-
-    @hookimpl
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """One audio token per item."""
-        audio_token: str = self.context.hf_processor.audio_token
-        return audio_token * mm_counts.get("audio", 0)
 
     @hookimpl
     def get_dummy_mm_data(
@@ -93,12 +87,6 @@ class Qwen2Audio:
             mm_data["audio"], sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
         )
         return {"input_features": outputs["input_features"], "feature_attention_mask": outputs["attention_mask"]}
-
-    @hookimpl
-    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        """`input_features` is `[items, mel, frames]`, `feature_attention_mask` `[items, frames]`."""
-        batched = MultiModalFieldConfig.batched("audio")
-        return {"input_features": batched, "feature_attention_mask": batched}
 
     @hookimpl
     def get_prompt_updates(

@@ -38,6 +38,8 @@ class Qwen2VL:
     """The adapter of both; Qwen3-VL's is a subclass."""
 
     contract = 1
+    supported_mm_limits = {"image": None, "video": None}
+    refuse_embeddings = "they do not have the grid of patches from which their tokens' positions are computed"
     text_per_step: ClassVar[int] = 0
     """Most tokens of text with each temporal patch of a video."""
 
@@ -47,24 +49,9 @@ class Qwen2VL:
     # --- what it takes ----------------------------------------------------------------------------------------------
 
     @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of images and videos."""
-        return {"image": None, "video": None}
-
-    @hookimpl
-    def refuse_embeddings(self) -> str:
-        """Positions need the items' grids."""
-        return "they do not have the grid of patches from which their tokens' positions are computed"
-
-    @hookimpl
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """One placeholder per item."""
-        return "".join((self.get_placeholder_str(modality) or "") * count for modality, count in mm_counts.items())
-
-    @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
         """The item's token between the tokens that begin and end vision."""
-        if modality not in self.get_supported_mm_limits():
+        if modality not in self.supported_mm_limits:
             return None
         config = self.context.hf_config
         ids = [config.vision_start_token_id, self._token(modality), config.vision_end_token_id]

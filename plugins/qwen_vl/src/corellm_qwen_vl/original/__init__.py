@@ -40,6 +40,8 @@ class QwenVL:
     """The adapter."""
 
     contract = 1
+    supported_mm_limits = {"image": None}
+    mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}  # [images, 3, height, width]
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
@@ -62,16 +64,6 @@ class QwenVL:
         from corellm_qwen_vl.original.processor import QwenVLProcessor
 
         return lambda _: QwenVLProcessor(self.context.tokenizer, self.context.hf_config.visual)
-
-    @hookimpl
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of images."""
-        return {"image": None}
-
-    @hookimpl
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """An empty pair of tags per image."""
-        return f"{IMAGE_START}{IMAGE_END}" * mm_counts.get("image", 0)
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
@@ -121,11 +113,6 @@ class QwenVL:
             return None
         outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")
         return outputs
-
-    @hookimpl
-    def get_mm_fields_config(self) -> Mapping[str, MultiModalFieldConfig]:
-        """`pixel_values` is `[images, 3, height, width]`."""
-        return {"pixel_values": MultiModalFieldConfig.batched("image")}
 
     @hookimpl
     def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptReplacement]:
