@@ -102,10 +102,10 @@ def test_a_wrong_directive_fails_the_build(directive: str) -> None:
 def test_a_quotation_is_the_source() -> None:
     """It has decorator and docstring, without indentation; an unknown name fails the build."""
     file = "plugins/llava/src/corellm_llava/__init__.py"
-    quoted = directives.expand(f'[Llava.get_dummy_text](../{file} "quote")', "index.md")
+    quoted = directives.expand(f'[Llava.get_placeholder_str](../{file} "quote")', "index.md")
     title, *lines, _ = quoted.splitlines()
     assert title == f'```python title="{file}"'
-    source = inspect.getsource(Llava.get_dummy_text)
+    source = inspect.getsource(Llava.get_placeholder_str)
     assert [line.strip() for line in lines] == [line.strip() for line in source.splitlines()]
     assert lines[0] == "@hookimpl"
     with pytest.raises(ValueError, match=r"cannot quote Llava\.nothing"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corellm.hookspecs import REQUIRED_HOOKS
+from corellm.hookspecs import REQUIRED_ATTRIBUTES, REQUIRED_HOOKS
 from tests.docs.blocks import find_blocks
 from tests.docs.test_pages import PAGES, ROOT
 
@@ -18,10 +18,11 @@ _OWN = r"`((?:\.ci|bench|core|demo|docs|examples|kernels|plugins|tests)/[\w./-]+
 
 
 def test_every_required_hook_is_in_the_sketch() -> None:
-    """The sketch has every hook without a default."""
+    """The sketch has every hook without a default, and every required attribute."""
     sketches = [b.text for b in find_blocks(ROOT / "README.md", "README.md") if "class Llava" in b.text]
     assert len(sketches) == 1
     assert all(f"def {name}(" in sketches[0] for name in REQUIRED_HOOKS)
+    assert all(f"    {name} = " in sketches[0] for name in REQUIRED_ATTRIBUTES)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN_VL
 
+_PLACEHOLDER = '        return f"{self.context.hf_processor.image_token}\\n" if modality == "image" else None\n'
+_DUMMY_TEXT = """
+    @hookimpl
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        text: str = self.context.hf_processor.{0}_token
+        return text * mm_counts.get("{0}", 0)
+"""
+"""So that the model loads, whatever the placeholder in conversations is."""
+
 MUTANTS = (
     LLAVA.edited(
         "chats have another placeholder",
         "test_the_chat_placeholder_is_the_updates_target",
         "get_placeholder_str",
-        old='return f"{self.context.hf_processor.image_token}\\n"',
-        new='return "<img>\\n"',
+        old=_PLACEHOLDER,
+        new=_PLACEHOLDER.replace("{self.context.hf_processor.image_token}", "<img>") + _DUMMY_TEXT.format("image"),
     ),
     LLAVA.edited(
         "other modalities have a placeholder, too",
@@ -19,19 +28,26 @@ MUTANTS = (
         old=' if modality == "image" else None',
         new="",
     ),
-    FUYU.edited(
+    FUYU.given(
         "the image's own token is written into chats",
         "test_the_chat_placeholder_is_the_updates_target",
         "get_placeholder_str",
-        old='return "" if modality == "image"',
-        new='return "|SPEAKER|" if modality == "image"',
+        """
+        @hookimpl
+        def get_placeholder_str(self, modality):
+            return "|SPEAKER|" if modality == "image" else None
+
+        @hookimpl
+        def get_dummy_text(self):
+            return ""
+        """,
     ),
     AUDIO.edited(
         "audio has no place in chats",
         "test_the_chat_placeholder_is_the_updates_target",
         "get_placeholder_str",
-        old='if modality == "audio" else None',
-        new='if modality == "speech" else None',
+        old='if modality == "audio" else None\n',
+        new='if modality == "speech" else None\n' + _DUMMY_TEXT.format("audio"),
     ),
     FUYU.edited(
         "conversations lose their media",

@@ -177,15 +177,18 @@ MUTANTS = (
         "embeddings are not refused",
         "test_precomputed_embeddings",
         "get_prompt_updates",
-        old="    def refuse_embeddings(self) -> str:\n",
-        new="    def refuse_embeddings(self) -> None:\n        return None\n",
+        old='    refuse_embeddings = "they do not say how long the image\'s rows are"\n',
+        new="",
     ),
-    FUYU.edited(
+    FUYU.given(
         "embeddings are refused without a reason",
         "test_precomputed_embeddings",
         "refuse_embeddings",
-        old="    def refuse_embeddings(self) -> str:\n",
-        new="    def refuse_embeddings(self) -> bool:\n        return True\n",
+        """
+        @hookimpl
+        def refuse_embeddings(self):
+            return True
+        """,
     ),
     LLAVA.given(
         "embeddings of any width are taken",

@@ -9,23 +9,26 @@ MUTANTS = (
     BLIP2.edited(
         "videos are said to be taken",
         "test_it_loads",
-        ("get_dummy_mm_data", "get_supported_mm_limits"),
-        old='        return {"image": 1}',
-        new='        return {"image": 1, "video": 1}',
+        ("get_dummy_mm_data", "get_placeholder_str", "get_supported_mm_limits"),
+        old='supported_mm_limits = {"image": 1}',
+        new='supported_mm_limits = {"image": 1, "video": 1}',
     ),
     FUYU.edited(
         "any number of images is said to be taken",
         "test_text_and_media_equal_the_hf_processor",
         ("get_supported_mm_limits", "get_prompt_updates"),
-        old='        return {"image": 1}',
-        new='        return {"image": None}',
+        old='supported_mm_limits = {"image": 1}',
+        new='supported_mm_limits = {"image": None}',
     ),
-    LLAVA.edited(
+    LLAVA.given(
         "-1 stands for any number of images",
         "test_the_models_own_limit",
         "get_supported_mm_limits",
-        old='        return {"image": None}',
-        new='        return {"image": -1}',
+        """
+        @hookimpl
+        def get_supported_mm_limits(self):
+            return {"image": -1}
+        """,
     ),
     LLAVA.given(
         "all images but the first are dropped",
@@ -62,12 +65,15 @@ MUTANTS = (
             return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
         """,
     ),
-    LLAVA.edited(
+    LLAVA.given(
         "dummy text for a single image, whatever the count",
         "test_dummies_come_in_any_number",
         "get_dummy_text",
-        old='return image_token * mm_counts.get("image", 0)',
-        new="return image_token",
+        """
+        @hookimpl
+        def get_dummy_text(self):
+            return self.context.hf_processor.image_token
+        """,
     ),
     LLAVA.edited(
         "a single dummy image, whatever the count",
@@ -79,9 +85,9 @@ MUTANTS = (
     LLAVA.edited(
         "a modality by another name",
         "test_it_loads",
-        ("get_supported_mm_limits", "get_dummy_mm_data"),
-        old='        return {"image": None}',
-        new='        return {"images": None}',
+        ("get_placeholder_str", "get_supported_mm_limits", "get_dummy_mm_data"),
+        old='supported_mm_limits = {"image": None}',
+        new='supported_mm_limits = {"images": None}',
     ),
     # --- sizes --------------------------------------------------------------------------------------------------------
     FUYU.edited(

@@ -65,7 +65,7 @@ class Plugin:
 
     contract: str
     file: str = "__init__.py"
-    seam: str = "    @hookimpl\n    def get_supported_mm_limits("
+    seam: str = "    @hookimpl\n    def get_dummy_mm_data("
     """A method of the adapter; `given` puts another one before it."""
 
     def of(self, file: str) -> Plugin:

@@ -43,16 +43,30 @@ MUTANTS = (
     LLAVA.edited(
         "a required hook without @hookimpl",
         "test_the_contract_version_is_checked",
-        "get_dummy_text",
-        old="    @hookimpl\n    def get_dummy_text(",
-        new="    def get_dummy_text(",
+        "get_dummy_mm_data",
+        old="    @hookimpl\n    def get_dummy_mm_data(",
+        new="    def get_dummy_mm_data(",
     ),
     LLAVA.edited(
         "a required hook is missing",
         "test_the_contract_version_is_checked",
+        "get_prompt_updates",
+        old="    @hookimpl\n    def get_prompt_updates(",
+        new="    def updates(",
+    ),
+    LLAVA.edited(
+        "a required attribute is missing",
+        "test_the_contract_version_is_checked",
         "get_mm_fields_config",
-        old="    @hookimpl\n    def get_mm_fields_config(",
-        new="    def fields(",
+        old="    mm_fields_config = ",
+        new="    fields = ",
+    ),
+    FUYU.edited(
+        "a misspelt attribute",
+        "test_the_contract_version_is_checked",
+        "refuse_embeddings",
+        old="    refuse_embeddings = ",
+        new="    refused_embeddings = ",
     ),
     LLAVA.edited(
         "a misspelt argument",
@@ -79,9 +93,9 @@ MUTANTS = (
     LLAVA.edited(
         "a forgotten return",
         "test_it_loads",
-        "get_mm_fields_config",
-        old='        return {"pixel_values": MultiModalFieldConfig.batched("image")}',
-        new='        {"pixel_values": MultiModalFieldConfig.batched("image")}',
+        "get_dummy_mm_data",
+        old='        return {"image": dummy_images(',
+        new='        {"image": dummy_images(',
     ),
     LLAVA.edited(
         "the adapter takes one argument too many",

@@ -71,8 +71,8 @@ MUTANTS = (
         "the mask of an audio item is said not to be needed",
         "test_it_loads",
         ("get_prompt_updates", "get_mm_fields_config"),
-        old='"feature_attention_mask": batched}',
-        new='"feature_attention_mask": None}',
+        old='"feature_attention_mask": MultiModalFieldConfig.batched("audio"),',
+        new='"feature_attention_mask": None,',
     ),
     FUYU.edited(
         "a row of the image is lost",
