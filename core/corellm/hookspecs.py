@@ -30,10 +30,10 @@ family whose checkpoints differ; it is then implemented instead.
 
 Importing the adapter's module must import neither torch nor transformers: keep those imports inside the hooks.
 
-A hook may take any subset of its arguments, by name. The results stated below are what the core gets: an implementation
-may also return None, and then the core's default is called. Hooks marked *required* have no default. Hooks run per
-item, per encoder batch or per load, never per decoded token. What a hook raises fails the one request it was called
-for, or, at load, the load.
+A hook may take any subset of its arguments, by name; `model` is always the result of `load_model`. The results stated
+below are what the core gets: an implementation may also return None, and then the core's default is called. Hooks
+marked *required* have no default. Hooks run per item, per encoder batch or per load, never per decoded token. What a
+hook raises fails the one request it was called for, or, at load, the load.
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
 `get_supported_mm_limits`, `get_multimodal_embedding_width`, `register_processor`, `get_data_parser`, `get_dummy_*`,
@@ -53,7 +53,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -68,45 +68,12 @@ if TYPE_CHECKING:
     from corellm.multimodal.parsing import DataParser
     from corellm.multimodal.prompt_updates import PromptUpdate
 
-CONTRACT_VERSION = 1
-"""Raised when a hook or an argument is renamed or removed. New optional hooks and arguments do not raise it."""
-
-OLDEST_CONTRACT_VERSION = 1
-"""Adapters written for this version or a later one still load: the version before this one at most."""
-
-RENAMED_HOOKS: Mapping[str, str] = {}
-"""`{old name: new name}` of hooks that this version renames. Those of adapters of the version before are called
-under the old name, with a warning, until the next version.
-
-A hook or an argument that the next version removes stays for this one, with `warn_on_impl` or `warn_on_impl_args` and a
-`FutureWarning` that says what to do instead. An argument is renamed by adding the new one beside it.
-"""
-
 PROJECT_NAME = "corellm"
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-class _HookimplMarker(Protocol):
-    """The type of pluggy's marker, which returns the function that it marks."""
-
-    @overload
-    def __call__(self, function: _F) -> _F: ...
-
-    @overload
-    def __call__(
-        self, *, wrapper: bool = False, tryfirst: bool = False, trylast: bool = False, optionalhook: bool = False
-    ) -> Callable[[_F], _F]: ...
-
-
-hookimpl = cast(_HookimplMarker, pluggy.HookimplMarker(PROJECT_NAME))
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 """Marks a method as the implementation of the hook of that name; `hookimpl(wrapper=True)` for extensions' wrappers."""
 
-_hookspec = pluggy.HookspecMarker(PROJECT_NAME)
-
-
-def _first_result(function: _F) -> _F:
-    return _hookspec(firstresult=True)(function)
+_first_result = pluggy.HookspecMarker(PROJECT_NAME)(firstresult=True)
 
 
 class AdapterAttributes:
@@ -227,12 +194,11 @@ def register_config() -> Callable[..., PreTrainedConfig] | None:
 
 @_first_result
 def register_tokenizer() -> Callable[..., PreTrainedTokenizerBase] | None:
-    """Give the tokenizer class or factory, where transformers has none. A static method, as `register_config` is.
+    """Give the tokenizer class or factory, where transformers has none. A static method, too.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory, which is given `trust_remote_code=`
-        if it takes it. What it makes is a `transformers.PreTrainedTokenizerFast` or works like one.
-        Default: `transformers.AutoTokenizer`.
+        A class or a function, as of `register_config`. What it makes is a `transformers.PreTrainedTokenizerFast` or
+        works like one. Default: `transformers.AutoTokenizer`.
     """
 
 
@@ -308,8 +274,7 @@ def register_processor() -> Callable[..., Any] | None:
     """Give the processor class or factory, where the hub has none or the hub's does not work.
 
     Returns:
-        A class with `from_pretrained`, or a function of the checkpoint's directory, which is given `trust_remote_code=`
-        if it takes it. What it makes is called like a Hugging Face processor:
+        A class or a function, as of `register_config`. What it makes is called like a Hugging Face processor:
         `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`. Default: `transformers.AutoProcessor`.
     """
 
@@ -491,7 +456,6 @@ def get_multimodal_embeddings(
     """Embed items: run the vision tower and projector, the audio encoder, ... Required.
 
     Args:
-        model: the result of `load_model`.
         modality: of all these items.
         mm_kwargs: the items' tensors, joined as `get_mm_fields_config` states, on the model's device and (floating
             point ones) in its dtype.
@@ -509,9 +473,6 @@ def get_multimodal_embedding_width(model: nn.Module) -> int | None:
     Qwen3-VL's also have what its decoder adds to the hidden states of its first layers. The engine stores, chunks and
     passes on whole embeddings; `merge_multimodal_embeddings` of such an adapter splits them.
 
-    Args:
-        model: the result of `load_model`.
-
     Returns:
         Columns. Default: the decoder's `hidden_size`.
     """
@@ -522,7 +483,6 @@ def get_input_embeddings(model: nn.Module, input_ids: Tensor) -> Tensor:
     """Embed text tokens.
 
     Args:
-        model: the result of `load_model`.
         input_ids: `[num_tokens]`.
 
     Returns:
@@ -553,7 +513,6 @@ def compute_logits(model: nn.Module, hidden_states: Tensor) -> Tensor:
     """Give the logits of the sampled positions.
 
     Args:
-        model: the result of `load_model`.
         hidden_states: `[num_sampled, hidden_size]`.
 
     Returns:
@@ -568,7 +527,6 @@ def get_rope_positions(
     """Give the position of every prompt token, and the offset of generated ones. Called for prompts with items only.
 
     Args:
-        model: the result of `load_model`.
         token_ids: the prompt, placeholders expanded.
         mm_features: its items, by placeholder offset.
 
@@ -590,3 +548,19 @@ REQUIRED_ATTRIBUTES: Mapping[str, Sequence[str]] = {
 
 STATIC_HOOKS = ("register_config", "register_tokenizer")
 """Hooks that are called on the adapter's class, before it is made."""
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+CONTRACT_VERSION = 1
+"""Raised when a hook or an argument is renamed or removed. New optional hooks and arguments do not raise it."""
+
+OLDEST_CONTRACT_VERSION = 1
+"""Adapters written for this version or a later one still load: the version before this one at most."""
+
+RENAMED_HOOKS: Mapping[str, str] = {}
+"""`{old name: new name}` of hooks that this version renames. Those of adapters of the version before are called
+under the old name, with a warning, until the next version.
+
+A hook or an argument that the next version removes stays for this one, with `warn_on_impl` or `warn_on_impl_args` and a
+`FutureWarning` that says what to do instead. An argument is renamed by adding the new one beside it.
+"""

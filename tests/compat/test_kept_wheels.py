@@ -84,7 +84,7 @@ def later_core(where: Path, *, oldest: int) -> Path:
         (r"^(RENAMED_HOOKS.* =) .*", r'\1 {"get_dummy_text": "get_sample_text"}'),
         (r"^(def get_sample_text\()", r"\1language: str, "),
     )
-    call = r'("get_sample_text", )(?=mm_counts)'
+    call = r"(hooks\.get_sample_text, )(?=mm_counts)"
     edit(where / "corellm" / "multimodal" / "processor.py", (call, r'\1language="en", '))
     return where
 
