@@ -462,19 +462,16 @@ def get_multimodal_embeddings(
 
     Returns:
         A tensor `[items, tokens, hidden_size]`, or one `[tokens, hidden_size]` per item. An item has as many embeddings
-        as its placeholder's `num_embeds`. `get_multimodal_embedding_width` may give another width.
+        as its placeholder's `num_embeds`. If the adapter merges them itself, they may be wider than `hidden_size`.
     """
 
 
 @_first_result
 def get_multimodal_embedding_width(model: nn.Module) -> int | None:
-    """State the width of `get_multimodal_embeddings`, if it is more than a token's embedding.
+    """State the width of `get_multimodal_embeddings`, so that another one is an error at load.
 
-    Qwen3-VL's also have what its decoder adds to the hidden states of its first layers. The engine stores, chunks and
-    passes on whole embeddings; `merge_multimodal_embeddings` of such an adapter splits them.
-
-    Returns:
-        Columns. Default: the decoder's `hidden_size`.
+    Default: the decoder's `hidden_size`, or, if the adapter implements `merge_multimodal_embeddings`, that of the first
+    dummy item.
     """
 
 
@@ -498,8 +495,9 @@ def merge_multimodal_embeddings(
 
     Args:
         inputs_embeds: `[num_tokens, hidden_size]`; may be written to.
-        multimodal_embeddings: `[num_multimodal, hidden_size]`, in the order of their positions; of the width that
-            `get_multimodal_embedding_width` gives.
+        multimodal_embeddings: `[num_multimodal, width]`, in the order of their positions; as wide as those of
+            `get_multimodal_embeddings`. Qwen3-VL's also have what its decoder adds to the hidden states of its first
+            layers: the engine stores, chunks and passes on whole embeddings, and this hook splits them.
         is_multimodal: `[num_tokens]`, bool, with exactly `num_multimodal` ones.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Encoder outputs have the width that the adapter declares; any other width is an error that names both."""
+"""Encoder outputs have the width that the adapter declares, or its first item has; another is an error with both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def feature(item: int, tokens: int) -> MultiModalFeature:
     return MultiModalFeature("image", item, f"image-{item}", PlaceholderRange(0, tokens), data)
 
 
-def runner(width: int, made: int) -> EncoderRunner:
+def runner(width: int | None, made: int) -> EncoderRunner:
     """A runner for embeddings of `width`, and an encoder that returns embeddings of `made`."""
 
     def embed(model: Any, modality: str, mm_kwargs: Any) -> list[torch.Tensor]:
@@ -48,6 +48,18 @@ def test_another_width(width: int, made: int) -> None:
         EmbeddingCountError, match=rf"embeddings of width {width}, .* returned a tensor of shape \(3, {made}\)"
     ):
         runner(width, made).check([feature(0, 3)])
+
+
+def test_a_width_that_is_not_stated() -> None:
+    """The first item, a dummy at load, shows it; later ones must have the same."""
+    made = iter([torch.zeros(1, 3, 24), torch.zeros(1, 5, 24), torch.zeros(1, 2, 8)])
+    hooks: Any = SimpleNamespace(get_multimodal_embeddings=lambda **_: next(made))
+    encoders = EncoderRunner(hooks, None, None, torch.float32, torch.device("cpu"))
+    encoders.check([feature(0, 3)])
+    assert encoders.width == 24
+    encoders.check([feature(1, 5)])
+    with pytest.raises(EmbeddingCountError, match=r"embeddings of width 24, .* returned a tensor of shape \(2, 8\)"):
+        encoders.check([feature(2, 2)])
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
 from corellm.plugin.extensions import ask_extensions, first_offer
-from corellm.plugin.hook_callers import HookCallers
+from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
@@ -272,6 +272,12 @@ def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Sc
     )
 
 
+def _embedding_width(hooks: HookCallers, weights: _Weights) -> int | None:
+    """Return the width of items' embeddings; None where the adapter merges them itself: then its dummies show it."""
+    stated = hooks.get_multimodal_embedding_width(model=weights.model)
+    return stated or (None if adapter_implements(hooks.merge_multimodal_embeddings) else weights.hidden_size)
+
+
 def _make_runner(
     config: EngineConfig,
     context: ModelContext,
@@ -293,7 +299,7 @@ def _make_runner(
         backend,
         block_size=block_size,
         vocab_size=weights.vocab_size,
-        embedding_width=hooks.get_multimodal_embedding_width(model=weights.model) or weights.hidden_size,
+        embedding_width=_embedding_width(hooks, weights),
         dtype=context.dtype,
         device=context.device,
         seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast
-
-import pluggy
+from typing import Any
 
 from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
@@ -20,7 +18,7 @@ from corellm.multimodal.chat.rendering import ChatRenderer
 from corellm.multimodal.image_sides import check_scaled, naming_extreme_sides, plain_size
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.video import Video
-from corellm.plugin.hook_callers import HookCallers
+from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
 
 HF_ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}
@@ -59,8 +57,7 @@ class ProcessingDefaults:
     @hookimpl(trylast=True)
     def get_mm_kwargs_names(self, modality: str) -> Collection[str] | None:
         """Arguments that the Hugging Face processor takes for the modality; None where an adapter calls it itself."""
-        callers = cast(pluggy.HookCaller, self.hooks.call_hf_processor).get_hookimpls()
-        if any(caller.plugin is not self and not caller.wrapper for caller in callers):
+        if adapter_implements(self.hooks.call_hf_processor):
             return None
         return declared_arguments(self.context.hf_processor, modality)
 

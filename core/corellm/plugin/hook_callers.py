@@ -39,6 +39,11 @@ class HookCallers:
     get_rope_positions = staticmethod(hookspecs.get_rope_positions)
 
 
+def adapter_implements(hook: object) -> bool:
+    """Whether an adapter implements a hook, be it for some calls only; the core's defaults are `trylast`."""
+    return any(not (found.trylast or found.wrapper) for found in cast(pluggy.HookCaller, hook).get_hookimpls())
+
+
 def hook_callers(manager: pluggy.PluginManager) -> HookCallers:
     """Return a manager's hook callers, typed."""
     return cast(HookCallers, manager.hook)

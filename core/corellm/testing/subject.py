@@ -134,7 +134,7 @@ class Subject:
     @property
     def embedding_width(self) -> int:
         """Width of the encoder's embeddings."""
-        return int(self.hooks.get_multimodal_embedding_width(model=self.model) or self.hidden_size)
+        return self.llm.engine.runner.encoders.width or self.hidden_size
 
     # --- the encoder ------------------------------------------------------------------------------------------------
 

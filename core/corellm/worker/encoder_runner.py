@@ -28,12 +28,14 @@ class EncoderRunner:
     Args:
         hooks: the model's hook callers.
         model: the loaded model.
-        width: of an embedding: the decoder's hidden size or more.
+        width: of an embedding: the decoder's hidden size or more; None for that of the first item, a dummy at load.
         dtype, device: of the model.
     """
 
-    def __init__(self, hooks: HookCallers, model: Any, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._hooks, self._model, self._width = hooks, model, width
+    def __init__(
+        self, hooks: HookCallers, model: Any, width: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._hooks, self._model, self.width = hooks, model, width
         self._dtype, self._device = dtype, device
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
@@ -141,12 +143,13 @@ class EncoderRunner:
         return self._hooks.get_multimodal_embeddings(model=self._model, modality=modality, mm_kwargs=mm_kwargs)
 
     def _store(self, features: Sequence[MultiModalFeature], outputs: Sequence[Tensor]) -> None:
+        width = outputs[0].shape[-1] if self.width is None else self.width
         for feature, output in zip(features, outputs, strict=True):
             wanted = feature.placeholder.num_embeds
-            if tuple(output.shape) != (wanted, self._width):
+            if tuple(output.shape) != (wanted, width):
                 raise EmbeddingCountError(
                     f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
-                    f"{self._width}, get_multimodal_embeddings returned a tensor of shape {tuple(output.shape)}"
+                    f"{width}, get_multimodal_embeddings returned a tensor of shape {tuple(output.shape)}"
                 )
         converted = [output.to(device=self._device, dtype=self._dtype) for output in outputs]
         finite = torch.stack([output.isfinite().all() for output in converted]).tolist()  # one wait for the device
@@ -155,6 +158,7 @@ class EncoderRunner:
                 raise EncoderError(
                     f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {self._dtype}"
                 )
+        self.width = width
         for feature, output in zip(features, converted, strict=True):
             self._outputs[feature.identifier] = _with_own_storage(output)
 

@@ -76,7 +76,7 @@ class ModelRunner:
         backend: the attention backend.
         block_size: slots per block.
         vocab_size: width of the logits.
-        embedding_width: width of the embeddings that `get_multimodal_embeddings` returns.
+        embedding_width: width of the embeddings that `get_multimodal_embeddings` returns; None for that of the first.
         dtype, device: of the model.
         seed: of requests that bring none.
         sample: an extension's function that chooses tokens, or None.
@@ -92,7 +92,7 @@ class ModelRunner:
         *,
         block_size: int,
         vocab_size: int,
-        embedding_width: int,
+        embedding_width: int | None,
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
