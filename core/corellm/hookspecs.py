@@ -194,11 +194,9 @@ def register_config() -> Callable[..., PreTrainedConfig] | None:
 
 @_first_result
 def register_tokenizer() -> Callable[..., PreTrainedTokenizerBase] | None:
-    """Give the tokenizer class or factory, where transformers has none. A static method, too.
+    """Give the tokenizer class or factory, where transformers has none: as `register_config`, static, too.
 
-    Returns:
-        A class or a function, as of `register_config`. What it makes is a `transformers.PreTrainedTokenizerFast` or
-        works like one. Default: `transformers.AutoTokenizer`.
+    What it makes is a `transformers.PreTrainedTokenizerFast` or works like one. Default: `transformers.AutoTokenizer`.
     """
 
 
@@ -212,10 +210,9 @@ def get_supported_mm_limits() -> Mapping[str, int | None]:
 
 @_first_result
 def refuse_embeddings(modality: str) -> str | None:
-    """Say why precomputed embeddings cannot stand in for items of a modality, where that is not the same for all.
+    """Say why precomputed embeddings cannot stand in for items of a modality; None where they can.
 
-    Returns:
-        The reason, for the error message; None where they can. Default: the attribute of the same name.
+    Default: the attribute of the same name.
     """
 
 
@@ -235,13 +232,9 @@ def get_mm_max_tokens_per_item(seq_len: int, mm_counts: Mapping[str, int]) -> Ma
 
 @_first_result
 def get_dummy_text(mm_counts: Mapping[str, int]) -> str:
-    """Give the prompt text that the Hugging Face processor gets beside items, where that is not their placeholders.
+    """Give the prompt text that the Hugging Face processor gets beside `mm_counts` items, one placeholder for each.
 
-    Args:
-        mm_counts: `{modality: items}` that the text stands for.
-
-    Returns:
-        Text with a placeholder for each item. Default: `get_placeholder_str` of each, joined.
+    Default: `get_placeholder_str` of each, joined.
     """
 
 
@@ -271,11 +264,10 @@ def get_dummy_mm_data(
 
 @_first_result
 def register_processor() -> Callable[..., Any] | None:
-    """Give the processor class or factory, where the hub has none or the hub's does not work.
+    """Give the processor class or factory, as of `register_config`, where the hub has none or it does not work.
 
-    Returns:
-        A class or a function, as of `register_config`. What it makes is called like a Hugging Face processor:
-        `processor(text=..., images=..., return_tensors="pt", **mm_kwargs)`. Default: `transformers.AutoProcessor`.
+    What it makes is called like a Hugging Face processor: `processor(text=..., images=..., return_tensors="pt",
+    **mm_kwargs)`. Default: `transformers.AutoProcessor`.
     """
 
 
@@ -283,9 +275,7 @@ def register_processor() -> Callable[..., Any] | None:
 def get_data_parser() -> DataParser:
     """Give the parser that turns raw media into items: which forms they may have, and the sampling rate of audio.
 
-    Returns:
-        A `corellm.multimodal.DataParser` or a subclass of it; the core gives it the operator's limits. Default: the
-        core's own.
+    The core gives it the operator's limits. Default: a `corellm.multimodal.DataParser`.
     """
 
 
