@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from corellm.engine.request import Request
-from corellm.worker.batch import UNKNOWN, NewSequence, ScheduledBatch, SequenceChunk
+from corellm.worker.batch import UNKNOWN, ItemSlice, NewSequence, ScheduledBatch, SequenceChunk
 
 
 @dataclass(slots=True)
@@ -56,13 +57,15 @@ class StepPlan:
         start = request.num_computed_tokens + 1
         self.decodes.append((SequenceChunk(request.request_id, start, 1, [UNKNOWN], block_table, True), request))
 
-    def add_prefill(self, request: Request, num_tokens: int, block_table: list[int], block_size: int) -> None:
+    def add_prefill(
+        self, request: Request, num_tokens: int, items: Sequence[ItemSlice], block_table: list[int], block_size: int
+    ) -> None:
         """Schedule the next `num_tokens` known tokens of a request."""
         start = request.num_computed_tokens
         stop = start + num_tokens
         tokens = request.token_ids(start, stop)
         samples = stop == request.num_tokens
-        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples)
+        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items)
         self.prefills.append((chunk, request))
         self.token_budget -= num_tokens
         self.prefix_hashes.update(request.block_hashes[start // block_size : -(-stop // block_size)])
