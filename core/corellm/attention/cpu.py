@@ -37,8 +37,9 @@ class CpuAttention(AttentionBackend):
         """See `AttentionBackend.forward`."""
         cache.write(call.key, call.value, metadata.slot_mapping)
         output = torch.empty_like(call.query)
-        for group in self._decode_groups(metadata, cache, call.sliding_window):
-            group.attend(call, cache, output)
+        if metadata.num_decodes:
+            for group in self._decode_groups(metadata, cache, call.sliding_window):
+                group.attend(call, cache, output)
         stop = metadata.num_decodes
         for i in range(metadata.num_decodes, len(metadata.seq_lens)):
             start, stop = stop, stop + metadata.query_lens[i]
@@ -55,7 +56,7 @@ class CpuAttention(AttentionBackend):
         token_bytes = 2 * cache.key[0, 0].numel() * cache.key.element_size()
         budget = max(1, _SCRATCH_BYTES // (token_bytes * cache.block_size))
         plan = (budget, cache.block_size, sliding_window)
-        if self._metadata is not metadata or not self._groups or self._groups[0].plan != plan:
+        if self._metadata is not metadata or self._groups[0].plan != plan:
             self._metadata = metadata
             self._groups = _plan_decodes(metadata, cache.block_size, budget, sliding_window)
         return self._groups

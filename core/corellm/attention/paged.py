@@ -57,7 +57,7 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Attend for a transformers layer: `query [1, num_heads, num_tokens, head_size]` and so on.
 
-    `rotary` comes from layers of `corellm_kernels` that leave rotary positions to the backend.
+    Fused layers leave rotary positions to the backend, in `rotary`.
 
     Returns:
         `[1, num_tokens, num_heads, head_size]` and no weights.

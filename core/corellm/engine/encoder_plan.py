@@ -55,13 +55,12 @@ class EncoderPlanner:
             `(request id, item index)` of those whose encoder must run.
         """
         encode = []
-        for item in items:
-            feature = request.features[item.index]
-            if not self._cache.acquire(feature.identifier, request.request_id, item.index):
-                num_embeds = feature.placeholder.num_embeds
-                self._budget -= num_embeds
-                self._cache.allocate(feature.identifier, num_embeds, request.request_id, item.index)
-                encode.append((request.request_id, item.index))
+        for place in ((request.request_id, item.index) for item in items):
+            feature = request.features[place[1]]
+            if not self._cache.acquire(feature.identifier, *place):
+                self._budget -= feature.placeholder.num_embeds
+                self._cache.allocate(feature.identifier, feature.placeholder.num_embeds, *place)
+                encode.append(place)
         return encode
 
     def release_computed(self, request: Request) -> None:

@@ -58,15 +58,8 @@ class EncoderRunner:
             CorellmError: the reason why there are none.
         """
         output = self._outputs.get(feature.identifier)
-        if output is None:
-            raise self._failures.get(feature.identifier) or EncoderError(
-                f"{feature.modality} {feature.item}: its encoder output was dropped"
-            )
-        if len(output) != feature.placeholder.num_embeds:  # another item of the same uuid
-            raise EmbeddingCountError(
-                f"{feature.modality} {feature.item}: its placeholder takes {feature.placeholder.num_embeds} embeddings "
-                f"and {len(output)} are known under its identifier; give different items different uuids"
-            )
+        if output is None or len(output) != feature.placeholder.num_embeds:
+            raise self._failures.get(feature.identifier) or _missing(feature, output)
         return output
 
     @torch.inference_mode()
@@ -126,6 +119,17 @@ class EncoderRunner:
 
     def _encode(self, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
         return self._hooks.get_multimodal_embeddings(model=self._model, modality=modality, mm_kwargs=mm_kwargs)
+
+
+def _missing(feature: MultiModalFeature, output: Tensor | None) -> CorellmError:
+    """Return the error for an item without embeddings; `output` is that of another item of the same uuid, if any."""
+    item = f"{feature.modality} {feature.item}"
+    if output is None:
+        return EncoderError(f"{item}: its encoder output was dropped")
+    return EmbeddingCountError(
+        f"{item}: its placeholder takes {feature.placeholder.num_embeds} embeddings and {len(output)} are known under "
+        f"its identifier; give different items different uuids"
+    )
 
 
 def _with_own_storage(output: Tensor) -> Tensor:

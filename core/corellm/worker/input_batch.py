@@ -63,13 +63,7 @@ class StepArrays:
 
 
 def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
-    """Return the arrays of a step, its chunks one after another.
-
-    Args:
-        chunks: single-token ones first.
-        states: of the same sequences, in the same order.
-        block_size: slots per block.
-    """
+    """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order."""
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
     tables = np.zeros((len(chunks), -(-max(seq_lens) // block_size)), dtype=np.int64)

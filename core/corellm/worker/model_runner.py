@@ -174,8 +174,8 @@ class ModelRunner:
         """Run one forward pass, and sample a token for every chunk that ends its sequence."""
         arrays = lay_out(chunks, states, self.block_size)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
-        graphs = self.graphs if _is_plain_decode(chunks, states) else None
-        is_captured = graphs is not None and graphs.fits(arrays)
+        graphs = self.graphs
+        is_captured = graphs is not None and graphs.fits(arrays) and _is_plain_decode(chunks, states)
         if graphs is not None and is_captured:
             logits = graphs.run(arrays)
         else:
