@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 from corellm.attention.cpu import CpuAttention
 from corellm.attention.reference import ReferenceAttention
 from corellm.worker.process import usable_cpus
@@ -51,7 +51,7 @@ def decode_step(num_seqs: int, length: int, dtype: torch.dtype) -> Callable[[Att
     )
     q = torch.randn(num_seqs, HEADS, HEAD_SIZE).to(dtype)
     k, v = (torch.randn(num_seqs, KV_HEADS, HEAD_SIZE).to(dtype) for _ in range(2))
-    return lambda backend: backend.forward(q, k, v, cache, metadata, scale=0.125)
+    return lambda backend: backend.forward(AttentionCall(q, k, v, 0.125), cache, metadata)
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ class FreeGraphs:
 def host_step(num_seqs: int, *, stream: bool) -> float:
     """Milliseconds of a decode step of `num_seqs` sequences."""
     engine = LLMEngine.from_kwargs(model="demo", max_num_seqs=num_seqs, num_kv_blocks=20 * num_seqs, max_model_len=256)
-    engine.runner._graphs = FreeGraphs(num_seqs, engine.runner._vocab_size)
+    engine.runner.graphs = FreeGraphs(num_seqs, engine.runner.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     for i in range(num_seqs):
         engine.add_request(str(i), {"prompt_token_ids": [5] * 20}, params, stream=stream)

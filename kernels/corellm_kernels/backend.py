@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 
 _LEAST_CAPABILITY = (8, 0)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -22,7 +22,7 @@ class TritonAttention(AttentionBackend):
 
     name: ClassVar[str] = "triton"
     priority: ClassVar[int] = 100
-    recordable: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
     rotates: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -52,39 +52,25 @@ class TritonAttention(AttentionBackend):
         has_floats = torch.cuda.get_device_capability(device) >= (8, 9)
         return (torch.int8, torch.float8_e4m3fn) if has_floats else (torch.int8,)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
+    def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """See `AttentionBackend.forward`."""
+        query, rotary = call.query, call.rotary
         scales = {"key_scale": cache.key_scale, "value_scale": cache.value_scale}
         if rotary is None:
-            self._write(key, value, cache.key, cache.value, metadata.slot_mapping, **scales)
+            self._write(call.key, call.value, cache.key, cache.value, metadata.slot_mapping, **scales)
         else:
             self._rotate_and_write(
-                query, key, value, rotary.cos, rotary.sin, cache.key, cache.value, metadata.slot_mapping,
+                query, call.key, call.value, rotary.cos, rotary.sin, cache.key, cache.value, metadata.slot_mapping,
                 sections=rotary.sections, **scales,
             )  # fmt: skip
-        out = query.new_empty(*query.shape[:2], value.shape[2])
+        out = query.new_empty(*query.shape[:2], call.value.shape[2])
         caches = (cache.key, cache.value)
+        options = {"scale": call.scale, "sliding_window": call.sliding_window, **scales}
         tables, lens = metadata.block_tables, metadata.seq_lens_tensor
         decodes = slice(0, metadata.num_decodes)
-        self._decode(
-            query[decodes], *caches, tables[decodes], lens[decodes], out[decodes],
-            scale=scale, sliding_window=sliding_window, **scales,
-        )  # fmt: skip
+        self._decode(query[decodes], *caches, tables[decodes], lens[decodes], out[decodes], **options)
         if metadata.num_decodes < len(lens):
             chunks = slice(metadata.num_decodes, None)
-            self._prefill(
-                query, *caches, tables[chunks], lens[chunks], metadata.query_start_loc[chunks], out,
-                scale=scale, sliding_window=sliding_window, **scales,
-            )  # fmt: skip
+            starts = metadata.query_start_loc[chunks]
+            self._prefill(query, *caches, tables[chunks], lens[chunks], starts, out, **options)
         return out

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from corellm.attention.backend import Rotary
-from corellm.attention.paged import ATTENTION_NAME, PagedStep, paged_attention
+from corellm.attention.backend import AttentionCall, Rotary
+from corellm.attention.paged import ATTENTION_NAME, paged_attention
 from corellm_kernels.fused_norms import FusedRMSNorm
 from corellm_kernels.head_norms import norm_heads
 from corellm_kernels.layer_swap import agree, draw, has_tensors, joined, linears, outcome, swapped_for
@@ -26,27 +26,6 @@ _NUM_TOKENS = 3
 
 _Seen: TypeAlias = tuple[list[tuple[Any, ...]], Any]
 """The recorded calls of attention, and the layer's output."""
-
-
-@dataclass(frozen=True)
-class _Turning:
-    """Passes a layer's rotary positions on to a step."""
-
-    step: PagedStep
-    rotary: Rotary
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sliding_window: int | None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
-        """See `PagedStep`."""
-        return self.step.attend(layer, query, key, value, scale, sliding_window, rotary=self.rotary)
 
 
 class FusedAttention(nn.Module):
@@ -71,7 +50,6 @@ class FusedAttention(nn.Module):
         """Return attention of `[1, num_tokens, width]`, and no weights; takes the original's arguments."""
         kwargs.update(zip(self.positional, args, strict=False))
         cos, sin = kwargs.pop("position_embeddings")
-        step: PagedStep | None = kwargs.pop("paged", None)
         parts = self.qkv_proj(hidden_states).split(self.widths, dim=-1)
         query, key, value = (part.unflatten(-1, heads) for part, heads in zip(parts, self.heads, strict=True))
         if self.norms_heads:
@@ -81,7 +59,7 @@ class FusedAttention(nn.Module):
         attended, _ = paged_attention(
             self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
             kwargs.pop("attention_mask", None), scaling=self.scale, sliding_window=self.window,
-            paged=None if step is None else _Turning(step, Rotary(cos[0], sin[0])), **kwargs,
+            rotary=Rotary(cos[0], sin[0]), **kwargs,
         )  # fmt: skip
         return self.o_proj(attended.flatten(2)), None
 
@@ -92,22 +70,11 @@ class _WatchedStep:
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sliding_window: int | None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
-        _, heads, _ = query.shape
-        if rotary is not None:
-            query, key = rotary.rotate(query), rotary.rotate(key)
-        self.calls.append((layer, scale, sliding_window, query, key, value))
-        return value.repeat_interleave(heads // value.shape[1], dim=1)
+        call = call.rotated()
+        self.calls.append((layer, call.scale, call.sliding_window, call.query, call.key, call.value))
+        return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
 
 
 def is_paged(module: Any) -> bool:

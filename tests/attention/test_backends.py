@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 from corellm.attention.cpu import CpuAttention
 from corellm.attention.reference import ReferenceAttention
 from corellm.attention.registry import select_backend
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, ContractError
 
 BACKENDS: list[type[AttentionBackend]] = [ReferenceAttention, CpuAttention]
 HEAD_SIZE = 16
@@ -75,10 +75,8 @@ def run(
         block_tables=torch.from_numpy(tables),
         slot_mapping=torch.cat(slots),
     )
-    got = backend.forward(
-        torch.cat(queries), torch.cat(keys), torch.cat(values), cache, metadata, scale=0.3, sliding_window=window
-    )
-    return got, torch.cat(want)
+    call = AttentionCall(torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window)
+    return backend.forward(call, cache, metadata), torch.cat(want)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
@@ -119,6 +117,36 @@ def test_decode_groups_are_cut_and_cover_every_row(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("corellm.attention.cpu._SCRATCH_BYTES", 5000)
     got, want = run(CpuAttention(), [(1, n) for n in (5, 90, 33, 8, 61, 1, 17)] + [(3, 10)])
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
+
+
+class OfAnOlderCore(ReferenceAttention):
+    """A backend as it was written before calls had a type."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **more: object) -> Tensor:  # type: ignore[override]
+        return query
+
+
+class WithAnOldName(ReferenceAttention):
+    """A backend that says with an old name that it can be captured."""
+
+    recordable = True
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("OfAnOlderCore", r"forward\(self, query.*; make it forward\(self, call, cache, metadata\)"),
+        ("WithAnOldName", "has recordable; it is called capturable now"),
+    ],
+)
+def test_a_backend_of_an_older_core_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+    """The error names it and says what to change."""
+    offers = {"old": f"{__name__}:{name}"}
+    monkeypatch.setattr(
+        "corellm.attention.registry.ask_extensions", lambda *_: [("the extension 'mine' of toy", offers)]
+    )
+    with pytest.raises(ContractError, match=rf"(?s)the extension 'mine' of toy: .*{words}"):
+        select_backend(torch.device("cpu"), torch.float32)
 
 
 def test_selection() -> None:

@@ -26,6 +26,7 @@ from tests.engine.simulation import Setup, Simulation
 class FakeStep:
     """A step that was launched."""
 
+    batch: ScheduledBatch
     result: StepResult
     is_captured: bool
 
@@ -42,11 +43,11 @@ class FakeRunner:
         self.num_ahead = 0
 
     def launch(self, batch: ScheduledBatch) -> FakeStep:
-        return self._started(self.worker.execute(batch))
+        return self._started(batch, self.worker.execute(batch))
 
     def launch_ahead(self, batch: ScheduledBatch, before: FakeStep) -> FakeStep:
         self.num_ahead += 1
-        return self._started(self.worker.execute_ahead(batch, before.result))
+        return self._started(batch, self.worker.execute_ahead(batch, before.result))
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self.launch(batch).wait()
@@ -54,14 +55,11 @@ class FakeRunner:
     def forget(self) -> None:
         self.worker.forget()
 
-    def is_healthy(self) -> bool:
-        return True
-
-    def _started(self, result: StepResult) -> FakeStep:
+    def _started(self, batch: ScheduledBatch, result: StepResult) -> FakeStep:
         for name, token in result.sampled.items():
             if self.worker.sequences[name].sampling_params.logprobs is not None:
                 result.logprobs[name] = TokenLogprobs([token], [-0.1 * (token + 1)], [1])
-        return FakeStep(result, self.runs_ahead)
+        return FakeStep(batch, result, self.runs_ahead)
 
 
 class AtOnce(Executor):
@@ -101,6 +99,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
     )
     located = SimpleNamespace(sampling=SamplingParams())
     monkeypatch.setattr("corellm.engine.llm_engine.locate", lambda config: located)
+    monkeypatch.setattr("corellm.worker.dummy_steps.is_healthy", lambda runner: True)
     monkeypatch.setattr("corellm.engine.loading.load", lambda config, located, check_encoders: model)
     llm = LLM("no model")
     llm._pool.shutdown()

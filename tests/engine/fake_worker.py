@@ -65,6 +65,19 @@ def embedding_at(features: Sequence[MultiModalFeature], position: int) -> tuple[
     return None
 
 
+def taken_embeddings(features: Sequence[MultiModalFeature], chunk: SequenceChunk) -> dict[int, tuple[str, int]]:
+    """The embedding (item, index) that each of a chunk's tokens takes, as the chunk says it."""
+    taken: dict[int, tuple[str, int]] = {}
+    for item in chunk.items:
+        tokens = range(chunk.num_tokens)[item.tokens]
+        takers = (
+            tokens if item.is_embed is None else [t for t, takes in zip(tokens, item.is_embed, strict=True) if takes]
+        )
+        rows = range(features[item.index].placeholder.num_embeds)[item.embeds]
+        taken |= {t: (features[item.index].identifier, row) for t, row in zip(takers, rows, strict=True)}
+    return taken
+
+
 def next_kv(before: int | None, token: int, embedding: tuple[str, int] | None) -> int:
     """The KV of a token after the KV of the one before it."""
     return crc32(repr((before, token if embedding is None else embedding)).encode())  # `hash` differs by process
@@ -197,10 +210,10 @@ class FakeWorker:
         assert chunk.samples == (stop == len(tokens))
         assert 0 not in chunk.block_table, "the null block is in a block table"
         assert not self._missing_items(chunk), f"no encoder output of {self._missing_items(chunk)}"
+        taken = taken_embeddings(sequence.features, chunk)
         for position in range(chunk.start, stop):
             before = self._kv[self._slot(chunk, position - 1)] if position else None
-            embedding = embedding_at(sequence.features, position)
-            self._kv[self._slot(chunk, position)] = next_kv(before, tokens[position], embedding)
+            self._kv[self._slot(chunk, position)] = next_kv(before, tokens[position], taken.get(position - chunk.start))
         history = self._history(sequence, tokens)
         for position in range(stop):
             found = self._kv.get(self._slot(chunk, position))

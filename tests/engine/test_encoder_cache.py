@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.encoder_plan import EncoderPlanner
+from corellm.engine.request import Request
 from tests.engine.fake_worker import make_feature, make_request
 
 
@@ -83,6 +84,12 @@ def test_any_operations_keep_the_books_in_order(rng: Random, num_operations: int
         assert cache.referenced_embeds == sum(sizes.values()) <= 8
 
 
+def plan(encoders: EncoderPlanner, request: Request, start: int, num_tokens: int) -> tuple[int, list[int]]:
+    """How many tokens can run, and the items that they take embeddings of."""
+    can_run, items = encoders.plan(request, start, num_tokens)
+    return can_run, [item.index for item in items]
+
+
 def planner(capacity: int) -> tuple[EncoderPlanner, EncoderCache]:
     """A planner at the beginning of a step."""
     cache = EncoderCache(capacity)
@@ -95,31 +102,32 @@ def test_an_item_is_planned_when_a_chunk_first_touches_an_embedding_of_it() -> N
     """Text before it, and a placeholder token that takes no embedding, need no encoder."""
     encoders, _ = planner(10)
     request = make_request("r", [1] * 12, [make_feature("a", 4, 4, [False, True, True, False])])
-    assert encoders.plan(request, 0, 4) == (4, [])
-    assert encoders.plan(request, 0, 5) == (5, [])
-    assert encoders.plan(request, 0, 6) == (6, [0])
-    assert encoders.plan(request, 6, 1) == (1, [0])
-    assert encoders.plan(request, 7, 5) == (5, [])
-    assert encoders.plan(request, 8, 4) == (4, [])
+    assert plan(encoders, request, 0, 4) == (4, [])
+    assert plan(encoders, request, 0, 5) == (5, [])
+    assert plan(encoders, request, 0, 6) == (6, [0])
+    assert plan(encoders, request, 6, 1) == (1, [0])
+    assert plan(encoders, request, 7, 5) == (5, [])
+    assert plan(encoders, request, 8, 4) == (4, [])
 
 
 def test_a_chunk_ends_before_the_item_that_does_not_fit() -> None:
     """Two items of 4 in a cache of 6: the chunk stops before the second, and inside of it nothing can run."""
     encoders, cache = planner(6)
     request = make_request("r", [1] * 20, [make_feature("a", 2, 4), make_feature("b", 8, 4)])
-    num_tokens, features = encoders.plan(request, 0, 20)
-    assert (num_tokens, features) == (8, [0])
-    assert encoders.commit(request, features) == [("r", 0)]
-    assert encoders.plan(request, 2, 4) == (4, [])  # held already
-    assert encoders.plan(request, 9, 11) == (0, [])
+    num_tokens, items = encoders.plan(request, 0, 20)
+    assert (num_tokens, [item.index for item in items]) == (8, [0])
+    assert encoders.commit(request, items) == [("r", 0)]
+    assert plan(encoders, request, 2, 4) == (4, [0])  # held already
+    assert encoders.commit(request, items) == []
+    assert plan(encoders, request, 9, 11) == (0, [])
     for computed, referenced in ((5, 4), (6, 0)):
         request.num_computed_tokens = computed
         encoders.release_computed(request)
         assert cache.referenced_embeds == referenced
     # The cache has room again, but the step's encoder budget has 2 left.
-    assert encoders.plan(request, 8, 12) == (0, [])
+    assert plan(encoders, request, 8, 12) == (0, [])
     encoders.begin_step()
-    assert encoders.plan(request, 8, 12) == (12, [1])
+    assert plan(encoders, request, 8, 12) == (12, [1])
 
 
 def test_one_identifier_is_encoded_once_for_all() -> None:
@@ -127,10 +135,12 @@ def test_one_identifier_is_encoded_once_for_all() -> None:
     encoders, cache = planner(4)
     twice = make_request("r", [1] * 12, [make_feature("a", 0, 4), make_feature("a", 6, 4)])
     once = make_request("s", [1] * 8, [make_feature("a", 2, 4)])
-    assert encoders.plan(twice, 0, 12) == (12, [0, 1])
-    assert encoders.commit(twice, [0, 1]) == [("r", 0)]
-    assert encoders.plan(once, 0, 8) == (8, [0])
-    assert encoders.commit(once, [0]) == []
+    num_tokens, items = encoders.plan(twice, 0, 12)
+    assert (num_tokens, [item.index for item in items]) == (12, [0, 1])
+    assert encoders.commit(twice, items) == [("r", 0)]
+    num_tokens, items = encoders.plan(once, 0, 8)
+    assert (num_tokens, [item.index for item in items]) == (8, [0])
+    assert encoders.commit(once, items) == []
     assert sorted(cache.held("r")) == [0, 1]
     assert sorted(cache.held("s")) == [0]
 
@@ -141,6 +151,6 @@ def test_a_cached_item_that_the_plan_needs_is_not_counted_as_room() -> None:
     cache.allocate("a", 4, "finished", 0)
     cache.release_all("finished")
     needs_both = make_request("r", [1] * 12, [make_feature("a", 0, 4), make_feature("b", 5, 3)])
-    assert encoders.plan(needs_both, 0, 12) == (5, [0])
+    assert plan(encoders, needs_both, 0, 12) == (5, [0])
     needs_other = make_request("s", [1] * 12, [make_feature("b", 5, 3)])
-    assert encoders.plan(needs_other, 0, 12) == (12, [0])
+    assert plan(encoders, needs_other, 0, 12) == (12, [0])

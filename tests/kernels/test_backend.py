@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from corellm.attention.backend import AttentionMetadata, LayerCache, Rotary
+from corellm.attention.backend import AttentionCall, AttentionMetadata, LayerCache, Rotary
 from corellm_kernels.backend import TritonAttention
 from tests.attention.test_backends import plain_attention
 from tests.kernels.comparing import DEVICE
@@ -66,7 +66,7 @@ def outputs(cache: LayerCache, rotary: Rotary | None, window: int | None) -> tup
         turn = None
         if rotary is not None:
             turn = Rotary(rotary.cos[..., at, :], rotary.sin[..., at, :], rotary.sections)
-        out = backend.forward(query, key, value, cache, metadata, scale=0.2, sliding_window=window, rotary=turn)
+        out = backend.forward(AttentionCall(query, key, value, 0.2, window, turn), cache, metadata)
         for i, own, part in zip(rows, index, out.split(query_lens), strict=True):
             found[i][own] = part
     wanted = []

@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from corellm import LLM, SamplingParams
-from corellm.attention.backend import Rotary
+from corellm.attention.backend import AttentionCall
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.attention.reference import causal_mask
 from corellm.errors import ContractError
@@ -141,23 +141,14 @@ class CausalStep:
     def __init__(self) -> None:
         self.asked: list[tuple[int, float, int | None]] = []
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sliding_window: int | None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
-        if rotary is not None:
-            query, key = rotary.rotate(query), rotary.rotate(key)
-        self.asked.append((layer, scale, sliding_window))
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        call = call.rotated()
+        query, key, value = call.query, call.key, call.value
+        self.asked.append((layer, call.scale, call.sliding_window))
         groups = query.shape[1] // key.shape[1]
         q, k, v = (x.transpose(0, 1) for x in (query, *(x.repeat_interleave(groups, 1) for x in (key, value))))
-        mask = causal_mask(len(query), len(query), sliding_window, query.device)
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
+        mask = causal_mask(len(query), len(query), call.sliding_window, query.device)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale).transpose(0, 1)
 
 
 def decoder(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:

@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers.activations import SiLUActivation
 
 from corellm import LLM, SamplingParams
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 from corellm.attention.reference import ReferenceAttention
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
+from corellm.worker.dummy_steps import capture_graphs
 from corellm.worker.graphs import NotCapturable
 from corellm.worker.input_batch import StepArrays
 from tests.conftest import random_image
@@ -29,33 +30,21 @@ class TensorAttention(AttentionBackend):
     """Decodes from tensors alone, as a GPU's backend does; chunks of prompts as the reference."""
 
     name = "tensors"
-    recordable = True
+    capturable = True
 
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
+    def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         if metadata.num_decodes < len(metadata.seq_lens):
-            reference = ReferenceAttention()
-            return reference.forward(query, key, value, cache, metadata, scale=scale, sliding_window=sliding_window)
-        cache.write(key, value, metadata.slot_mapping)
+            return ReferenceAttention().forward(call, cache, metadata)
+        cache.write(call.key, call.value, metadata.slot_mapping)
         keys, values = (x[metadata.block_tables].flatten(1, 2) for x in (cache.key, cache.value))
         seen = torch.arange(keys.shape[1]) < metadata.seq_lens_tensor[:, None]
-        groups = query.shape[1] // key.shape[1]
+        groups = call.query.shape[1] // call.key.shape[1]
         keys, values = (x.repeat_interleave(groups, 2) for x in (keys, values))
-        scores = torch.einsum("shd,sthd->sht", query, keys) * scale
+        scores = torch.einsum("shd,sthd->sht", call.query, keys) * call.scale
         weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
         return torch.einsum("sht,sthd->shd", weights, values)
 
@@ -85,7 +74,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
         made.append(llm)
         runner = llm.engine.runner
         runner._backend = TensorAttention()
-        runner.capture_graphs([1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=ReplayedGraph)
+        capture_graphs(runner, [1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=ReplayedGraph)
         return llm
 
     yield make
@@ -194,14 +183,14 @@ def test_an_interrupted_step_is_repeated(checkpoints: dict[str, Path], captured:
     for _ in range(4):
         engine.step()
     assert engine._ahead is not None
-    wait, interrupted = engine._wait, []
+    count, interrupted = engine._count_failures, []
 
     def interrupt(*args: Any) -> Any:
-        engine._wait = wait
+        engine._count_failures = count
         interrupted.append(1)
         raise KeyboardInterrupt
 
-    engine._wait = interrupt
+    engine._count_failures = interrupt
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     while engine.has_unfinished_requests():

@@ -12,6 +12,7 @@ import torch
 from corellm.errors import ContractError, EmbeddingCountError, raised_at
 from corellm.multimodal import MultiModalFeature, MultiModalFieldConfig, PlaceholderRange
 from corellm.multimodal.fields import split_items
+from corellm.worker.encoder_outputs import checked_outputs
 from corellm.worker.encoder_runner import EncoderRunner
 
 
@@ -81,10 +82,8 @@ def test_results_of_a_wrong_type(result: Any, words: str) -> None:
 
 def test_all_rows_in_one_tensor() -> None:
     """Embeddings of several items that are not divided: the error has their shape and says how to divide them."""
-    hooks = SimpleNamespace(get_multimodal_embeddings=lambda **_: [torch.zeros(8, 8)])
-    encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"))
     with pytest.raises(EmbeddingCountError, match=r"returned 1: \[8, 8\]; divide them .* \(torch\.split\)"):
-        encoders._embed([feature(0, 4), feature(1, 4)])
+        checked_outputs([feature(0, 4), feature(1, 4)], [torch.zeros(8, 8)], 8, torch.float32, torch.device("cpu"))
 
 
 def test_where_an_error_came_from() -> None:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, SequenceChunk
-from corellm.worker.input_batch import SequenceState, lay_out
+from corellm.worker.input_batch import lay_out
 from corellm.worker.sampling_state import SamplingState
+from corellm.worker.sequence_state import SequenceState
 
 CPU = torch.device("cpu")
 

@@ -13,6 +13,7 @@ from corellm import LLM
 from corellm.config import CacheConfig, EngineConfig
 from corellm.errors import ConfigError
 from corellm.worker.checkpoint import resolve_device
+from corellm.worker.dummy_steps import profile_run
 from corellm.worker.kv_cache import LayerLayout, block_bytes, cache_dtype, choose_num_blocks
 from corellm.worker.memory import DeviceMemory
 
@@ -122,7 +123,7 @@ def test_the_busiest_step_runs(family: str, tmp_path: Path) -> None:
     path = importlib.import_module(f"corellm_{family}.tiny").make_tiny_checkpoint(tmp_path)
     with LLM(str(path), max_model_len=512, num_kv_blocks=64) as llm:
         runner, profile = llm.engine.runner, llm.engine.input_processor.mm_processor.profile
-        runner.profile_run(700, 8, 512, profile.features)
+        profile_run(runner, 700, 8, 512, profile.features)
         assert not runner._states
 
 

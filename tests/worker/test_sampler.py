@@ -30,7 +30,7 @@ from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence
 from corellm.worker.logit_edits import edit_logits
-from corellm.worker.logprobs import PendingLogprobs
+from corellm.worker.logprobs import LogprobsInFlight
 from corellm.worker.sampler import FAILED, Sampler, draw
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.token_weights import token_weights
@@ -407,7 +407,7 @@ def test_logprobs_are_those_of_the_raw_model(dtype: torch.dtype) -> None:
 def test_logprobs_of_ties_and_of_tokens_beyond_the_vocabulary() -> None:
     """Equal logits share a rank; a placeholder id the model has no logit for is impossible and comes last."""
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [1.0, 3.0, 3.0, 0.0]])
-    tie, beyond = PendingLogprobs(logits, torch.tensor([0, 99]), 10).wait()
+    tie, beyond = LogprobsInFlight(logits, torch.tensor([0, 99]), 10).wait()
     assert (tie.token_ids[0], tie.ranks[0], sorted(tie.ranks[1:])) == (0, 3, [1, 1, 3, 4])
     assert (beyond.token_ids[0], beyond.logprobs[0], beyond.ranks[0]) == (99, -torch.inf, 5)
 

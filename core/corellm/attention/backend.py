@@ -88,6 +88,30 @@ class Rotary:
         return torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1)[:, None]
 
 
+@dataclass(slots=True)  # not frozen: one is made per layer and step, and setting frozen fields takes a microsecond
+class AttentionCall:
+    """What one layer asks for in one step. Backends do not assign its fields."""
+
+    query: Tensor
+    """`[num_tokens, num_heads, head_size]`; may be overwritten."""
+    key: Tensor
+    value: Tensor
+    """Both `[num_tokens, num_kv_heads, head_size]`; `num_heads` is a multiple of `num_kv_heads`."""
+    scale: float
+    """Factor on the scores."""
+    sliding_window: int | None = None
+    """Each query sees at most this many tokens, itself included; None for all."""
+    rotary: Rotary | None = None
+    """To be applied to query and key first; None if they are rotated already."""
+
+    def rotated(self) -> AttentionCall:
+        """Return the call with rotary positions applied."""
+        if self.rotary is None:
+            return self
+        query, key = self.rotary.rotate(self.query), self.rotary.rotate(self.key)
+        return AttentionCall(query, key, self.value, self.scale, self.sliding_window)
+
+
 class AttentionBackend(ABC):
     """Computes causal attention of a flat batch over the paged cache.
 
@@ -97,10 +121,10 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     priority: ClassVar[int] = 0
     """Among the backends that support a device and dtype, the highest is chosen."""
-    recordable: ClassVar[bool] = False
+    capturable: ClassVar[bool] = False
     """Whether `forward` on decodes depends on tensors alone, so that a CUDA graph can capture it."""
     rotates: ClassVar[bool] = False
-    """Whether `forward` applies rotary positions itself if it gets `rotary`."""
+    """Whether `forward` applies rotary positions itself; without, it never gets a call with `rotary`."""
 
     @classmethod
     @abstractmethod
@@ -113,28 +137,13 @@ class AttentionBackend(ABC):
         return ()
 
     @abstractmethod
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
+    def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """Write the step's keys and values into the cache and attend.
 
         Args:
-            query: `[num_tokens, num_heads, head_size]`; may be overwritten.
-            key, value: `[num_tokens, num_kv_heads, head_size]`; `num_heads` is a multiple of `num_kv_heads`.
+            call: what the layer asks for.
             cache: this layer's; written to.
             metadata: of this step.
-            scale: factor on the scores.
-            sliding_window: each query sees at most this many tokens, itself included; None for all.
-            rotary: applied to query and key first; None if they are rotated already, as always without `rotates`.
 
         Returns:
             `[num_tokens, num_heads, head_size]`.

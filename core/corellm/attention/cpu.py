@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 from corellm.attention.reference import causal_mask
 
 _SCRATCH_BYTES = 8 << 20
@@ -33,32 +33,20 @@ class CpuAttention(AttentionBackend):
         """Only the CPU."""
         return None if device.type == "cpu" else f"runs on the CPU, not on {device}"
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
+    def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """See `AttentionBackend.forward`."""
-        cache.write(key, value, metadata.slot_mapping)
-        output = torch.empty_like(query)
-        for group in self._decode_groups(metadata, cache, sliding_window):
-            group.attend(query, cache, output, scale)
-        start = metadata.num_decodes
+        cache.write(call.key, call.value, metadata.slot_mapping)
+        output = torch.empty_like(call.query)
+        if metadata.num_decodes:
+            for group in self._decode_groups(metadata, cache, call.sliding_window):
+                group.attend(call, cache, output)
+        stop = metadata.num_decodes
         for i in range(metadata.num_decodes, len(metadata.seq_lens)):
-            rows = slice(start, start + metadata.query_lens[i])
-            start = rows.stop
-            if metadata.query_lens[i] == metadata.seq_lens[i]:
-                keys, values = key[rows], value[rows]
-            else:
+            start, stop = stop, stop + metadata.query_lens[i]
+            keys, values = call.key[start:stop], call.value[start:stop]
+            if len(keys) < metadata.seq_lens[i]:  # earlier chunks are in the cache
                 keys, values = _gather(cache, metadata.block_tables[i], metadata.seq_lens[i])
-            output[rows] = _attend_prefill(query[rows], keys, values, scale, sliding_window)
+            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values)
         return output
 
     def _decode_groups(
@@ -68,7 +56,7 @@ class CpuAttention(AttentionBackend):
         token_bytes = 2 * cache.key[0, 0].numel() * cache.key.element_size()
         budget = max(1, _SCRATCH_BYTES // (token_bytes * cache.block_size))
         plan = (budget, cache.block_size, sliding_window)
-        if self._metadata is not metadata or not self._groups or self._groups[0].plan != plan:
+        if self._metadata is not metadata or self._groups[0].plan != plan:
             self._metadata = metadata
             self._groups = _plan_decodes(metadata, cache.block_size, budget, sliding_window)
         return self._groups
@@ -97,8 +85,8 @@ class _DecodeGroup:
         # Stale slots behind the sequence's end may hold NaN, which a mask does not remove: NaN times 0 is NaN.
         self.behind = (positions >= lens[:, None]).flatten().nonzero().flatten()
 
-    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float) -> None:
-        """Attend for the group's rows of `query` and put the result into the same rows of `output`."""
+    def attend(self, call: AttentionCall, cache: LayerCache, output: Tensor) -> None:
+        """Attend for the group's rows of the query and put the result into the same rows of `output`."""
         num_seqs, padded = self.shape
         kv_heads, head_size = cache.key.shape[2:]
         # keys, values: [num_seqs, num_kv_heads, padded, head_size]
@@ -110,8 +98,8 @@ class _DecodeGroup:
             .transpose(1, 2)
             for tensor in (cache.key, cache.value)
         )
-        folded = query[self.rows].view(num_seqs, kv_heads, -1, head_size)
-        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scale)
+        folded = call.query[self.rows].view(num_seqs, kv_heads, -1, head_size)
+        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=call.scale)
         output[self.rows] = attended.reshape(num_seqs, -1, attended.shape[-1])
 
 
@@ -141,12 +129,12 @@ def _gather(cache: LayerCache, block_table: Tensor, seq_len: int) -> tuple[Tenso
     )
 
 
-def _attend_prefill(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+def _attend_prefill(call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Return causal attention of the last `len(query)` tokens of a sequence over all its tokens."""
-    query_len, seq_len = query.shape[0], keys.shape[0]
+    query_len, seq_len, window = query.shape[0], keys.shape[0], call.sliding_window
     groups = query.shape[1] // keys.shape[1]
     heads_first = [x.transpose(0, 1) for x in (query, keys, values)]
     q, k, v = (x[None] if i == 0 else x.repeat_interleave(groups, dim=0)[None] for i, x in enumerate(heads_first))
     whole = query_len == seq_len and (window is None or window >= seq_len)
     mask = None if whole else causal_mask(query_len, seq_len, window, query.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole, scale=scale)[0].transpose(0, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole, scale=call.scale)[0].transpose(0, 1)

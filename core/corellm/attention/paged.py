@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache, Rotary
 from corellm.errors import ContractError
 
 ATTENTION_NAME = "corellm_paged"
@@ -24,20 +24,8 @@ _UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
 class PagedStep(Protocol):
     """What a forward pass gets as `paged`."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sliding_window: int | None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
-        """Return the attention of one layer; tensors are flat, `[num_tokens, heads, head_size]`.
-
-        `rotary` is given by layers that leave rotary positions to the backend.
-        """
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        """Return the attention of one layer, `[num_tokens, num_heads, head_size]`."""
         ...
 
 
@@ -49,23 +37,10 @@ class PagedAttention:
     caches: dict[int, LayerCache]
     metadata: AttentionMetadata
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sliding_window: int | None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
-        if rotary is not None and not self.backend.rotates:
-            query, key, rotary = rotary.rotate(query), rotary.rotate(key), None
-        return self.backend.forward(
-            query, key, value, self.caches[layer], self.metadata,
-            scale=scale, sliding_window=sliding_window, rotary=rotary,
-        )  # fmt: skip
+        call = call if self.backend.rotates else call.rotated()
+        return self.backend.forward(call, self.caches[layer], self.metadata)
 
 
 def paged_attention(
@@ -76,13 +51,31 @@ def paged_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    rotary: Rotary | None = None,
     paged: PagedStep | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend for a transformers layer: `query [1, num_heads, num_tokens, head_size]` and so on.
 
+    Fused layers leave rotary positions to the backend, in `rotary`.
+
     Returns:
         `[1, num_tokens, num_heads, head_size]` and no weights.
+    """
+    step = _checked(module, paged, attention_mask, kwargs)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    layer: int = module.layer_idx  # type: ignore[assignment]  # every transformers attention layer has one
+    return step.attend(layer, AttentionCall(query, key, value, scale, sliding_window, rotary))[None], None
+
+
+def _checked(
+    module: nn.Module, paged: PagedStep | None, attention_mask: Tensor | None, kwargs: dict[str, Any]
+) -> PagedStep:
+    """Return the step, if the layer asks for nothing that no backend computes.
+
+    Raises:
+        ContractError: it does, or its decoder did not pass the step on.
     """
     if paged is None:
         raise ContractError(
@@ -96,15 +89,7 @@ def paged_attention(
             raise ContractError(f"{type(module).__name__} uses {name}, which paged attention does not compute")
     if kwargs.get("softcap"):
         raise ContractError(f"{type(module).__name__} caps attention scores, which paged attention does not compute")
-    output = paged.attend(
-        int(module.layer_idx),  # type: ignore[arg-type]  # every transformers attention layer has one
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scaling if scaling is not None else query.shape[-1] ** -0.5,
-        sliding_window,
-    )
-    return output[None], None
+    return paged
 
 
 def register_attention() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 
 
 def causal_mask(query_len: int, seq_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
@@ -33,22 +33,11 @@ class ReferenceAttention(AttentionBackend):
         """Runs anywhere."""
         return None
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
+    def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """See `AttentionBackend.forward`."""
-        cache.write(key, value, metadata.slot_mapping)
-        output = torch.empty_like(query)
-        groups = query.shape[1] // key.shape[1]
+        cache.write(call.key, call.value, metadata.slot_mapping)
+        output = torch.empty_like(call.query)
+        groups = call.query.shape[1] // call.key.shape[1]
         start = 0
         for i, (query_len, seq_len) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
             blocks = metadata.block_tables[i, : -(-seq_len // cache.block_size)]
@@ -56,11 +45,11 @@ class ReferenceAttention(AttentionBackend):
             keys = cache.key[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             values = cache.value[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             attended = F.scaled_dot_product_attention(
-                query[start : start + query_len].transpose(0, 1)[None],
+                call.query[start : start + query_len].transpose(0, 1)[None],
                 keys[None],
                 values[None],
-                attn_mask=causal_mask(query_len, seq_len, sliding_window, query.device),
-                scale=scale,
+                attn_mask=causal_mask(query_len, seq_len, call.sliding_window, output.device),
+                scale=call.scale,
             )
             output[start : start + query_len] = attended[0].transpose(0, 1)
             start += query_len

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,14 @@ class _Offer:
             ) from error
         if not (isinstance(backend, type) and issubclass(backend, AttentionBackend)):
             raise ContractError(f"{self.extension}: {self.location!r} is no corellm.attention.backend.AttentionBackend")
+        forward = inspect.signature(backend.forward)
+        if [*forward.parameters] != [*inspect.signature(AttentionBackend.forward).parameters]:
+            raise ContractError(
+                f"{self.extension}: {self.location!r} has forward{forward}; make it forward(self, call, cache, "
+                f"metadata): query, key, value, scale, sliding_window and rotary are fields of the AttentionCall"
+            )
+        if hasattr(backend, "recordable"):
+            raise ContractError(f"{self.extension}: {self.location!r} has recordable; it is called capturable now")
         return backend
 
 

@@ -1,16 +1,18 @@
-"""Which encoders run in this step: an item's when a chunk first touches its placeholder, within the step's budget.
+"""Which items a chunk takes embeddings of, and which encoders run for it, within the step's budget.
 
-First `plan`, which changes nothing, then `commit`, which cannot fail. It decides about one chunk at a time and knows
-neither blocks nor queues.
+An item's encoder runs when a chunk first takes an embedding of it. First `plan`, which changes nothing, then `commit`,
+which cannot fail. Decides about one chunk at a time and knows neither blocks nor queues.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.request import Request
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.worker.batch import ItemSlice
 
 
 class EncoderPlanner:
@@ -24,41 +26,41 @@ class EncoderPlanner:
         """Start a step with a fresh budget."""
         self._budget = self._cache.capacity_embeds
 
-    def plan(self, request: Request, start: int, num_tokens: int) -> tuple[int, list[int]]:
-        """Plan how much of the chunk `[start, start + num_tokens)` can run, and which features it must acquire.
+    def plan(self, request: Request, start: int, num_tokens: int) -> tuple[int, list[ItemSlice]]:
+        """Plan how much of the chunk `[start, start + num_tokens)` can run.
 
         Returns:
             The number of tokens, cut before the first placeholder whose encoder output cannot be had in this step
-            (0 if the chunk begins inside of it), and the features that the request does not hold yet.
+            (0 if the chunk begins inside of it), and the items that these tokens take embeddings of.
         """
-        features: list[int] = []
+        items: list[ItemSlice] = []
         pinned: set[str] = set()  # would become referenced by this plan
         pinned_embeds, encoded_embeds = self._cache.referenced_embeds, 0
-        for index in self._touched(request, start, start + num_tokens):
-            identifier, placeholder = request.features[index].identifier, request.features[index].placeholder
-            if identifier not in pinned and not self._cache.is_referenced(identifier):
-                pinned_embeds += placeholder.num_embeds
-                if identifier not in self._cache:
-                    encoded_embeds += placeholder.num_embeds
+        for item in item_slices(request.features, start, start + num_tokens):
+            feature = request.features[item.index]
+            if feature.identifier not in pinned and not self._cache.is_referenced(feature.identifier):
+                pinned_embeds += feature.placeholder.num_embeds
+                if feature.identifier not in self._cache:
+                    encoded_embeds += feature.placeholder.num_embeds
                 if pinned_embeds > self._cache.capacity_embeds or encoded_embeds > self._budget:
-                    return max(0, placeholder.offset - start), features
-                pinned.add(identifier)
-            features.append(index)
-        return num_tokens, features
+                    return max(0, feature.placeholder.offset - start), items
+                pinned.add(feature.identifier)
+            items.append(item)
+        return num_tokens, items
 
-    def commit(self, request: Request, features: list[int]) -> list[tuple[str, int]]:
-        """Acquire the features of a plan.
+    def commit(self, request: Request, items: Sequence[ItemSlice]) -> list[tuple[str, int]]:
+        """Acquire the items of a plan; those that the request holds stay held.
 
         Returns:
-            `(request id, feature index)` of the items whose encoder must run.
+            `(request id, item index)` of those whose encoder must run.
         """
         encode = []
-        for index in features:
-            feature = request.features[index]
-            if not self._cache.acquire(feature.identifier, request.request_id, index):
+        for place in ((request.request_id, item.index) for item in items):
+            feature = request.features[place[1]]
+            if not self._cache.acquire(feature.identifier, *place):
                 self._budget -= feature.placeholder.num_embeds
-                self._cache.allocate(feature.identifier, feature.placeholder.num_embeds, request.request_id, index)
-                encode.append((request.request_id, index))
+                self._cache.allocate(feature.identifier, feature.placeholder.num_embeds, *place)
+                encode.append(place)
         return encode
 
     def release_computed(self, request: Request) -> None:
@@ -67,13 +69,19 @@ class EncoderPlanner:
             if request.features[index].placeholder.end <= request.num_computed_tokens:
                 self._cache.release(request.request_id, index)
 
-    def _touched(self, request: Request, start: int, stop: int) -> Iterator[int]:
-        """Features with an embedding in `[start, stop)` whose encoder output the request does not hold yet."""
-        held = self._cache.held(request.request_id)
-        first = bisect_right(request.features, start, key=lambda feature: feature.placeholder.end)
-        for index in range(first, len(request.features)):
-            placeholder = request.features[index].placeholder
-            if placeholder.offset >= stop:
-                break
-            if index not in held and placeholder.embeds_before(stop) > placeholder.embeds_before(start):
-                yield index
+
+def item_slices(features: Sequence[MultiModalFeature], start: int, stop: int) -> Iterator[ItemSlice]:
+    """Yield what the tokens `[start, stop)` take of each item, in the order of placeholders.
+
+    An item that lies there only with tokens that take no embedding is left out.
+    """
+    first = bisect_right(features, start, key=lambda feature: feature.placeholder.end)
+    for index in range(first, len(features)):
+        place = features[index].placeholder
+        if place.offset >= stop:
+            return
+        begin, end = max(place.offset, start), min(place.end, stop)
+        embeds = slice(place.embeds_before(begin), place.embeds_before(end))
+        if embeds.start < embeds.stop:
+            is_embed = None if place.is_embed is None else place.is_embed[begin - place.offset : end - place.offset]
+            yield ItemSlice(index, embeds, slice(begin - start, end - start), is_embed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.config import EngineConfig
 from corellm.engine import upkeep
@@ -26,6 +26,10 @@ from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import collector_paused, set_up_threads
 from corellm.worker.trace import Trace
+
+if TYPE_CHECKING:  # both import torch
+    from corellm.worker.model_runner import ModelRunner
+    from corellm.worker.step_in_flight import StepInFlight
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +61,7 @@ class LLMEngine(NotPicklable):
         self.scheduler = model.scheduler
         self.max_model_len = model.max_model_len
         self.executor = model.executor
-        self.runner: Any = model.runner
-        """The worker; None once the engine was shut down."""
+        self._runner: ModelRunner | None = model.runner
         self._templates = model.templates
         self._eos_token_ids = model.eos_token_ids
         self._default_params = located.sampling
@@ -71,8 +74,21 @@ class LLMEngine(NotPicklable):
         self._failed_steps = 0
         self.is_whole = True
         """Whether no call was interrupted; else `restore` is called first (see `whole`)."""
-        self._ahead: tuple[ScheduledBatch, Any] | None = None
+        self._ahead: StepInFlight | None = None
         """The next step, if it is in flight already."""
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The worker.
+
+        Raises:
+            EngineDeadError: the engine was shut down.
+            OtherProcessError: this process is a fork of the engine's.
+        """
+        check_process()
+        if self._runner is None:
+            raise EngineDeadError("the engine was shut down; make a new one")
+        return self._runner
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
@@ -115,9 +131,7 @@ class LLMEngine(NotPicklable):
             RequestError: the request is wrong; nothing was queued.
             RequestFailedError: its items could not be processed; nothing was queued.
         """
-        check_process()
-        if self.runner is None:
-            raise EngineDeadError("the engine was shut down; make a new one")
+        _ = self.runner  # raises if the engine was shut down
         if request_id in self.output_processor:
             raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
         params = self.own_params(params)
@@ -210,65 +224,63 @@ class LLMEngine(NotPicklable):
         Raises:
             EngineDeadError: it was shut down, or forward passes keep failing; the engine stays dead.
         """
-        check_process()
-        if self.runner is None:
-            raise EngineDeadError("the engine was shut down; make a new one")
-        (batch, in_flight), self._ahead = self._ahead or self._launch(), None
-        self._ahead = self._launch_ahead(in_flight)
-        result = self._wait(batch, in_flight)
-        changed = self.scheduler.update(batch, result)
-        stopped = self.output_processor.process(changed, batch, result)
+        step = self._ahead or self._launch()
+        self._ahead = self._launch_ahead(step)
+        result = step.wait()
+        self._count_failures(step.batch, result)
+        changed = self.scheduler.update(step.batch, result)
+        stopped = self.output_processor.process(changed, step.batch, result)
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
         self.num_generated_tokens += sum(request.request_id in result.sampled for request in changed)
         if not self.scheduler.has_unfinished_requests():
             self._settle()
         return self.output_processor.take_outputs()
 
-    def _launch(self) -> tuple[ScheduledBatch, Any]:
-        batch = self.scheduler.schedule()
-        return batch, self.runner.launch(batch)
+    def _launch(self) -> StepInFlight:
+        return self.runner.launch(self.scheduler.schedule())
 
-    def _launch_ahead(self, in_flight: Any) -> tuple[ScheduledBatch, Any] | None:
-        """Launch the next step before the tokens of the one in flight are known, if that is possible."""
-        if not in_flight.is_captured:
-            return None
-        batch = self.scheduler.schedule_ahead()
+    def _launch_ahead(self, step: StepInFlight) -> StepInFlight | None:
+        """Launch the step after `step` before the tokens of that one are known, if that is possible."""
+        batch = self.scheduler.schedule_ahead() if step.is_captured else None
         if batch is None:
             return None
         try:
-            return batch, self.runner.launch_ahead(batch, in_flight)
+            return self.runner.launch_ahead(batch, step)
         except Exception:
             logger.warning("a step could not be launched ahead; it runs after the one in flight", exc_info=True)
             return None
 
-    def _wait(self, batch: ScheduledBatch, in_flight: Any) -> StepResult:
-        """The result of a step. It counts as failed if all its requests failed and the model does not run at all."""
-        result: StepResult = in_flight.wait()
+    def _count_failures(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """Count failed steps: those whose requests all failed, where the model does not run without them either.
+
+        Raises:
+            EngineDeadError: too many in a row.
+        """
+        from corellm.worker.dummy_steps import is_healthy
+
         if not batch.chunks:
-            return result
-        if len(result.failed) < len(batch.chunks) or self.runner.is_healthy():
+            return
+        if len(result.failed) < len(batch.chunks) or is_healthy(self.runner):
             self._failed_steps = 0
-            return result
+            return
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             last = next(iter(result.failed.values()))
             raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {last}") from last
-        return result
 
     def _settle(self) -> None:
         """When no request is left: end the step in flight, and have the worker release requests and items."""
-        if self._ahead is not None:
-            batch, in_flight = self._ahead
-            self._ahead = None
-            self.scheduler.update(batch, in_flight.wait())
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            self.scheduler.update(step.batch, step.wait())
         self.runner.execute(self.scheduler.schedule())
 
     def restore(self) -> None:
         """Repair the state after an interrupted call: unfinished requests are computed again from the cache on."""
         self._ahead = None
         self.scheduler.restart(self.output_processor.rewind())
-        if self.runner is not None:
-            self.runner.forget()
+        if self._runner is not None:
+            self._runner.forget()
         self.is_whole = True
 
     def shutdown(self) -> None:
@@ -280,5 +292,5 @@ class LLMEngine(NotPicklable):
         finally:
             self.executor.shutdown(wait=False, cancel_futures=True)
             self._templates.close()
-            self.runner = self._ahead = None
+            self._runner = self._ahead = None
             release_memory()

@@ -38,6 +38,7 @@ from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
+from corellm.worker.dummy_steps import capture_graphs, count_position_rows, profile_run
 from corellm.worker.graphs import CudaGraph
 from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype, probe_decoder
 from corellm.worker.memory import DeviceMemory
@@ -135,7 +136,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         mm_processor = _make_processor(config, opened, executor, sizes.max_model_len)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
-    if backend.recordable and context.device.type == "cuda" and not config.model.enforce_eager:
+    if backend.capturable and context.device.type == "cuda" and not config.model.enforce_eager:
         with memory.explaining("CUDA graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
             _capture_graphs(config, runner, sizes, mm_processor.profile)
     return LoadedModel(
@@ -164,7 +165,8 @@ def _measure_profile_run(
         "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
     ):
         memory.measure_peak(
-            lambda: make_runner(num_blocks=1).profile_run(
+            lambda: profile_run(
+                make_runner(num_blocks=1),
                 token_budget(config, context, longest),
                 sequences_at_once(config, context),
                 longest,
@@ -312,11 +314,13 @@ def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, pro
     stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
     make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
     runner.encoders.capture_graphs(profile.features, make_graph)
-    runner.capture_graphs(
+    capture_graphs(
+        runner,
         graph_sizes(sizes.max_num_seqs),
         max_blocks=-(-sizes.max_model_len // config.cache.block_size),
         position_rows=max(
-            (runner.position_rows(*known) for known in zip(profile.prompts, profile.features, strict=True)), default=1
+            (count_position_rows(runner, *known) for known in zip(profile.prompts, profile.features, strict=True)),
+            default=1,
         ),
         make_graph=make_graph,
     )

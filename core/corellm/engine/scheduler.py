@@ -27,7 +27,7 @@ from corellm.engine.queues import RequestQueue
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.step_plan import StepPlan
 from corellm.errors import InvalidParameterError
-from corellm.worker.batch import ScheduledBatch, SequenceChunk, StepResult
+from corellm.worker.batch import ItemSlice, ScheduledBatch, SequenceChunk, StepResult
 
 MAX_PASSED_OVER = 64
 """Most waiting requests that a step passes over because their prefix is being computed: bounds the work of a step."""
@@ -198,7 +198,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide what the next step computes. Its chunks are empty if nothing can run (or nothing is left to do)."""
         self._steps.clear()  # interrupted before their update
-        step = StepPlan(self.max_num_batched_tokens)
+        step = StepPlan(self.max_num_batched_tokens, self.blocks.block_size)
         self._encoders.begin_step()
         if self.config.enable_chunked_prefill:
             self._schedule_together(step)
@@ -233,7 +233,7 @@ class Scheduler:
                 return None
         if not going_on or not all(self.blocks.allocate(request, 2) for request in going_on):
             return None
-        ahead = StepPlan(token_budget=0)
+        ahead = StepPlan(0, self.blocks.block_size)
         for request in going_on:
             ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
         self._steps.append(ahead)
@@ -265,7 +265,8 @@ class Scheduler:
         """Chunked prefill: decodes first, then prefills as far as the budget goes, running ones before new ones."""
         prefilling = self._schedule_decodes(step)
         self._continue_prefills(step, prefilling)
-        self._resume_swapped(step)
+        if self.swapped:
+            self._resume_swapped(step)
         self._admit_waiting(step)
 
     def _schedule_prompts_first(self, step: StepPlan) -> None:
@@ -285,10 +286,10 @@ class Scheduler:
 
         Goes in order of rank and preempts from the other end, so a request scheduled in this step is never preempted.
         """
-        running, prefilling, index = self.running, [], 0
-        while index < len(running) and step.token_budget:
-            request = running[index]
-            index += 1
+        prefilling = []
+        for request in self.running:  # `_make_room` may take others off its end meanwhile
+            if not step.token_budget:
+                break
             if not request.is_decoding:
                 prefilling.append(request)
             elif self._make_room(request, step):
@@ -306,23 +307,21 @@ class Scheduler:
 
     def _continue_prefills(self, step: StepPlan, prefilling: list[Request]) -> None:
         for request in prefilling:
-            if not step.token_budget:
-                return
-            num_tokens, features = self._plan_chunk(request, request.num_computed_tokens, step)
+            num_tokens, items = self._plan_chunk(request, request.num_computed_tokens, step)
             if num_tokens:
-                self._add_chunk(request, num_tokens, features, step)
+                self._add_chunk(request, num_tokens, items, step)
 
     def _resume_swapped(self, step: StepPlan) -> None:
         """Bring swapped requests back in order of rank, but not in a step that just preempted."""
         while self.swapped and not step.has_preempted and self._has_place(step):
             request = self.swapped.peek()
-            num_tokens, features = self._plan_chunk(request, request.num_computed_tokens, step)
+            num_tokens, items = self._plan_chunk(request, request.num_computed_tokens, step)
             copies = self.blocks.swap_in(request, reserve=self._reserve(request)) if num_tokens else None
             if copies is None:
                 return
             step.batch.swap_in += copies
             self._start(self.swapped.pop(), step)
-            self._add_chunk(request, num_tokens, features, step)
+            self._add_chunk(request, num_tokens, items, step)
 
     def _admit_waiting(self, step: StepPlan) -> None:
         """Admit waiting requests in order of rank, passing over those whose prefix this very step computes."""
@@ -344,19 +343,23 @@ class Scheduler:
 
     def _admit(self, request: Request, computed_blocks: list[int], step: StepPlan) -> bool:
         start = len(computed_blocks) * self.blocks.block_size
-        num_tokens, features = self._plan_chunk(request, start, step)
+        num_tokens, items = self._plan_chunk(request, start, step)
         left, reserve = request.num_tokens - start, self._reserve(request)
         if not num_tokens or not self.blocks.allocate(request, left, computed_blocks, reserve=reserve):
             return False
         request.num_computed_tokens = start
         if request.first_scheduled_time is None:
-            request.first_scheduled_time = self._clock()
-            request.num_cached_tokens = start
-            self._prefix_cache_queries += request.num_tokens
-            self._prefix_cache_hits += start
+            self._note_first_start(request)
         self._start(request, step)
-        self._add_chunk(request, num_tokens, features, step)
+        self._add_chunk(request, num_tokens, items, step)
         return True
+
+    def _note_first_start(self, request: Request) -> None:
+        """Note for the metrics when a request was first admitted, and how many tokens were cached then."""
+        request.first_scheduled_time = self._clock()
+        request.num_cached_tokens = request.num_computed_tokens
+        self._prefix_cache_queries += request.num_tokens
+        self._prefix_cache_hits += request.num_computed_tokens
 
     def _has_place(self, step: StepPlan) -> bool:
         return step.token_budget > 0 and len(self.running) < self.max_num_seqs
@@ -370,24 +373,24 @@ class Scheduler:
             return False
         return request.block_hashes[num_cached_blocks] in step.prefix_hashes
 
-    def _plan_chunk(self, request: Request, start: int, step: StepPlan) -> tuple[int, list[int]]:
-        """Number of tokens from `start` on that can run now, and the features they need.
+    def _plan_chunk(self, request: Request, start: int, step: StepPlan) -> tuple[int, list[ItemSlice]]:
+        """Number of tokens from `start` on that can run now, and the items they take embeddings of.
 
         Without chunked prefill all or none; only a preempted sequence longer than a step's budget takes several steps.
         """
         left = request.num_tokens - start
-        num_tokens, features = self._encoders.plan(request, start, min(left, step.token_budget))
+        num_tokens, items = self._encoders.plan(request, start, min(left, step.token_budget))
         if num_tokens < left <= self.max_num_batched_tokens and not self.config.enable_chunked_prefill:
             return 0, []
-        return num_tokens, features
+        return num_tokens, items
 
-    def _add_chunk(self, request: Request, num_tokens: int, features: list[int], step: StepPlan) -> None:
-        step.batch.encode += self._encoders.commit(request, features)
+    def _add_chunk(self, request: Request, num_tokens: int, items: list[ItemSlice], step: StepPlan) -> None:
+        step.batch.encode += self._encoders.commit(request, items)
         block_table = self.blocks.block_table(request.request_id)
         if request.is_decoding:
             step.add_decode(request, block_table)
         else:
-            step.add_prefill(request, num_tokens, block_table, self.blocks.block_size)
+            step.add_prefill(request, num_tokens, items, block_table)
 
     # Changes of state -------------------------------------------------------------------------------------------------
 

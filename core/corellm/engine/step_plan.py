@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corellm.engine.request import Request
-from corellm.worker.batch import UNKNOWN, NewSequence, ScheduledBatch, SequenceChunk
+from corellm.worker.batch import UNKNOWN, ItemSlice, NewSequence, ScheduledBatch, SequenceChunk
 
 
 @dataclass(slots=True)
@@ -16,6 +16,7 @@ class StepPlan:
     """
 
     token_budget: int
+    block_size: int
     batch: ScheduledBatch = field(default_factory=ScheduledBatch)
     has_preempted: bool = False
     prefix_hashes: set[bytes] = field(default_factory=set)
@@ -31,17 +32,11 @@ class StepPlan:
 
     def start(self, request: Request) -> None:
         """Announce a request to the worker."""
-        self.batch.new.append(
-            NewSequence(
-                request_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                output_token_ids=request.output_token_ids,
-                sampling_params=request.sampling_params,
-                features=request.features,
-                stop_token_ids=request.stop_token_ids,
-                bad_words_ids=request.bad_words_ids,
-            )
-        )
+        sequence = NewSequence(
+            request.request_id, request.prompt_token_ids, request.output_token_ids, request.sampling_params,
+            request.features, request.stop_token_ids, request.bad_words_ids,
+        )  # fmt: skip
+        self.batch.new.append(sequence)
 
     def add_decode(self, request: Request, block_table: list[int]) -> None:
         """Schedule the last generated token, to sample the next."""
@@ -56,16 +51,14 @@ class StepPlan:
         start = request.num_computed_tokens + 1
         self.decodes.append((SequenceChunk(request.request_id, start, 1, [UNKNOWN], block_table, True), request))
 
-    def add_prefill(self, request: Request, num_tokens: int, block_table: list[int], block_size: int) -> None:
+    def add_prefill(self, request: Request, num_tokens: int, items: list[ItemSlice], block_table: list[int]) -> None:
         """Schedule the next `num_tokens` known tokens of a request."""
-        start = request.num_computed_tokens
-        stop = start + num_tokens
-        tokens = request.token_ids(start, stop)
-        samples = stop == request.num_tokens
-        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples)
+        start, stop = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        tokens, samples = request.token_ids(start, stop), stop == request.num_tokens
+        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items)
         self.prefills.append((chunk, request))
         self.token_budget -= num_tokens
-        self.prefix_hashes.update(request.block_hashes[start // block_size : -(-stop // block_size)])
+        self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
 
     def seal(self) -> ScheduledBatch:
         """Order the chunks, decodes first."""

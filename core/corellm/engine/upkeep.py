@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from corellm.errors import EngineDeadError, InvalidParameterError
+from corellm.errors import InvalidParameterError
 from corellm.worker.trace import Trace
 
 if TYPE_CHECKING:
@@ -62,6 +62,4 @@ def end_trace(engine: LLMEngine) -> None:
 
 
 def _runner(engine: LLMEngine) -> Any:
-    if engine.runner is None:
-        raise EngineDeadError("the engine was shut down; make a new one")
-    return engine.runner
+    return engine.runner  # raises if the engine was shut down

@@ -40,7 +40,7 @@ class PlaceholderRange:
     @cached_property
     def _embeds_before(self) -> tuple[int, ...]:
         assert self.is_embed is not None
-        return (0, *accumulate(self.is_embed))
+        return tuple(accumulate(self.is_embed, initial=0))
 
     def embeds_before(self, position: int) -> int:
         """How many embeddings lie before the prompt position `position` (clamped to the placeholder)."""

@@ -33,6 +33,20 @@ class NewSequence:
     bad_words_ids: Sequence[Sequence[int]] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ItemSlice:
+    """What a chunk takes of one item: a placeholder may be cut by chunks, and have tokens without an embedding."""
+
+    index: int
+    """Of the item in the sequence's `features`."""
+    embeds: slice
+    """Which of the item's embeddings."""
+    tokens: slice
+    """Which of the chunk's tokens lie in the item's placeholder."""
+    is_embed: tuple[bool, ...] | None = None
+    """Which of those tokens take an embedding; None for all."""
+
+
 @dataclass(slots=True)
 class SequenceChunk:
     """The tokens `[start, start + num_tokens)` of one sequence, to be computed in this step."""
@@ -46,6 +60,8 @@ class SequenceChunk:
     """By reference: block ids covering at least `start + num_tokens` tokens."""
     samples: bool
     """Whether this chunk ends at the sequence's last token, so that the next one is sampled."""
+    items: Sequence[ItemSlice] = ()
+    """In the order of their placeholders."""
 
 
 @dataclass(slots=True)

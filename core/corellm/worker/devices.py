@@ -1,11 +1,38 @@
-"""Selecting the GPU that work goes to, and asking what the CPU computes natively."""
+"""The device that work goes to: selecting it for the duration of a call, and what the CPU computes natively."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
+
+
+class HasDevice(Protocol):
+    """An object that computes on one device."""
+
+    device: torch.device
+
+
+_Owner = TypeVar("_Owner", bound=HasDevice)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def for_inference(
+    function: Callable[Concatenate[_Owner, _Arguments], _Result],
+) -> Callable[Concatenate[_Owner, _Arguments], _Result]:
+    """Decorate a function: it runs on the device of its first argument, without gradients."""
+
+    @wraps(function)
+    def run(owner: _Owner, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with on_device(owner.device), torch.inference_mode():
+            return function(owner, *args, **kwargs)
+
+    return run
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:

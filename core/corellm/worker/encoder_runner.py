@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corellm.errors import ContractError, CorellmError, EmbeddingCountError, EncoderError
+from corellm.errors import CorellmError, EmbeddingCountError, EncoderError
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.hook_callers import HookCallers
 from corellm.worker.defaults import floating_to
 from corellm.worker.encoder_graphs import EncoderGraphs
+from corellm.worker.encoder_outputs import checked_outputs
 from corellm.worker.failures import failure_of
 from corellm.worker.graphs import Graph
 
@@ -60,15 +61,8 @@ class EncoderRunner:
             CorellmError: the reason why there are none.
         """
         output = self._outputs.get(feature.identifier)
-        if output is None:
-            raise self._failures.get(feature.identifier) or EncoderError(
-                f"{feature.modality} {feature.item}: its encoder output was dropped"
-            )
-        if len(output) != feature.placeholder.num_embeds:  # another item of the same uuid
-            raise EmbeddingCountError(
-                f"{feature.modality} {feature.item}: its placeholder takes {feature.placeholder.num_embeds} embeddings "
-                f"and {len(output)} are known under its identifier; give different items different uuids"
-            )
+        if output is None or len(output) != feature.placeholder.num_embeds:
+            raise self._failures.get(feature.identifier) or _missing(feature, output)
         return output
 
     @torch.inference_mode()
@@ -103,7 +97,9 @@ class EncoderRunner:
     def _run_batch(self, features: list[MultiModalFeature]) -> None:
         """Run one batch; if it fails, its items run alone, so that only the failing item's requests fail."""
         try:
-            self._store(features, self._embed(features))
+            outputs = checked_outputs(features, self._embed(features), self.width, self._dtype, self._device)
+            self.width = outputs[0].shape[-1]
+            self._outputs |= {f.identifier: _with_own_storage(x) for f, x in zip(features, outputs, strict=True)}
             return
         except Exception as error:
             if len(features) == 1:
@@ -113,27 +109,13 @@ class EncoderRunner:
         for feature in features:  # outside `except`: the error holds the failed batch's tensors
             self._run_batch([feature])
 
-    def _embed(self, features: list[MultiModalFeature]) -> Sequence[Tensor]:
+    def _embed(self, features: list[MultiModalFeature]) -> Any:
+        """Return what the adapter makes of the items; of precomputed ones, the embeddings that they are."""
         if features[0].precomputed:
             return [next(iter(feature.data.get_data().values())) for feature in features]
         modality, joined = features[0].modality, self._joined(features)
         outputs = self._graphs.run(modality, joined) if self._graphs is not None else None
-        if outputs is None:
-            outputs = self._encode(modality, joined)
-        parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else None
-        if parts is None or not all(isinstance(part, Tensor) for part in parts):
-            forgotten = " (a forgotten return?)" if outputs is None else ""
-            raise ContractError(
-                f"get_multimodal_embeddings returned {type(outputs).__name__} {outputs!r:.60}{forgotten}; it must "
-                f"return a tensor [items, tokens, width], or a list of one tensor [tokens, width] per item"
-            )
-        if len(parts) != len(features):
-            shapes = ", ".join(str(list(part.shape)) for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
-            raise EmbeddingCountError(
-                f"get_multimodal_embeddings must return one entry for each of {len(features)} {features[0].modality} "
-                f"items, and returned {len(parts)}: {shapes}; divide them by the items' own counts (torch.split)"
-            )
-        return parts
+        return self._encode(modality, joined) if outputs is None else outputs
 
     def _joined(self, features: Sequence[MultiModalFeature]) -> dict[str, Any]:
         joined = join_items([feature.data for feature in features])
@@ -142,25 +124,16 @@ class EncoderRunner:
     def _encode(self, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
         return self._hooks.get_multimodal_embeddings(model=self._model, modality=modality, mm_kwargs=mm_kwargs)
 
-    def _store(self, features: Sequence[MultiModalFeature], outputs: Sequence[Tensor]) -> None:
-        width = outputs[0].shape[-1] if self.width is None else self.width
-        for feature, output in zip(features, outputs, strict=True):
-            wanted = feature.placeholder.num_embeds
-            if tuple(output.shape) != (wanted, width):
-                raise EmbeddingCountError(
-                    f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
-                    f"{width}, get_multimodal_embeddings returned a tensor of shape {tuple(output.shape)}"
-                )
-        converted = [output.to(device=self._device, dtype=self._dtype) for output in outputs]
-        finite = torch.stack([output.isfinite().all() for output in converted]).tolist()  # one wait for the device
-        for feature, is_finite in zip(features, finite, strict=True):
-            if not is_finite:
-                raise EncoderError(
-                    f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {self._dtype}"
-                )
-        self.width = width
-        for feature, output in zip(features, converted, strict=True):
-            self._outputs[feature.identifier] = _with_own_storage(output)
+
+def _missing(feature: MultiModalFeature, output: Tensor | None) -> CorellmError:
+    """Return the error for an item without embeddings; `output` is that of another item of the same uuid, if any."""
+    item = f"{feature.modality} {feature.item}"
+    if output is None:
+        return EncoderError(f"{item}: its encoder output was dropped")
+    return EmbeddingCountError(
+        f"{item}: its placeholder takes {feature.placeholder.num_embeds} embeddings and {len(output)} are known under "
+        f"its identifier; give different items different uuids"
+    )
 
 
 def _with_own_storage(output: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Knows block tables and positions; knows neither models nor embeddings. Arithmeti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,43 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corellm.attention.backend import AttentionMetadata
-from corellm.worker.batch import NewSequence, SequenceChunk
-from corellm.worker.sampling_state import SamplingState
+from corellm.worker.batch import SequenceChunk
+from corellm.worker.sequence_state import SequenceState
 from corellm.worker.transfers import upload
-
-
-@dataclass
-class SequenceState:
-    """The worker's state of a running sequence."""
-
-    sequence: NewSequence
-    sampling: SamplingState
-    prompt_positions: NDArray[np.int64] | None = None
-    """`[3, prompt_len]` (or `[prompt_len]`) where the adapter gives positions; None for 0, 1, 2, ..."""
-    position_offset: int = 0
-    """Added to a position after the prompt."""
-    blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(8, dtype=np.int64))
-    """The block table so far, with room to grow."""
-    num_blocks: int = 0
-
-    def sync_blocks(self, table: Sequence[int], needed: int) -> NDArray[np.int64]:
-        """Copy the entries that the engine's table has gained; return the first `needed`."""
-        if needed > self.num_blocks:
-            if needed > len(self.blocks):
-                self.blocks = np.resize(self.blocks, max(needed, 2 * len(self.blocks)))
-            self.blocks[self.num_blocks : needed] = table[self.num_blocks : needed]
-            self.num_blocks = needed
-        return self.blocks[:needed]
-
-    def positions(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the positions of the tokens `[start, start + count)`: `[count]`, or `[3, count]` for M-RoPE."""
-        if self.prompt_positions is None:
-            return np.arange(start, start + count, dtype=np.int64) + self.position_offset
-        prompt_len = self.prompt_positions.shape[-1]
-        inside = self.prompt_positions[..., start : start + count]
-        beyond = np.arange(max(start, prompt_len), start + count, dtype=np.int64) + self.position_offset
-        beyond = np.broadcast_to(beyond, (*self.prompt_positions.shape[:-1], len(beyond)))
-        return np.concatenate([inside, beyond], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -97,13 +63,7 @@ class StepArrays:
 
 
 def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
-    """Return the arrays of a step, its chunks one after another.
-
-    Args:
-        chunks: single-token ones first.
-        states: of the same sequences, in the same order.
-        block_size: slots per block.
-    """
+    """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order."""
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
     tables = np.zeros((len(chunks), -(-max(seq_lens) // block_size)), dtype=np.int64)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corellm.attention.backend import LayerCache, Rotary
+from corellm.attention.backend import AttentionCall, LayerCache
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError, ContractError
 from corellm.worker.memory import DeviceMemory
@@ -36,18 +36,9 @@ class _LayoutProbe:
     def __init__(self) -> None:
         self.layers: dict[int, LayerLayout] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sliding_window: int | None,
-        rotary: Rotary | None = None,
-    ) -> Tensor:
-        self.layers[layer] = LayerLayout(key.shape[1], key.shape[2], value.shape[2])
-        return query.new_zeros(*query.shape[:2], value.shape[2])
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        self.layers[layer] = LayerLayout(call.key.shape[1], call.key.shape[2], call.value.shape[2])
+        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
 
 
 @torch.inference_mode()

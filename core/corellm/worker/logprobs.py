@@ -18,7 +18,7 @@ _ALL_ROWS = 8
 """Prompt positions held at once if log-probabilities of the whole vocabulary are wanted."""
 
 
-class PendingLogprobs:
+class LogprobsInFlight:
     """Log-probabilities on their way from the device; the logits may be overwritten meanwhile.
 
     Args:
@@ -60,7 +60,7 @@ class PendingLogprobs:
 def prompt_logprobs(
     logits_of: Callable[[Tensor], Tensor], hidden: Tensor, token_ids: Tensor, num_top: int
 ) -> list[TokenLogprobs]:
-    """Return log-probabilities of prompt tokens from the hidden states before each; see `PendingLogprobs.wait`.
+    """Return log-probabilities of prompt tokens from the hidden states before each; see `LogprobsInFlight.wait`.
 
     Args:
         logits_of: from `[n, hidden_size]` to `[n, vocab]`; called for few rows at a time, to bound memory.
@@ -70,4 +70,4 @@ def prompt_logprobs(
     """
     num_rows = _ALL_ROWS if num_top == ALL else _LOGIT_ROWS
     parts = zip(torch.split(hidden, num_rows), torch.split(token_ids, num_rows), strict=True)
-    return [found for rows, ids in parts for found in PendingLogprobs(logits_of(rows), ids, num_top).wait()]
+    return [found for rows, ids in parts for found in LogprobsInFlight(logits_of(rows), ids, num_top).wait()]

@@ -17,7 +17,7 @@ from corellm.errors import CorellmError, InvalidParameterError, RequestFailedErr
 from corellm.worker.batch import TokenLogprobs
 from corellm.worker.device_sampling import Sample, sample_by
 from corellm.worker.logit_edits import edit_logits
-from corellm.worker.logprobs import ALL, PendingLogprobs
+from corellm.worker.logprobs import ALL, LogprobsInFlight
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.token_weights import token_weights
 from corellm.worker.transfers import Download, upload
@@ -40,7 +40,7 @@ class SamplerOutput:
     """`{row: why no token could be chosen}`."""
 
 
-class PendingTokens:
+class TokensInFlight:
     """Tokens that were chosen on the device and are on their way to the host.
 
     Attributes:
@@ -98,7 +98,7 @@ class Sampler:
         """
         return self.start(logits, states).wait() if states else SamplerOutput([], [])
 
-    def start(self, logits: torch.Tensor, states: Sequence[SamplingState], *, ahead: int = 0) -> PendingTokens:
+    def start(self, logits: torch.Tensor, states: Sequence[SamplingState], *, ahead: int = 0) -> TokensInFlight:
         """Choose tokens as a call does, without waiting for the device.
 
         Args:
@@ -109,7 +109,7 @@ class Sampler:
         """
         if self._sample is not None:
             tokens, peaks = sample_by(self._sample, logits, states, ahead)
-            return PendingTokens(logits, states, peaks, tokens)
+            return TokensInFlight(logits, states, peaks, tokens)
         peaks, tokens = logits.max(dim=-1)  # both [num_seqs]; a NaN anywhere in a row is its maximum
         usable = peaks.isfinite()
         drawn = [row for row, state in enumerate(states) if not state.greedy]
@@ -120,7 +120,7 @@ class Sampler:
             chosen, possible = _choose(work, [states[row] for row in drawn + edited], len(drawn), ahead)
             tokens[rows] = chosen
             usable[rows] &= possible
-        return PendingTokens(logits, states, peaks, tokens.where(usable, FAILED))
+        return TokensInFlight(logits, states, peaks, tokens.where(usable, FAILED))
 
 
 def _choose(
@@ -196,7 +196,7 @@ def _failure(state: SamplingState, peak: float) -> CorellmError:
 
 def _start_logprobs(
     logits: torch.Tensor, states: Sequence[SamplingState], token_ids: torch.Tensor
-) -> tuple[list[int], PendingLogprobs] | None:
+) -> tuple[list[int], LogprobsInFlight] | None:
     """Start log-probabilities of the rows that want them, for the largest number of top tokens among them."""
     wanted = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
     if not wanted:
@@ -205,7 +205,7 @@ def _start_logprobs(
     index = upload(np.array(rows, dtype=np.int64), logits.device)
     numbers = [num_top for _, num_top in wanted]
     num_top = ALL if ALL in numbers else max(numbers)
-    return rows, PendingLogprobs(logits[index], token_ids[index], num_top)
+    return rows, LogprobsInFlight(logits[index], token_ids[index], num_top)
 
 
 def _first(found: TokenLogprobs, num_top: int | None) -> TokenLogprobs:

@@ -1,35 +1,36 @@
 """A step in flight: launched on the device, its tokens not on the host yet.
 
-Knows chunks, tokens and results; knows nothing of how they are computed.
+Knows its batch, tokens and result; knows nothing of how they are computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corellm.worker.batch import SequenceChunk, StepResult
-from corellm.worker.input_batch import SequenceState
-from corellm.worker.sampler import PendingTokens
+from corellm.worker.batch import ScheduledBatch, SequenceChunk, StepResult
+from corellm.worker.sampler import TokensInFlight
+from corellm.worker.sequence_state import SequenceState
 
 
-class InFlightStep:
+class StepInFlight:
     """A step that was launched.
 
     Args:
-        result: of the step so far.
+        batch: what it runs.
         states: of the worker's sequences; failed ones are removed.
 
     Attributes:
+        result: so far.
         chunks: the chunks that get a token.
         tokens: their tokens, in this order; None once they are in the result.
         is_captured: whether it runs as a graph and is in flight: only then can `launch_ahead` follow it.
     """
 
-    def __init__(self, result: StepResult, states: dict[str, SequenceState]) -> None:
-        self.result = result
-        self._states = states
+    def __init__(self, batch: ScheduledBatch, states: dict[str, SequenceState]) -> None:
+        self.batch, self._states = batch, states
+        self.result = StepResult()
         self.chunks: Sequence[SequenceChunk] = ()
-        self.tokens: PendingTokens | None = None
+        self.tokens: TokensInFlight | None = None
         self.is_captured = False
 
     def wait(self) -> StepResult:

@@ -1,0 +1,59 @@
+"""Checks of what an adapter's encoder returned: one tensor per item, of the right size, finite.
+
+Knows shapes; knows neither how embeddings are made nor where they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corellm.errors import ContractError, EmbeddingCountError, EncoderError
+from corellm.multimodal.inputs import MultiModalFeature
+
+
+def checked_outputs(
+    features: Sequence[MultiModalFeature], outputs: Any, width: int | None, dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Return each item's embeddings, `[num_embeds, width]`, in a dtype on a device; a width of None is the first's.
+
+    Raises:
+        ContractError: `outputs` is no tensor and no list of tensors.
+        EmbeddingCountError: it has another number of items, or an item another shape.
+        EncoderError: an embedding is not finite.
+    """
+    parts = _one_per_item(features, outputs)
+    width = parts[0].shape[-1] if width is None else width
+    for feature, part in zip(features, parts, strict=True):
+        wanted = feature.placeholder.num_embeds
+        if tuple(part.shape) != (wanted, width):
+            raise EmbeddingCountError(
+                f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
+                f"{width}, get_multimodal_embeddings returned a tensor of shape {tuple(part.shape)}"
+            )
+    converted = [part.to(device=device, dtype=dtype) for part in parts]
+    finite = torch.stack([part.isfinite().all() for part in converted]).tolist()  # one wait for the device
+    for feature, is_finite in zip(features, finite, strict=True):
+        if not is_finite:
+            raise EncoderError(f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {dtype}")
+    return converted
+
+
+def _one_per_item(features: Sequence[MultiModalFeature], outputs: Any) -> list[Tensor]:
+    parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else None
+    if parts is None or not all(isinstance(part, Tensor) for part in parts):
+        forgotten = " (a forgotten return?)" if outputs is None else ""
+        raise ContractError(
+            f"get_multimodal_embeddings returned {type(outputs).__name__} {outputs!r:.60}{forgotten}; it must "
+            f"return a tensor [items, tokens, width], or a list of one tensor [tokens, width] per item"
+        )
+    if len(parts) != len(features):
+        shapes = ", ".join(str(list(part.shape)) for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
+        raise EmbeddingCountError(
+            f"get_multimodal_embeddings must return one entry for each of {len(features)} {features[0].modality} "
+            f"items, and returned {len(parts)}: {shapes}; divide them by the items' own counts (torch.split)"
+        )
+    return parts
