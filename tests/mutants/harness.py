@@ -61,13 +61,14 @@ def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | N
         contract: as `Mutant.contract`.
         rules: by name; none for all.
         where: an empty directory for the copy.
-        mutant: the mistake to make first.
+        mutant: the mistake to make first; of named rules, those after a broken one are not run.
     """
     verdict = Verdict()
     # as an author runs it, but nothing is printed, and plugins of the outer run stay out
     options = ["--disable-plugin-autoload", "--assert=plain", "--import-mode=importlib", "-W", "error"]
     options += [f"-pno:{name}" for name in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")]
     options += [f"--config-file={os.devnull}", f"--rootdir={where}", f"--basetemp={where / 'temporary'}"]
+    options += ["--exitfirst"] if rules and mutant is not None else []
     nodes = [f"{contract}::{rule}" for rule in rules] or [contract]
     with _settings_kept(), _copied(contract.partition(".")[0], where, mutant):
         status = pytest.main([*options, "--pyargs", *nodes], plugins=[_Collector(verdict)])

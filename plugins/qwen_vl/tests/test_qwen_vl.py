@@ -99,7 +99,7 @@ sampling = st.sampled_from([{"fps": 2.0}, {"fps": 0.7}, {"fps": 5}, {"num_frames
     bounds=bounds,
     sampling=sampling,
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_equals_the_hf_processor(
     llm: LLM, process: Process, ask_hf: Callable[..., Any], parts: list[Any], bounds: Any, sampling: Any
 ) -> None:
