@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen3-VL: processing equals transformers'; what is wrong with a request gets one clear line."""
+"""Qwen2-VL to Qwen3-VL: arguments, files and bounds as in transformers; what is wrong gets one clear line."""
 
 from __future__ import annotations
 
