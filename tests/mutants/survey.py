@@ -21,7 +21,7 @@ import transformers
 
 from corellm.testing import AdapterContract
 from corellm.testing.rules import rules_of
-from tests.mutants.harness import Verdict, examine, one_oracle
+from tests.mutants.harness import Verdict, examine
 from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import MUTANTS
 
@@ -35,19 +35,18 @@ def main(words: Sequence[str]) -> int:
     transformers.logging.disable_progress_bar()
     chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.wrong for word in words)]
     catches, faults = Counter[str](), 0
-    with one_oracle():
-        for contract in dict.fromkeys(mutant.contract for mutant in chosen):
-            with tempfile.TemporaryDirectory() as where:
-                verdict = examine(contract, (), Path(where))
-            if broken := {**verdict.caught, **verdict.crashed, **verdict.not_run}:
-                print(f"{contract}, unchanged: {verdict}", flush=True)
-            faults += bool(broken)
-        for mutant in chosen:
-            with tempfile.TemporaryDirectory() as where:
-                verdict = examine(mutant.contract, (), Path(where), mutant)
-            print(_told(mutant, verdict), flush=True)
-            catches.update({rule.partition("[")[0] for rule in verdict.caught})
-            faults += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
+    for contract in dict.fromkeys(mutant.contract for mutant in chosen):
+        with tempfile.TemporaryDirectory() as where:
+            verdict = examine(contract, (), Path(where))
+        if broken := {**verdict.caught, **verdict.crashed, **verdict.not_run}:
+            print(f"{contract}, unchanged: {verdict}", flush=True)
+        faults += bool(broken)
+    for mutant in chosen:
+        with tempfile.TemporaryDirectory() as where:
+            verdict = examine(mutant.contract, (), Path(where), mutant)
+        print(_told(mutant, verdict), flush=True)
+        catches.update({rule.partition("[")[0] for rule in verdict.caught})
+        faults += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
     print(f"\n{len(chosen)} mutants; of each rule, how many it caught:")
     for rule in rules_of(AdapterContract):
         print(f"  {catches[rule]:4} {rule}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,15 +17,9 @@ import pytest
 import corellm_llava
 from corellm.testing import AdapterContract
 from corellm.testing.rules import rules_of
-from tests.mutants.harness import examine, one_oracle
+from tests.mutants.harness import examine
 from tests.mutants.mutant import LLAVA, Mutant
 from tests.mutants.mutants import CONTRACTS, MUTANTS, PARTS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_oracle() -> Iterator[None]:
-    with one_oracle():
-        yield
 
 
 class Part:
