@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test mutants docs docs-serve lint bench gpu-bench wheels-test check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test mutants docs docs-serve lint bench gpu-bench wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -66,6 +66,9 @@ gpu-bench: setup ## kernels and engine on this machine's GPU, one table
 
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
 	$(BIN)/python -m tests.wheels.check_wheels
+
+wheels-test-full: setup ## the same, and every rule of the contract on every wheel
+	$(BIN)/python -m tests.wheels.check_wheels --full
 
 check: lint docs wheels-test test browser-test ## what continuous integration runs
 

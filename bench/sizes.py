@@ -1,21 +1,26 @@
-"""How much there is to read: lines by room and plugin, and of three families beside the same families in vLLM.
+"""How much there is to read: lines by room and plugin, functions, hooks, and three families beside the same in vLLM.
 
-What is counted where stands below the tables. Makers of tiny checkpoints, which are for tests, are counted nowhere.
+Rooms and plugins are those that the folders have. What is counted stands below the tables.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
+
+from corellm import hookspecs
+from corellm.plugin.hookset import HookSet
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("multimodal", "engine", "worker", "attention", "cli", "testing")
 
 VLLM_LINES = {"llava": 741, "blip2": 707, "qwen_vl": 1875}
 """`wc -l` of the family's model file in vLLM, counted once; for `qwen_vl` that of Qwen2-VL alone."""
 
 LEGEND = """\
-Every line counts, comments and blank ones too. adapter: the hooks. plugin: those, and the processors it brings along.
+Every line counts, comments and blank ones too; here, makers of tiny checkpoints do not.
+adapter: the hooks. plugin: those, and the processors it brings along.
 Left out of both: {original} lines of qwen_vl/original, a model of its own, which vLLM has in another file.
 The files are not alike. vLLM's hold what we take from transformers: projector (llava), Q-Former (blip2), vision tower
 (qwen_vl). Its processing of video it takes from transformers, where we have our own. Its qwen_vl is Qwen2-VL alone,
@@ -46,8 +51,37 @@ def all_lines(path: Path) -> int:
 
 
 def sources(folder: Path) -> list[Path]:
-    """The Python files below a folder, except makers of tiny checkpoints."""
-    return [path for path in sorted(folder.rglob("*.py")) if path.name != "tiny.py"]
+    """The Python files below a folder."""
+    return sorted(folder.rglob("*.py"))
+
+
+def rooms() -> dict[str, list[Path]]:
+    """The library's files by room: the core's folders and what stands beside them, the kernels, each plugin."""
+    core = ROOT / "core" / "corellm"
+    found = {"core, top": sorted(core.glob("*.py"))}
+    for folder in [*core.iterdir(), *ROOT.glob("kernels/*/"), *ROOT.glob("plugins/*/src/*/")]:
+        if files := sources(folder):
+            found[str(folder.relative_to(ROOT)).replace("/src/", "/")] = files
+    return dict(sorted(found.items()))
+
+
+def functions(files: Iterable[Path]) -> list[tuple[int, str]]:
+    """`(lines, where)` of each function, its decorators and docstring left out."""
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                size = _extent(node)
+                if ast.get_docstring(node):
+                    size -= _extent(node.body[0])
+                found.append((size, f"{file.relative_to(ROOT)}:{node.name}"))
+    return found
+
+
+def _extent(node: ast.stmt) -> int:
+    """Lines of a statement."""
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
 
 
 def print_comparison() -> None:
@@ -55,7 +89,8 @@ def print_comparison() -> None:
     print(f"\n{'family, all lines':26}{'vLLM':>7}{'adapter':>9}{'ratio':>7}{'plugin':>9}{'ratio':>7}")
     num_original = 0
     for family, theirs in VLLM_LINES.items():
-        files = sources(ROOT / "plugins" / family / "src" / f"corellm_{family}")
+        folder = ROOT / "plugins" / family / "src" / f"corellm_{family}"
+        files = [path for path in sources(folder) if path.name != "tiny.py"]
         original = [path for path in files if "original" in path.parts]
         plugin = [path for path in files if path not in original]
         adapter = [path for path in plugin if not path.stem.endswith(("processor", "settings"))]
@@ -65,18 +100,25 @@ def print_comparison() -> None:
     print(LEGEND.format(original=num_original))
 
 
+def print_row(name: str, files: Sequence[Path]) -> None:
+    """Lines of one room."""
+    lengths = [all_lines(file) for file in files]
+    print(f"{name:32}{sum(map(code_lines, files)):>7}{sum(lengths):>7}{len(files):>7}{max(lengths):>9}")
+
+
 def main() -> None:
-    """Print both tables."""
-    core = ROOT / "core" / "corellm"
-    print(f"{'lines':26}{'code':>7}{'all':>7}{'files':>7}{'longest':>9}")
-    groups = {"core, top": sorted(core.glob("*.py"))}
-    groups |= {f"core/{room}": sorted((core / room).rglob("*.py")) for room in ROOMS}
-    for plugin in sorted(ROOT.glob("plugins/*/src/*")):
-        groups[plugin.name] = sources(plugin)
-    for name, files in groups.items():
-        lengths = [all_lines(file) for file in files]
-        code = sum(map(code_lines, files))
-        print(f"{name:26}{code:>7}{sum(lengths):>7}{len(files):>7}{max(lengths):>9}")
+    """Print all tables."""
+    found = rooms()
+    library = [file for files in found.values() for file in files]
+    print(f"{'lines':32}{'code':>7}{'all':>7}{'files':>7}{'longest':>9}")
+    for name, files in found.items():
+        print_row(name, files)
+    print_row("library", library)
+    lengths = functions(library)
+    typical, (most, where) = median(size for size, _ in lengths), max(lengths)
+    print(f"\nlines of a function, its docstring left out: median {typical:g}, most {most} ({where})")
+    hooks = HookSet(hookspecs).names
+    print(f"hooks an adapter must write: {len(hookspecs.REQUIRED_HOOKS)}; may write: {len(hooks)}")
     print_comparison()
 
 

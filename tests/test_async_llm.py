@@ -42,10 +42,8 @@ async def collect(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY) -
 async def free_blocks(llm: AsyncLLM) -> tuple[int, int]:
     """Free and all blocks, once the engine is idle."""
     for _ in range(500):
-        running, free, capacity = await asyncio.wrap_future(
-            llm.call_in_engine(
-                lambda e: (e.has_unfinished_requests(), e.scheduler.blocks.num_free_blocks, e.scheduler.blocks.capacity)
-            )
+        running, free, capacity = await llm._in_engine(
+            lambda e: (e.has_unfinished_requests(), e.scheduler.blocks.num_free_blocks, e.scheduler.blocks.capacity)
         )
         if not running:
             break
@@ -244,7 +242,7 @@ def test_a_cancelled_call_harms_no_request(llm: AsyncLLM) -> None:
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(llm.call_in_engine(lambda e: time.sleep(0.3))), 0.05)
+            await asyncio.wait_for(llm.apply_model(lambda _: time.sleep(0.3)), 0.05)
         assert await collect(llm, "hi")
 
     asyncio.run(main())
@@ -269,7 +267,7 @@ def test_calls_after_the_end_fail(llm: AsyncLLM) -> None:
     """A call into a closed engine fails at once."""
     llm.close()
     with pytest.raises(EngineDeadError, match="shut down"):
-        llm.call_in_engine(lambda e: None).result(timeout=5)
+        asyncio.run(asyncio.wait_for(llm.get_metrics(), 5))
 
 
 def test_duplicate_id(llm: AsyncLLM) -> None:
@@ -356,7 +354,7 @@ def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
     for wanted in (params, GREEDY):
         leave(wanted)
         deadline = time.monotonic() + 60
-        while llm.call_in_engine(lambda engine: engine.has_unfinished_requests()).result(60):
+        while asyncio.run(llm._in_engine(lambda engine: engine.has_unfinished_requests())):
             assert time.monotonic() < deadline, "a request without a reader runs on"
         asyncio.run(ask_again())
     assert not llm._streams

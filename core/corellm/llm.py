@@ -12,30 +12,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
-from corellm.engine import upkeep
 from corellm.engine.chat_processor import AllowedSpecial
 from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.engine.metrics import Metric, read_metrics
+from corellm.engine.upkeep import Upkeep
 from corellm.errors import (
     ConfigError,
     CorellmError,
     EngineDeadError,
     InvalidParameterError,
-    PromptTooLongError,
     RequestError,
 )
-from corellm.outputs import CompletionOutput, FinishReason, RequestOutput
+from corellm.outputs import RequestOutput, refused_output
 from corellm.progress import Progress
-from corellm.prompts import split_prompts
-from corellm.sampling_params import SamplingParams, params_copy
+from corellm.prompts import priority_of_each, split_prompts
+from corellm.sampling_params import SamplingParams, params_of_each
 from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
@@ -46,7 +43,7 @@ OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
 
 
-class LLM(NotPicklable):
+class LLM(Upkeep, NotPicklable):
     r"""A loaded model that completes lists of prompts. A context manager: leaving it frees everything.
 
     Args:
@@ -124,7 +121,7 @@ class LLM(NotPicklable):
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
 
-    def _in_turn(self, call: Callable[[], _Result]) -> _Result:
+    def _in_engine(self, function: Callable[[LLMEngine], _Result]) -> _Result:
         """Run a call that has the engine to itself: calls of other threads wait.
 
         `with` takes the lock, because an interrupt cannot come between taking and guarding it there.
@@ -142,7 +139,7 @@ class LLM(NotPicklable):
             self._caller = threading.get_ident()
             try:
                 self._check_open()
-                return call()
+                return function(self.engine)
             finally:
                 self._caller = 0  # or this thread would seem to be within the call of another one that takes the lock
                 if self._closed:
@@ -204,7 +201,7 @@ class LLM(NotPicklable):
             CorellmError: the first failed prompt's error.
         """
         listed = split_prompts(prompts)
-        priorities = _priorities(priority, len(listed))
+        priorities = priority_of_each(priority, len(listed))
         process = self.engine.input_processor.process
         prepare = [partial(process, prompt, priority=p) for prompt, p in zip(listed, priorities, strict=True)]
         return self._run(prepare, sampling_params, use_tqdm, on_error)
@@ -265,46 +262,6 @@ class LLM(NotPicklable):
         )
         return self._run([partial(process, c) for c in conversations], sampling_params, use_tqdm, on_error)
 
-    # --- upkeep -----------------------------------------------------------------------------------------------------
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing done, while requests are in flight."""
-        return self._in_turn(partial(upkeep.reset_prefix_cache, self.engine))
-
-    def reset_mm_cache(self) -> None:
-        """Forget processed items and encoder outputs."""
-        self._in_turn(partial(upkeep.reset_mm_cache, self.engine))
-
-    def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
-        """Call a function with the model, an `nn.Module`; returns its result in a list of one.
-
-        A function that changes weights should be followed by `reset_prefix_cache()` and `reset_mm_cache()`.
-        """
-        return self._in_turn(partial(upkeep.apply_model, self.engine, function))
-
-    def get_metrics(self) -> list[Metric]:
-        """The engine's counters and gauges: objects with `name` and `value`."""
-        return read_metrics(self.engine)
-
-    def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
-        """Begin a trace of what the model runs, by torch's profiler.
-
-        Args:
-            trace_file: where `stop_profile` writes it; None for a name with the time, in the current directory.
-
-        Raises:
-            InvalidParameterError: this process has a trace already, or `trace_file` cannot be written.
-        """
-        self._in_turn(partial(upkeep.start_profile, self.engine, trace_file))
-
-    def stop_profile(self) -> Path:
-        """End the trace and write it; returns its file, which <https://ui.perfetto.dev> shows.
-
-        Raises:
-            InvalidParameterError: there is no trace, or another thread began it.
-        """
-        return self._in_turn(partial(upkeep.stop_profile, self.engine))
-
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def _run(
@@ -324,8 +281,8 @@ class LLM(NotPicklable):
             )
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = _one_each(sampling_params, len(prepare))
-        ordered = self._in_turn(partial(self._complete, prepare, params, use_tqdm))
+        params = params_of_each(sampling_params, len(prepare))
+        ordered = self._in_engine(lambda _: self._complete(prepare, params, use_tqdm))
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":
             index, error = failed[0]
@@ -384,42 +341,9 @@ class LLM(NotPicklable):
                     except EngineDeadError:
                         raise
                     except CorellmError as error:
-                        yield _failed_output(request_id, error, wanted.n)
+                        yield refused_output(request_id, error, wanted.n)
                 yield from self.engine.step()
                 waiting = self.engine.scheduler.num_waiting
         finally:
             for _, future, _ in ready:  # not empty after an interrupt
                 future.cancel()
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params_copy(params)] * count
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise InvalidParameterError(
-            f"sampling_params must be a SamplingParams or a list of them, got {params!r:.100}",
-            param="sampling_params",
-        )
-    if len(params) != count:
-        raise InvalidParameterError(
-            f"{len(params)} sampling_params for {count} prompts; give one for all, or one each", param="sampling_params"
-        )
-    return [params_copy(p) for p in params]
-
-
-def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int | None]:
-    if given is None:
-        return [None] * count
-    if not isinstance(given, Sequence) or len(given) != count:
-        raise InvalidParameterError(
-            f"priority must be a list of one integer for each of the {count} prompts, got {given!r:.100}",
-            param="priority",
-        )
-    return given
-
-
-def _failed_output(request_id: str, error: CorellmError, n: int) -> RequestOutput:
-    """The output of a prompt that was refused before it reached the engine."""
-    reason: FinishReason = "ignored" if isinstance(error, PromptTooLongError) else "error"
-    outputs = [CompletionOutput(index=i, finish_reason=reason) for i in range(n)]
-    return RequestOutput(request_id, None, [], outputs, finished=True, error=error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from corellm.errors import CorellmError
+from corellm.errors import CorellmError, PromptTooLongError
 
 if TYPE_CHECKING:
     from corellm.multimodal.inputs import PlaceholderRange
@@ -120,3 +120,10 @@ class RequestOutput:
         """Join this `DELTA` output with the next one; neither is changed."""
         outputs = [one.followed_by(other) for one, other in zip(self.outputs, later.outputs, strict=True)]
         return replace(later, outputs=outputs, prompt_logprobs=self.prompt_logprobs)
+
+
+def refused_output(request_id: str, error: CorellmError, n: int) -> RequestOutput:
+    """The output of a prompt that was refused before it reached the engine, with `n` empty completions."""
+    reason: FinishReason = "ignored" if isinstance(error, PromptTooLongError) else "error"
+    outputs = [CompletionOutput(index=i, finish_reason=reason) for i in range(n)]
+    return RequestOutput(request_id, None, [], outputs, finished=True, error=error)

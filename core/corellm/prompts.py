@@ -9,7 +9,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
-from corellm.errors import PromptError
+from corellm.errors import InvalidParameterError, PromptError
 
 
 class _WithItems(TypedDict):
@@ -63,6 +63,22 @@ def split_prompts(given: Any) -> list[Any]:
 def is_token_ids(given: Any) -> bool:
     """Whether a prompt is token ids alone: a list, an array or a tensor."""
     return hasattr(given, "tolist") or (isinstance(given, Sequence) and not isinstance(given, (str, bytes)))
+
+
+def priority_of_each(given: Sequence[int] | None, count: int) -> Sequence[int | None]:
+    """The priorities that `generate` was given for its prompts; None where the prompt's own counts.
+
+    Raises:
+        InvalidParameterError: not one for each prompt.
+    """
+    if given is None:
+        return [None] * count
+    if not isinstance(given, Sequence) or len(given) != count:
+        raise InvalidParameterError(
+            f"priority must be a list of one integer for each of the {count} prompts, got {given!r:.100}",
+            param="priority",
+        )
+    return given
 
 
 def plain_token_ids(given: Any) -> list[int]:

@@ -266,6 +266,25 @@ def params_copy(given: SamplingParams) -> SamplingParams:
     return given.clone()
 
 
+def params_of_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    """The parameters of each of `count` requests, of one for all or a list of one each.
+
+    Raises:
+        InvalidParameterError: neither of these, or one with a wrong value.
+    """
+    if isinstance(given, SamplingParams):
+        return [given.clone()] * count
+    if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
+        raise InvalidParameterError(
+            f"sampling_params must be a SamplingParams or a list of them, got {given!r:.100}", param="sampling_params"
+        )
+    if len(given) != count:
+        raise InvalidParameterError(
+            f"{len(given)} sampling_params for {count} prompts; give one for all, or one each", param="sampling_params"
+        )
+    return [params.clone() for params in given]
+
+
 _SWITCHES = (
     "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "detokenize",
 )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -175,35 +174,6 @@ def test_copies_are_formatted(copy: Write, like: str) -> None:
         command = [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", str(made.folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
-
-
-def contract_of(made: Copy, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a copy's contract as its author does, in another process."""
-    path = [str(entry) for entry in installed(made.folder, made.folder.parent / "metadata")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, str(made.folder)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=made.folder.parent, check=False)
-
-
-def test_a_broken_hook_is_named(copy: Write) -> None:
-    """An encoder that returns an image's embeddings in the wrong order: by which hook, what was expected, what came."""
-    made = copy("llava")
-    text = made.source("__init__").read_text(encoding="utf-8")
-    assert "        return features\n" in text
-    broken = text.replace("        return features\n", "        return [embeds.flip(0) for embeds in features]\n")
-    made.source("__init__").write_text(broken, encoding="utf-8")
-    done = contract_of(made, "-q", "-k", "test_greedy_equals_the_reference and 8192-prefix")
-    assert done.returncode == 1
-    lines = [line.removeprefix("E").strip() for line in done.stdout.splitlines()]
-    verdict, *_ = [line for line in lines if line.endswith("breaks a rule of the contract")]
-    assert "get_multimodal_embeddings" in verdict
-    for part in (
-        "rule      test_greedy_equals_the_reference: ",
-        "expected  for ",
-        "got       [",
-        "fix       ",
-    ):
-        assert [line for line in lines if line.startswith(part)], part
 
 
 STRANGERS = {"stranger": "nowhere.at", "single": "single_module", "bare": "bare_package", "broken": "broken_package"}

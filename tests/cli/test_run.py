@@ -107,6 +107,7 @@ def test_conversation(
         "image is a word",
         "/reset",
         "/what",
+        "/image",
     ]
     lines = iter([*script, f"/image {image}", QUESTION])
 
@@ -122,6 +123,8 @@ def test_conversation(
     assert status == 0
     assert out.count(expected([image]) + "\n") == 2
     assert "no such file: 'nowhere.png'" in err
+    assert out.count("/what is no command. /image, ") == 1
+    assert "/image is no command" not in out
 
 
 def test_a_conversation_keeps_to_the_formats(
@@ -269,6 +272,7 @@ def test_sizes_may_have_units(text: str, size: int) -> None:
         (["--kv-cache-memory", "1Q"], "not a size: '1Q'; write bytes, or 512M, 2G"),
         (["--dtype", "float8"], "invalid choice: 'float8'"),
         (["--attention-bakend", "cpu"], "unknown option --attention-bakend; did you mean --attention-backend?"),
+        (["--nonsense"], "unknown option --nonsense (see"),
     ],
 )
 def test_wrong_options_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

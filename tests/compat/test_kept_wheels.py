@@ -107,8 +107,9 @@ def test_kept_wheels_run(kept: Callable[[Path], Kept], folder: Path) -> None:
 
 
 def test_a_kept_wheel_keeps_the_contract(newest: Kept) -> None:
-    """By the contract tests of today, run as its author would."""
-    passed = newest.environment.python("-m", "pytest", "--pyargs", "corellm_llava.contract", "-x", "-q")
+    """By the contract tests of today, run as its author would: loading, processing, placing, embedding, generating."""
+    rules = "it_loads or equal_the_hf_processor or placeholders or chunks_give or greedy_equals"
+    passed = newest.environment.python("-m", "pytest", "--pyargs", "corellm_llava.contract", "-x", "-q", "-k", rules)
     assert re.search(r"^\d+ passed", passed, re.MULTILINE), passed
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
-from corellm import hookspecs
+from corellm import LLM, hookspecs
+from corellm.errors import EmbeddingInputError
 from corellm.hookspecs import REQUIRED_HOOKS, STATIC_HOOKS
 from corellm.plugin.contract import CONTRACT
+from corellm_fuyu.tiny import make_tiny_checkpoint
 from tests.docs.hook_sections import FOLDER, read_sections
 
 SECTIONS = read_sections()
@@ -54,3 +58,12 @@ def test_every_hook_is_in_the_table_of_ideas() -> None:
     linked = re.findall(r"\[`(\w+)`\]\(docs/plugins/hooks/(\w+\.md)#(\w+)\)", text)
     assert all(name == anchor for name, _, anchor in linked)
     assert {(name, page) for name, page, _ in linked} == {(n, s.page) for n, s in SECTIONS.items()}
+
+
+def test_the_refusal_of_embeddings_is_the_engines(tmp_path: Path) -> None:
+    """The error that the page quotes is what a request with embeddings gets from Fuyu."""
+    quoted = re.search(r"the error then is: \*(.+?)\*\.", " ".join(SECTIONS["refuse_embeddings"].text.split()))
+    assert quoted is not None
+    with LLM(make_tiny_checkpoint(tmp_path)) as llm, pytest.raises(EmbeddingInputError) as refused:
+        llm.generate({"prompt": "What?", "multi_modal_data": {"image_embeds": [torch.zeros(4, 64)]}}, use_tqdm=False)
+    assert str(refused.value) == quoted[1]

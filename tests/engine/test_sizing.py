@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from corellm import LLM
 from corellm.config import EngineConfig
+from corellm.engine import loading
 from corellm.engine.sizing import plan_sizes, sequences_at_once, token_budget, wanted_len
 from corellm.errors import ConfigError
 from corellm.hookspecs import ModelContext
@@ -63,3 +66,13 @@ def test_the_longest_sequence_is_what_the_cache_holds() -> None:
         plan_sizes(config(**few, max_model_len=65), context("cpu"), 10, MEMORY)
     with pytest.raises(ConfigError, match="max_model_len=4097 exceeds the 4096 positions the model has"):
         wanted_len(config(max_model_len=4097), context("cpu"))
+
+
+def test_dummies_are_made_once_if_they_fit(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that lowers the longest sequence makes no second processor; the adapter sees the lowered length."""
+    made = Mock(side_effect=loading._make_processor)
+    monkeypatch.setattr(loading, "_make_processor", made)
+    with LLM(tiny_llava, num_kv_blocks=4, block_size=16) as llm:
+        assert llm.engine.context.max_model_len == llm.engine.max_model_len == 64
+        assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"image": 16}
+    assert made.call_count == 1

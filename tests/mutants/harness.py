@@ -13,9 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from PIL import Image
 
 from corellm.testing import ContractBroken
 from corellm_qwen_vl import hf_oracle
-from corellm_qwen_vl.hf_oracle import HFProcessors
 from tests.mutants.mutant import Mutant
 
 
@@ -61,13 +58,14 @@ def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | N
         contract: as `Mutant.contract`.
         rules: by name; none for all.
         where: an empty directory for the copy.
-        mutant: the mistake to make first.
+        mutant: the mistake to make first; of named rules, those after a broken one are not run.
     """
     verdict = Verdict()
     # as an author runs it, but nothing is printed, and plugins of the outer run stay out
     options = ["--disable-plugin-autoload", "--assert=plain", "--import-mode=importlib", "-W", "error"]
     options += [f"-pno:{name}" for name in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")]
     options += [f"--config-file={os.devnull}", f"--rootdir={where}", f"--basetemp={where / 'temporary'}"]
+    options += ["--exitfirst"] if rules and mutant is not None else []
     nodes = [f"{contract}::{rule}" for rule in rules] or [contract]
     with _settings_kept(), _copied(contract.partition(".")[0], where, mutant):
         status = pytest.main([*options, "--pyargs", *nodes], plugins=[_Collector(verdict)])
@@ -140,24 +138,6 @@ def _copied(package: str, where: Path, mutant: Mutant | None) -> Iterator[None]:
 
 
 def _modules_of(package: str) -> list[str]:
-    """Names of a package's imported modules, without the oracle, which is no part of an adapter."""
+    """Names of a package's imported modules, without Qwen-VL's oracle: one process of it serves all copies."""
     names = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
     return [name for name in names if name != hf_oracle.__name__]
-
-
-# --- the oracle of Qwen-VL ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def one_oracle() -> Iterator[None]:
-    """Share one process of transformers' processors among copies of Qwen-VL: each would take seconds to start."""
-    shared = cache(_Shared)
-    with mock.patch.object(hf_oracle, "HFProcessors", shared):
-        yield
-    if shared.cache_info().currsize:
-        HFProcessors.close(shared())
-
-
-class _Shared(HFProcessors):
-    def close(self) -> None:
-        """Keep the process: later mutants use it."""

@@ -1,6 +1,7 @@
 """Runs the whole contract on every mutant and prints which rules catch it: `python -m tests.mutants.survey [WORD ...]`.
 
-Words choose mutants by what is wrong with them. It takes some ten seconds for each.
+Words choose mutants by what is wrong with them. Before them come their plugins' unchanged copies, which must keep every
+rule. It takes some ten seconds for each.
 """
 
 from __future__ import annotations
@@ -20,28 +21,38 @@ import transformers
 
 from corellm.testing import AdapterContract
 from corellm.testing.rules import rules_of
-from tests.mutants.harness import Verdict, examine, one_oracle
+from tests.mutants.harness import Verdict, examine
 from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import MUTANTS
 
 
 def main(words: Sequence[str]) -> int:
-    """Return 1 if a mutant escapes its rule or a rule ends with another error; prints the results meanwhile."""
+    """Return 1 if a mutant escapes its rule, or a rule ends with another error or breaks without a mutant.
+
+    Prints the results meanwhile.
+    """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.wrong for word in words)]
     catches, faults = Counter[str](), 0
-    with one_oracle():
-        for mutant in chosen:
-            with tempfile.TemporaryDirectory() as where:
-                verdict = examine(mutant.contract, (), Path(where), mutant)
-            print(_told(mutant, verdict), flush=True)
-            catches.update({rule.partition("[")[0] for rule in verdict.caught})
-            faults += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
+    for contract in dict.fromkeys(mutant.contract for mutant in chosen):
+        with tempfile.TemporaryDirectory() as where:
+            verdict = examine(contract, (), Path(where))
+        if broken := {**verdict.caught, **verdict.crashed, **verdict.not_run}:
+            print(f"{contract}, unchanged: {verdict}", flush=True)
+        faults += bool(broken)
+    for mutant in chosen:
+        with tempfile.TemporaryDirectory() as where:
+            verdict = examine(mutant.contract, (), Path(where), mutant)
+        print(_told(mutant, verdict), flush=True)
+        catches.update({rule.partition("[")[0] for rule in verdict.caught})
+        faults += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
     print(f"\n{len(chosen)} mutants; of each rule, how many it caught:")
     for rule in rules_of(AdapterContract):
         print(f"  {catches[rule]:4} {rule}")
-    print(f"{faults} mutants escaped, or met a rule that did not say what is wrong")
+    print(
+        f"{faults} mutants escaped or met a rule that did not say what is wrong, or copies without a mistake broke one"
+    )
     return int(faults > 0)
 
 

@@ -1,6 +1,6 @@
 """Each rule of the contract catches the mistakes that it is there for, and names the hook to look at.
 
-The table of mutants is printed at the end. `make mutants` runs the whole contract on each.
+The table of mutants is printed at the end. `make mutants` runs the whole contract on each, and on unchanged copies.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,15 +17,9 @@ import pytest
 import corellm_llava
 from corellm.testing import AdapterContract
 from corellm.testing.rules import rules_of
-from tests.mutants.harness import examine, one_oracle
+from tests.mutants.harness import examine
 from tests.mutants.mutant import LLAVA, Mutant
 from tests.mutants.mutants import CONTRACTS, MUTANTS, PARTS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_oracle() -> Iterator[None]:
-    with one_oracle():
-        yield
 
 
 class Part:
@@ -62,11 +56,17 @@ for _name, _mutants in PARTS.items():
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.rpartition("::")[2])
 def test_without_a_mistake_the_rules_are_kept(contract: str, tmp_path: Path) -> None:
-    """An unchanged copy, run in the same way, keeps all rules by which its mutants are caught."""
-    rules = list(dict.fromkeys(mutant.rule for mutant in MUTANTS if mutant.contract == contract))
+    """An unchanged copy, run in the same way, keeps rules that import it, start processes and use all of its hooks.
+
+    That the plugin itself keeps every rule its own tests show.
+    """
+    rules = [
+        "test_import_is_light", "test_it_loads", "test_text_and_media_equal_the_hf_processor",
+        "test_greedy_equals_the_reference[64-prefix-caching]",
+    ]  # fmt: skip
     verdict = examine(contract, rules, tmp_path)
     assert not {**verdict.caught, **verdict.crashed, **verdict.not_run}, str(verdict)
-    assert {*verdict.passed, *(rule.partition("[")[0] for rule in verdict.passed)} >= set(rules)
+    assert {*verdict.passed} == set(rules)
 
 
 def test_every_rule_has_a_mutant() -> None:

@@ -1,15 +1,18 @@
 """Builds every wheel and uses each plugin's outside the checkout, in a clean environment with its dependencies.
 
-A program, not a pytest file: it takes a minute and needs environments of its own.
+A program, not a pytest file: it takes a minute and needs environments of its own. Of the contract, which the checkout's
+tests run in full, it runs the rules that a wheel with something missing breaks; with `--full`, all of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 import tempfile
 import wave
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +70,11 @@ PLUGINS = {
 }
 EXAMPLE = "corellm-patchtalker"
 """The plugin in `examples/`, which corellm does not know by name."""
+FEW_RULES = ["-k", "an_entry_point_names or it_loads or (test_greedy_equals_the_reference and 16-prefix)"]
+"""Options of pytest for the rules that use all of a wheel: it is found, loads, and the reference gives its tokens."""
 
 
-def check_alone(plugin: str, work: Path, wheels: Wheels) -> None:
+def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -> None:
     """Check a plugin with no other installed: its checkpoints run, it keeps the contract, and can be copied.
 
     Once it is uninstalled, the error names what to install.
@@ -81,28 +86,32 @@ def check_alone(plugin: str, work: Path, wheels: Wheels) -> None:
         shutil.rmtree(environment.root / "checkpoint", ignore_errors=True)
         environment.python("-c", f"from {model.package}.tiny import make_tiny_checkpoint as m; m('checkpoint')")
         environment.corellm("run", "checkpoint", work / model.media, "What is this?", "--max-tokens", "4")
-        print(f"{plugin} alone, {model.architecture}: {keeps_contract(environment, model.package)}", flush=True)
+        print(f"{plugin} alone, {model.architecture}: {kept(environment, model.package, rules)}", flush=True)
     if plugin == "corellm-llava":
         check_without_extras(environment, work)
-        check_copy(environment, work)
+        check_copy(environment, work, rules)
     environment.pip("uninstall", "--yes", plugin)
     output = environment.corellm("run", "checkpoint", "hello", status=1)
     expect(f"no installed plugin serves {model.architecture}; install it: pip install {plugin}", output)
 
 
-def keeps_contract(environment: Environment, package: str) -> str:
+def kept(environment: Environment, package: str, rules: Sequence[str]) -> str:
     """Run the contract of a package from its wheel; return pytest's last line."""
-    output = environment.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", f"{package}.contract")
+    return run_tests(environment, "--pyargs", f"{package}.contract", *rules)
+
+
+def run_tests(environment: Environment, *options: str | Path) -> str:
+    """Run pytest in an environment; return its last line."""
+    output = environment.python("-m", "pytest", "-q", "-p", "no:cacheprovider", *options)
     return output.strip().splitlines()[-1]
 
 
-def check_copy(environment: Environment, work: Path) -> None:
+def check_copy(environment: Environment, work: Path, rules: Sequence[str]) -> None:
     """Check that `new-plugin` writes a plugin that installs and whose tests pass unedited."""
     environment.corellm("new-plugin", "toyvl", "--like", "llava")
     folder, out = environment.root / "corellm-toyvl", work / "toyvl-dist"
     environment.pip("install", "--no-index", "--no-deps", *build_wheels(out, [folder]).values())
-    output = environment.python("-m", "pytest", "-q", "-p", "no:cacheprovider", folder)
-    print(f"corellm-toyvl, written by new-plugin: {output.strip().splitlines()[-1]}", flush=True)
+    print(f"corellm-toyvl, written by new-plugin: {run_tests(environment, folder, *rules)}", flush=True)
 
 
 def check_without_extras(environment: Environment, work: Path) -> None:
@@ -116,11 +125,11 @@ def check_without_extras(environment: Environment, work: Path) -> None:
             sys.exit(f"{media} ended in a traceback:\n{output}")
 
 
-def check_example(work: Path, wheels: Wheels) -> None:
+def check_example(work: Path, wheels: Wheels, rules: Sequence[str]) -> None:
     """Check the example with its extra `test`: its contract runs from the wheel, and it can be copied."""
     environment = installed(work / EXAMPLE, [f"{EXAMPLE}[test]"], wheels)
     expect("PatchTalkerForCausalLM", environment.corellm("plugins"))
-    print(f"{EXAMPLE} alone: {keeps_contract(environment, 'corellm_patchtalker')}", flush=True)
+    print(f"{EXAMPLE} alone: {kept(environment, 'corellm_patchtalker', rules)}", flush=True)
     environment.corellm("new-plugin", "toyvl", "--like", "patchtalker")
     if (environment.root / "corellm-toyvl" / "LICENSE").read_bytes() != (ROOT / "LICENSE").read_bytes():
         sys.exit("a copy of the example does not have its licence")
@@ -141,6 +150,9 @@ def check_together(work: Path, wheels: Wheels) -> None:
 
 def main() -> None:
     """Build, install, use, uninstall."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="run every rule of the contract on every wheel")
+    rules = [] if parser.parse_args().full else FEW_RULES
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # checks run in parallel
     with tempfile.TemporaryDirectory(prefix="corellm-wheels-") as name:
         work = Path(name)
@@ -150,8 +162,8 @@ def main() -> None:
             sys.exit(f"PLUGINS lacks {', '.join(sorted(unchecked))}")
         make_media(work)
         with ThreadPoolExecutor(max_workers=2) as pool:
-            checks = [pool.submit(check_alone, plugin, work, wheels) for plugin in PLUGINS]
-            checks += [pool.submit(check_example, work, wheels), pool.submit(check_together, work, wheels)]
+            checks = [pool.submit(check_alone, plugin, work, wheels, rules) for plugin in PLUGINS]
+            checks += [pool.submit(check_example, work, wheels, rules), pool.submit(check_together, work, wheels)]
             for check in checks:
                 check.result()
     print("wheels: all as they should be")

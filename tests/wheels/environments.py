@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
@@ -34,8 +35,10 @@ def run(*command: str | Path, cwd: Path, status: int = 0) -> str:
 def build_wheels(out: Path, projects: Iterable[Path]) -> Wheels:
     """Build projects; `{distribution: wheel}`."""
     out.mkdir(exist_ok=True)
-    for project in projects:
-        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, project, cwd=out)
+    build = ("-m", "build", "--wheel", "--no-isolation", "--outdir", out)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for _ in pool.map(lambda project: run(sys.executable, *build, project, cwd=out), projects):
+            pass
     return find_wheels(out)
 
 

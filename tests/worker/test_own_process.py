@@ -36,7 +36,7 @@ uses = {
     "add_request": lambda: engine.add_request("another", "hello"),
     "step": engine.step,
     "online": lambda: asyncio.run(ask(online)),
-    "call_in_engine": lambda: online.call_in_engine(str),
+    "apply_model": lambda: asyncio.run(online.apply_model(str)),
     "load": lambda: LLM("demo", **few),
 }
 child = os.fork()
@@ -61,7 +61,7 @@ def test_a_forked_process_is_refused_at_once() -> None:
     """Every way to use an engine there, and to load a model anew; the parent's engines work on."""
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
-    names = ["generate", "chat", "add_request", "step", "online", "call_in_engine", "load"]
+    names = ["generate", "chat", "add_request", "step", "online", "apply_model", "load"]
     assert told == [*(f"{name} True" for name in names), "closed", "the parent goes on"]
 
 

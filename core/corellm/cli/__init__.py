@@ -83,9 +83,9 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     unknown = rest if not hasattr(args, "words") else [word for word in rest if word.startswith("-")]
     if unknown:
         command = _subparser(parser, args.command)
-        known = [option for action in command._actions for option in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        command.error(f"unknown option {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
+        known = {option.lstrip("-"): option for action in command._actions for option in action.option_strings}
+        near = difflib.get_close_matches(unknown[0].partition("=")[0].lstrip("-"), known, n=1, cutoff=0.7)
+        command.error(f"unknown option {unknown[0]}" + (f"; did you mean {known[near[0]]}?" if near else ""))
     words = rest + given[cut + 1 :]
     if words and hasattr(args, "words"):
         args.words += words

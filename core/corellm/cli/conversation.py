@@ -109,7 +109,8 @@ class Conversation:
         elif command.startswith("/") and command[1:] in SUFFIXES and argument.strip():
             self._add(command[1:], argument.strip().strip("'\""))
         elif command.startswith("/"):
-            print(_HELP)
+            known = command == "/help" or command[1:] in SUFFIXES
+            print(_HELP if known else f"{command} is no command. {_HELP}")
         elif line:
             self._complete(line)
 

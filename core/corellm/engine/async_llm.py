@@ -16,20 +16,19 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
-from corellm.engine import upkeep
 from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
-from corellm.engine.metrics import Metric, read_metrics
+from corellm.engine.stream import Stream
 from corellm.engine.text_limit import CHEAP_CHARACTERS
+from corellm.engine.upkeep import AsyncUpkeep, end_trace
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
-from corellm.sampling_params import RequestOutputKind, SamplingParams
+from corellm.sampling_params import SamplingParams
 from corellm.worker.own_process import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
@@ -38,59 +37,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class _Stream:
-    """Holds a request's newest output for the coroutine that reads it.
-
-    A slow reader gets only the newest and misses nothing: outputs are cumulative, or deltas that are joined.
-    """
-
-    def __init__(self, request_id: str, kind: RequestOutputKind) -> None:
-        self._joins = kind is RequestOutputKind.DELTA
-        self.request_id = request_id
-        """The caller's name for the request."""
-        self.is_aborted = False
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self._newest: RequestOutput | BaseException | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the reader's event loop was closed."""
-        return self._loop.is_closed()
-
-    def put(self, item: RequestOutput | BaseException) -> bool:
-        """Set the newest output, from any thread; returns False if the event loop was closed."""
-        try:
-            self._loop.call_soon_threadsafe(self._set, item)
-        except RuntimeError:  # the loop was closed
-            return False
-        return True
-
-    def _set(self, item: RequestOutput | BaseException) -> None:
-        newest = self._newest if isinstance(self._newest, RequestOutput) else None
-        if newest is not None and newest.finished:  # a final output stays
-            item = newest
-        elif self._joins and newest is not None and self._changed.is_set() and isinstance(item, RequestOutput):
-            item = newest.followed_by(item)  # the newest one is unread
-        self._newest = item
-        self._changed.set()
-
-    async def get(self) -> RequestOutput:
-        """Wait for the next output.
-
-        Raises:
-            BaseException: an error that was put instead of an output.
-        """
-        await self._changed.wait()
-        self._changed.clear()
-        item = self._newest
-        assert item is not None
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-
-class AsyncLLM(NotPicklable):
+class AsyncLLM(AsyncUpkeep, NotPicklable):
     """A loaded model that serves many coroutines at once.
 
     Args:
@@ -109,7 +56,7 @@ class AsyncLLM(NotPicklable):
     def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
         self.engine = LLMEngine.from_kwargs(model=model, **engine_args)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
         """By the engine's own request ids, which are unique; callers may reuse theirs."""
         self._futures: set[Future[Any]] = set()
         # two pools: a short text never waits for another request's media or long text
@@ -219,35 +166,26 @@ class AsyncLLM(NotPicklable):
                 stream.is_aborted = True  # it may not have reached the engine yet
                 self._inbox.put(partial(self.engine.abort_request, name))
 
-    # --- upkeep -----------------------------------------------------------------------------------------------------
-
-    async def reset_prefix_cache(self) -> bool:
-        """As `LLM.reset_prefix_cache`."""
-        return await self._in_engine(upkeep.reset_prefix_cache)
-
-    async def reset_mm_cache(self) -> None:
-        """Forget processed items, and encoder outputs that no request in flight needs."""
-        await self._in_engine(upkeep.reset_mm_cache)
-
-    async def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
-        """As `LLM.apply_model`; the function is called in the engine's thread."""
-        return await self._in_engine(lambda engine: upkeep.apply_model(engine, function))
-
-    async def get_metrics(self) -> list[Metric]:
-        """As `LLM.get_metrics`."""
-        return await self._in_engine(read_metrics)
-
-    async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
-        """As `LLM.start_profile`."""
-        await self._in_engine(lambda engine: upkeep.start_profile(engine, trace_file))
-
-    async def stop_profile(self) -> Path:
-        """As `LLM.stop_profile`."""
-        return await self._in_engine(upkeep.stop_profile)
-
     async def _in_engine(self, function: Callable[[LLMEngine], _Result]) -> _Result:
-        result: _Result = await asyncio.wrap_future(self.call_in_engine(function))
-        return result
+        check_process()
+        future: Future[_Result] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # cancelled
+            try:
+                result = function(self.engine)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        self._inbox.put(call)
+        if self._dead is not None:
+            _fail(future, self._dead)
+        return await asyncio.wrap_future(future)
 
     async def _stream(
         self,
@@ -261,7 +199,7 @@ class AsyncLLM(NotPicklable):
         check_process()
         self._forget_lost()
         name = str(next(self._ids))
-        stream = _Stream(f"async-{name}" if request_id is None else request_id, params.output_kind)
+        stream = Stream(f"async-{name}" if request_id is None else request_id, params.output_kind)
         if any(other.request_id == stream.request_id for other in list(self._streams.values())):
             raise InvalidParameterError(f"request id {stream.request_id!r} is running already", param="request_id")
         self._streams[name] = stream
@@ -291,7 +229,7 @@ class AsyncLLM(NotPicklable):
             raise EngineDeadError("the engine was shut down") from error
 
     def _prepare(
-        self, stream: _Stream, prepare: Callable[[], ProcessedPrompt], add: Callable[[ProcessedPrompt], None]
+        self, stream: Stream, prepare: Callable[[], ProcessedPrompt], add: Callable[[ProcessedPrompt], None]
     ) -> None:
         """Prepare a prompt in a pool's thread and send it to the engine. Errors reach the reader through the stream."""
         try:
@@ -358,7 +296,7 @@ class AsyncLLM(NotPicklable):
             stream.put(error)
         for future in list(self._futures):
             _fail(future, error)
-        upkeep.end_trace(self.engine)  # in the thread that began it; last, because writing the file may fail
+        end_trace(self.engine)  # in the thread that began it; last, because writing the file may fail
 
     def close(self) -> None:
         """Stop the engine after its current step, fail every unfinished request, free everything."""
@@ -373,32 +311,6 @@ class AsyncLLM(NotPicklable):
         self._inbox.put(lambda: None)  # wakes the thread
         self._thread.join(timeout)
         return not self._thread.is_alive()
-
-    def call_in_engine(self, function: Callable[[LLMEngine], Any]) -> Future[Any]:
-        """Run a function in the engine's thread between two steps, e.g. to read its state.
-
-        Raises:
-            EngineDeadError: from the future, if the engine stops before.
-        """
-        check_process()
-        future: Future[Any] = Future()
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return  # cancelled
-            try:
-                result = function(self.engine)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._futures.add(future)
-        future.add_done_callback(self._futures.discard)
-        self._inbox.put(call)
-        if self._dead is not None:
-            _fail(future, self._dead)
-        return future
 
 
 def _fail(future: Future[Any], error: Exception) -> None:

@@ -125,14 +125,14 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         weights = _load_weights(config, hooks, context)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
-    wanted = wanted_len(config, context)
-    mm_processor = _make_processor(config, opened, executor, wanted)
+    mm_processor = _make_processor(config, opened, executor, wanted_len(config, context))
     _measure_profile_run(config, context, make_runner, mm_processor, memory)
 
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
     sizes = plan_sizes(config, context, bytes_per_block, memory)
     freeze_rope(weights.language_model, sizes.max_model_len)
-    if sizes.max_model_len != wanted:
+    context.max_model_len = sizes.max_model_len
+    if sizes.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
         mm_processor = _make_processor(config, opened, executor, sizes.max_model_len)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)

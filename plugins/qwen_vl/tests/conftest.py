@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from corellm_qwen_vl.hf_oracle import HFProcessors
+from corellm_qwen_vl.hf_oracle import hf_process
 
 
 @pytest.fixture(scope="session")
-def ask_hf() -> Iterator[Callable[..., Any]]:
+def ask_hf() -> Callable[..., Any]:
     """`ask(checkpoint, text=..., images=..., videos=..., ...)`: the processor's arrays, or what it raised."""
-    processors = HFProcessors()
 
     def ask(*checkpoint: Any, **request: Any) -> Any:
         try:
-            return processors(*checkpoint, **request)
+            return hf_process(*checkpoint, **request)
         except Exception as error:  # the test decides what it means
             return error
 
-    yield ask
-    processors.close()
+    return ask

@@ -15,7 +15,7 @@ from corellm_qwen_vl.tiny import make_tiny_checkpoint
 
 
 class TestLarger(GreedyRules):
-    """Qwen3-VL, four layers of four times the width, so that deepstack's levels are fewer than layers."""
+    """Qwen3-VL with four layers and a decoder that is wider than the tower."""
 
     adapter = Qwen3VL
     reference = QwenReference
@@ -23,4 +23,4 @@ class TestLarger(GreedyRules):
     @classmethod
     def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
         architecture = "Qwen3VLForConditionalGeneration"
-        return make_tiny_checkpoint(path, seed + 1, architecture=architecture, hidden_size=256, num_layers=4)
+        return make_tiny_checkpoint(path, seed + 1, architecture=architecture, hidden_size=96, num_layers=4)

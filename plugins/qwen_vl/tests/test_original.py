@@ -58,7 +58,7 @@ between = st.sampled_from(["", "/a/path.jpg", "https://example.org/ä?b=c", "x" 
 
 
 @given(parts=st.lists(st.one_of(words, st.tuples(between, sizes)), min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_published_layout(llm: LLM, reference: PlainTokenizer, parts: list[Any]) -> None:
     """Random text, paths and images: `<img>`, 256 places, `</img>`; our processor and the engine give the same."""
     text = "x" + "".join(part if isinstance(part, str) else f"<img>{part[0]}</img>" for part in parts)
@@ -141,13 +141,6 @@ def test_sample_photographs(llm: LLM, reference: PlainTokenizer) -> None:
     for media in ({"image": photographs}, {"image_embeds": embeds}):
         output = llm.generate({"prompt": text, "multi_modal_data": media}, params, use_tqdm=False)[0]
         assert output.outputs[0].token_ids == want
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
-def test_odd_images(llm: LLM, mode: str) -> None:
-    """Grey, transparent, palette, print and black-and-white images give output tokens."""
-    prompt = {"prompt": "<img></img>?", "multi_modal_data": {"image": make_image(40, 3, 1).convert(mode)}}
-    assert llm.generate(prompt, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)[0].finished
 
 
 # --- conversations --------------------------------------------------------------------------------------------------

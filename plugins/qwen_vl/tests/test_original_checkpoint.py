@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,12 +44,6 @@ def test_no_code_of_the_checkpoint_runs(path: Path, trust: bool) -> None:
         (path / f"{name}.py").write_text(f"open({str(marker)!r}, 'w').close()\nraise RuntimeError('ran')\n")
     assert len(generate(path, trust_remote_code=trust)) == 4
     assert not marker.exists()
-
-
-def test_importing_the_adapter_is_light() -> None:
-    """Neither torch nor transformers, so that listing plugins stays fast."""
-    code = "import sys, corellm_qwen_vl.original; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 # --- weights --------------------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ def test_published_size(tmp_path: Path) -> None:
     tokens = [bytes([byte]) for byte in range(256)]
     known = set(tokens)
     while len(tokens) < 151_643:
-        token = random.choice(tokens[: 256 + len(tokens) // 8]) + random.choice(tokens[:2000])
+        first, second = (random.randrange(min(len(tokens), most)) for most in (256 + len(tokens) // 8, 2000))
+        token = tokens[first] + tokens[second]
         if token not in known and len(token) < 12:
             known.add(token)
             tokens.append(token)

@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen3-VL: processing equals transformers'; what is wrong with a request gets one clear line."""
+"""Qwen2-VL to Qwen3-VL: arguments, files and bounds as in transformers; what is wrong gets one clear line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from PIL import Image
 from corellm import LLM, SamplingParams
 from corellm.errors import (
     CheckpointError,
-    EmbeddingInputError,
     MediaError,
-    MultiModalError,
     PlaceholderError,
     ProcessorKwargsError,
     PromptTooLongError,
@@ -99,7 +97,7 @@ sampling = st.sampled_from([{"fps": 2.0}, {"fps": 0.7}, {"fps": 5}, {"num_frames
     bounds=bounds,
     sampling=sampling,
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_equals_the_hf_processor(
     llm: LLM, process: Process, ask_hf: Callable[..., Any], parts: list[Any], bounds: Any, sampling: Any
 ) -> None:
@@ -142,36 +140,6 @@ def test_equals_the_hf_processor(
         assert [f.data["second_per_grid_ts"].data for f in got.features if f.modality == "video"] == list(
             want["second_per_grid_ts"]
         )
-
-
-def test_images_are_transformers_own(llm: LLM, process: Process) -> None:
-    """With the processor that needs no torchvision the tensors are equal, not only close."""
-    hf = transformers.Qwen2VLImageProcessorPil.from_pretrained(llm.engine.context.model_path)
-    images = [make_image(90, 140, 1), make_image(31, 7, 2)]
-    want = hf(images, return_tensors="pt", min_pixels=3000, max_pixels=9000)
-    got = process(IMAGE * 2, {"image": images}, min_pixels=3000, max_pixels=9000)
-    assert torch.equal(torch.cat([f.data["pixel_values"].data for f in got.features]), want["pixel_values"])
-
-
-def test_sample_photographs(llm: LLM, ask_hf: Callable[..., Any]) -> None:
-    """Real photographs, two in one prompt, with transformers' tokens."""
-    from sklearn.datasets import load_sample_images
-
-    photographs = [Image.fromarray(image) for image in load_sample_images().images]
-    text = f"<|im_start|>user\n{IMAGE} or {IMAGE}?<|im_end|>\n<|im_start|>assistant\n"
-    path = llm.engine.context.model_path
-    tokens = ask_hf(path, text=text, images=photographs)
-    hf = transformers.Qwen2VLImageProcessorPil.from_pretrained(path)
-    inputs = {
-        **{name: torch.from_numpy(tokens[name]) for name in ("input_ids", "attention_mask", "mm_token_type_ids")},
-        **hf(photographs, return_tensors="pt"),
-    }
-    architecture = llm.engine.context.hf_config.architectures[0]
-    reference = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
-    want = reference.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    prompt = {"prompt": text, "multi_modal_data": {"image": photographs}}
-    got = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, min_tokens=8), use_tqdm=False)
-    assert got[0].outputs[0].token_ids == want[0, tokens["input_ids"].shape[1] :].tolist()
 
 
 @pytest.mark.parametrize(
@@ -342,7 +310,7 @@ def test_nothing_exceeds_the_worst_case(llm: LLM, process: Process) -> None:
     """No size of image or video, very long ones included, becomes more tokens than memory is planned for."""
     most = llm.engine.input_processor.mm_processor.profile.max_tokens
     chosen = random.Random(0)
-    for _ in range(150):
+    for _ in range(60):
         width = chosen.randint(1, 300)
         height = min(300, max(1, round(width * 200 ** chosen.uniform(-1, 1))))
         if max(width, height) > 200 * min(width, height):
@@ -379,66 +347,6 @@ def test_items_side_by_side(llm: LLM) -> None:
     for text in ("<|image_pad|><|video_pad|>", "<|image_pad|>,<|video_pad|><|image_pad|>"):
         media = {"image": images[: text.count("image")], "video": video}
         assert llm.generate({"prompt": text, "multi_modal_data": media}, params, use_tqdm=False)[0].finished
-
-
-@pytest.mark.parametrize(("modality", "text"), [("image", IMAGE), ("video", VIDEO)])
-def test_embeddings_are_refused(llm: LLM, process: Process, modality: str, text: str) -> None:
-    """Their grid is not known, so the model could not place them."""
-    width = llm.engine.context.hf_config.text_config.hidden_size
-    with pytest.raises(EmbeddingInputError, match=rf"^{modality}: .* grid of patches .* give the {modality} itself"):
-        process(text, {f"{modality}_embeds": [torch.zeros(4, width)]})
-
-
-def test_placeholders_must_match(process: Process) -> None:
-    """An image without a place, a place without an image, a video in an image's place."""
-    for text, media in (
-        (IMAGE, {}),
-        ("x", {"image": make_image(40, 40, 0)}),
-        (IMAGE, {"video": make_video(4, 40, 40, 0)}),
-    ):
-        with pytest.raises(MultiModalError):
-            process(text, media)
-
-
-# --- the model ------------------------------------------------------------------------------------------------------
-
-
-def test_deepstack_embeddings(tmp_path: Path) -> None:
-    """An embedding has the token's and its deepstack features, for several items of different sizes in one batch."""
-    path = make_tiny_checkpoint(tmp_path, architecture="Qwen3VLForConditionalGeneration")
-    with LLM(str(path), dtype="float32") as llm:
-        media = {"image": [make_image(90, 60, 0), make_image(50, 150, 1)]}
-        features = llm.engine.input_processor.process({"prompt": IMAGE * 2, "multi_modal_data": media}).features
-        encoders = llm.engine.runner.encoders
-        encoders.run(features)
-        outputs = [encoders.output(feature) for feature in features]
-    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
-    for feature, got in zip(features, outputs, strict=True):
-        data = feature.data.get_data()
-        with torch.inference_mode():
-            want = model.get_image_features(data["pixel_values"], data["image_grid_thw"][None])
-        assert got.shape == (feature.placeholder.num_embeds, 3 * 64)
-        assert torch.allclose(got, torch.cat([want.pooler_output[0], *want.deepstack_features], -1), atol=1e-5)
-
-
-def test_chat(llm: LLM) -> None:
-    """Images and videos of a conversation, in order, by the checkpoint's template and without one."""
-    content = [
-        {"type": "image", "image": make_image(60, 60, 0)},
-        {"type": "text", "text": "then <|image_pad|>"},
-        {"type": "video", "video": make_video(4, 60, 60, 1)},
-        {"type": "image", "image": make_image(90, 60, 2)},
-    ]
-    conversation = [{"role": "user", "content": content}]
-    params = SamplingParams(temperature=0, max_tokens=3)
-    output = llm.chat(conversation, params, use_tqdm=False)[0]
-    config = llm.engine.context.hf_config
-    vision = [t for t in output.prompt_token_ids if t in (config.image_token_id, config.video_token_id)]
-    changes = [t for i, t in enumerate(vision) if i == 0 or t != vision[i - 1]]
-    assert changes == [config.image_token_id, config.video_token_id, config.image_token_id]
-    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    other = llm.chat(conversation, params, use_tqdm=False, chat_template=plain)[0]
-    assert [t for t in other.prompt_token_ids if t in (config.image_token_id, config.video_token_id)] == vision
 
 
 def test_dummies_are_as_large_as_the_operator_plans(llm: LLM) -> None:

@@ -12,7 +12,7 @@ import transformers
 from corellm.testing import AdapterContract, Continuation, Reference
 from corellm.testing.reference import Media, generate_one
 from corellm_qwen_vl import Qwen2VL, Qwen3VL
-from corellm_qwen_vl.hf_oracle import HFProcessors
+from corellm_qwen_vl.hf_oracle import hf_process
 
 
 class QwenReference(Reference):
@@ -23,11 +23,6 @@ class QwenReference(Reference):
     """
 
     @cached_property
-    def processors(self) -> HFProcessors:
-        """The other process."""
-        return HFProcessors()
-
-    @cached_property
     def image_processor(self) -> Any:
         """Transformers' processor for Pillow."""
         return transformers.Qwen2VLImageProcessorPil.from_pretrained(self.checkpoint)
@@ -35,7 +30,7 @@ class QwenReference(Reference):
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Process text, images and videos together; videos at two frames a second, as the family's own tools do."""
         images, videos = list(media.get("image", ())), list(media.get("video", ()))
-        outputs = self.processors(
+        outputs = hf_process(
             self.checkpoint,
             text=text,
             images=images or None,
@@ -52,10 +47,6 @@ class QwenReference(Reference):
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Generate from these tensors."""
         return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
-
-    def close(self) -> None:
-        """End the other process."""
-        self.processors.close()
 
 
 class QwenContract(AdapterContract):

@@ -11,43 +11,47 @@ are resized as bytes on a CPU, antialiased; an image of the right size is not ch
 
 from __future__ import annotations
 
+import atexit
 import enum
 import importlib.machinery
 import pickle
 import subprocess
 import sys
 import types
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 
-class HFProcessors:
-    """Transformers' processors, called from a process without torchvision."""
+def hf_process(checkpoint: Path, **request: Any) -> dict[str, Any]:
+    """Return a processor's tensors, as arrays, of `text=`, `images=`, `videos=` and so on.
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    Raises:
+        Exception: what the processor raised.
+    """
+    process = _process()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pickle.dump((str(checkpoint), request), process.stdin)
+    process.stdin.flush()
+    result = pickle.load(process.stdout)
+    if isinstance(result, Exception):
+        raise result
+    arrays: dict[str, Any] = result
+    return arrays
 
-    def __call__(self, checkpoint: Path, **request: Any) -> dict[str, Any]:
-        """Return a processor's tensors, as arrays, of `text=`, `images=`, `videos=` and so on.
 
-        Raises:
-            Exception: what the processor raised.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        pickle.dump((str(checkpoint), request), self._process.stdin)
-        self._process.stdin.flush()
-        result = pickle.load(self._process.stdout)
-        if isinstance(result, Exception):
-            raise result
-        arrays: dict[str, Any] = result
-        return arrays
+@cache
+def _process() -> subprocess.Popen[bytes]:
+    """Start the process, which takes seconds; it serves all callers, and ends with this one."""
+    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(_end, process)
+    return process
 
-    def close(self) -> None:
-        """End the process."""
-        with self._process:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with process:
+        process.kill()
 
 
 def _module(name: str, **contents: Any) -> types.ModuleType:

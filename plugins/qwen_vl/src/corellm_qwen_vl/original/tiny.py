@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.testing.checkpoints import train_tokenizer
-from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_START, NUM_ADDED_TOKENS, byte_characters, load_tokenizer
+from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_START, NUM_ADDED_TOKENS, load_tokenizer
 
 _SEQ_LENGTH = 2048
 
@@ -108,9 +108,11 @@ def _text_config(vocab_size: int, hidden_size: int, num_layers: int) -> dict[str
 
 def _write_ranks(file: Path) -> int:
     """Train a byte-level BPE and write it as `qwen.tiktoken`; returns the number of ranks."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     tokenizer = train_tokenizer([])
     ordinary = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i not in tokenizer.all_special_ids)
-    of_byte = {character: byte for byte, character in byte_characters().items()}
+    of_byte = {character: byte for byte, character in bytes_to_unicode().items()}
     with file.open("wb") as lines:
         for rank, (_, token) in enumerate(ordinary):
             lines.write(base64.b64encode(bytes(of_byte[character] for character in token)) + b" %d\n" % rank)

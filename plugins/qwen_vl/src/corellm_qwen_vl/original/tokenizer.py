@@ -94,16 +94,11 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
     return ranks
 
 
-def byte_characters() -> dict[int, str]:
-    """The character that stands for each byte in a byte-level BPE: itself if printable, else one from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
-
-
 def _merge_rules(ranks: dict[bytes, int]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Return the vocabulary and merges of a byte-level BPE, whose strings have a printable character per byte."""
-    table = byte_characters()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    table = bytes_to_unicode()
     strings = {token: token.decode("latin-1").translate(table) for token in ranks}
     merges: list[tuple[str, str]] = []
     for token in ranks:

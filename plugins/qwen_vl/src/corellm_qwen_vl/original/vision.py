@@ -79,7 +79,8 @@ class Attention(nn.Module):
         joint: Tensor = self.in_proj(hidden)
         by_head = joint.view(*hidden.shape[:2], self.heads, 3, -1)  # [images, patches, heads, 3, head_size]
         query, key, value = by_head.permute(3, 0, 2, 1, 4)
-        output: Tensor = self.out_proj(_attend(query, key, value))
+        attended = functional.scaled_dot_product_attention(query, key, value)  # [images, heads, patches, head_size]
+        output: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
         return output
 
 
@@ -94,35 +95,14 @@ class Resampler(nn.Module):
         self.kv_proj: nn.Module = nn.Identity() if same else nn.Linear(width, output_dim, bias=False)
         self.ln_q = nn.LayerNorm(output_dim, eps=_EPS)
         self.ln_kv = nn.LayerNorm(output_dim, eps=_EPS)
-        self.attn = CrossAttention(output_dim, output_dim // _RESAMPLER_HEAD_SIZE)
+        self.attn = nn.MultiheadAttention(output_dim, output_dim // _RESAMPLER_HEAD_SIZE, batch_first=True)
 
     def forward(self, patches: Tensor) -> Tensor:
         """`[images, patches, width]` to `[images, num_queries, output_dim]`."""
         value = self.ln_kv(self.kv_proj(patches))
         key = value + stretch(self.pos_embed, patches.shape[1])
         query = (self.ln_q(self.query) + self.pos_embed).expand(len(patches), -1, -1)
-        output: Tensor = self.attn(query, key, value)
-        return output
-
-
-class CrossAttention(nn.Module):
-    """Attention with the parameters of `nn.MultiheadAttention`."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
-        self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
-        self.out_proj = nn.Linear(width, width)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`query [images, queries, width]`, `key` and `value [images, patches, width]` to the query's shape."""
-        projections = zip(self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), (query, key, value), strict=True)
-        heads = [
-            functional.linear(states, weight, bias).view(*states.shape[:2], self.heads, -1).transpose(1, 2)
-            for weight, bias, states in projections
-        ]
-        output: Tensor = self.out_proj(_attend(*heads))
+        output: Tensor = self.attn(query, key, value, need_weights=False)[0]
         return output
 
 
@@ -134,8 +114,3 @@ def stretch(table: Tensor, count: int) -> Tensor:
     grid = table.float().reshape(1, side, side, -1).permute(0, 3, 1, 2)
     stretched = functional.interpolate(grid, size=(wanted, wanted), mode="bicubic", align_corners=False)
     return stretched.flatten(2)[0].T.to(table.dtype)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """`[images, heads, tokens, head_size]` each, to `[images, tokens, heads * head_size]`."""
-    return functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
