@@ -83,9 +83,7 @@ class LLMEngine(NotPicklable):
 
         Raises:
             EngineDeadError: the engine was shut down.
-            OtherProcessError: this process is a fork of the engine's.
         """
-        check_process()
         if self._runner is None:
             raise EngineDeadError("the engine was shut down; make a new one")
         return self._runner
@@ -131,6 +129,7 @@ class LLMEngine(NotPicklable):
             RequestError: the request is wrong; nothing was queued.
             RequestFailedError: its items could not be processed; nothing was queued.
         """
+        check_process()
         _ = self.runner  # raises if the engine was shut down
         if request_id in self.output_processor:
             raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
@@ -224,6 +223,7 @@ class LLMEngine(NotPicklable):
         Raises:
             EngineDeadError: it was shut down, or forward passes keep failing; the engine stays dead.
         """
+        check_process()
         step = self._ahead or self._launch()
         self._ahead = self._launch_ahead(step)
         result = step.wait()
@@ -256,17 +256,20 @@ class LLMEngine(NotPicklable):
         Raises:
             EngineDeadError: too many in a row.
         """
-        from corellm.worker.dummy_steps import is_healthy
-
         if not batch.chunks:
             return
-        if len(result.failed) < len(batch.chunks) or is_healthy(self.runner):
+        if len(result.failed) < len(batch.chunks) or self._model_runs():
             self._failed_steps = 0
             return
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             last = next(iter(result.failed.values()))
             raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {last}") from last
+
+    def _model_runs(self) -> bool:
+        from corellm.worker.dummy_steps import is_healthy
+
+        return is_healthy(self.runner)
 
     def _settle(self) -> None:
         """When no request is left: end the step in flight, and have the worker release requests and items."""

@@ -210,57 +210,6 @@ class Scheduler:
         self._steps.append(step)
         return batch
 
-    def schedule_ahead(self) -> ScheduledBatch | None:
-        """Schedule the step after the one in flight, before its tokens are known: the same decodes, one token further.
-
-        Requests that reach their length in the step in flight are left out; those that a stop token ends there are
-        computed in vain.
-
-        Returns:
-            None if the next step needs another batch: a waiting request can be admitted, a prompt is not computed
-            whole, sampling depends on tokens that are not known yet, or there are no blocks.
-        """
-        (step,) = self._steps
-        if self.swapped or (self.waiting and len(self.running) < self.max_num_seqs) or not step.requests:
-            return None
-        going_on: list[Request] = []
-        for chunk, request in zip(step.batch.chunks, step.requests, strict=True):
-            if request.status is not RequestStatus.RUNNING or not chunk.samples or chunk.num_tokens != 1:
-                return None
-            if request.can_run_ahead:
-                going_on.append(request)
-            elif self.waiting or len(request.output_token_ids) + 1 < request.max_output_tokens:
-                return None
-        if not going_on or not all(self.blocks.allocate(request, 2) for request in going_on):
-            return None
-        ahead = StepPlan(0, self.blocks.block_size)
-        for request in going_on:
-            ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
-        self._steps.append(ahead)
-        return ahead.seal()
-
-    def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
-        """Take in the result of the oldest batch in flight.
-
-        Returns:
-            The requests that got a token or finished, in the order of the batch.
-        """
-        step = self._steps.popleft()
-        assert batch is step.batch, "updates come in the order in which steps were scheduled"
-        changed = []
-        for chunk, request in zip(batch.chunks, step.requests, strict=True):
-            if request.status is not RequestStatus.RUNNING:
-                continue  # ended while the step ran
-            if request.request_id in result.failed:
-                request.error = result.failed[request.request_id]
-                self._finish(request, RequestStatus.FINISHED_ERROR)
-                changed.append(request)
-            elif self._advance(request, chunk, result):
-                changed.append(request)
-        if result.failed:
-            self._discard_failed_items(step, result)
-        return changed
-
     def _schedule_together(self, step: StepPlan) -> None:
         """Chunked prefill: decodes first, then prefills as far as the budget goes, running ones before new ones."""
         prefilling = self._schedule_decodes(step)
@@ -391,6 +340,59 @@ class Scheduler:
             step.add_decode(request, block_table)
         else:
             step.add_prefill(request, num_tokens, items, block_table)
+
+    # The step after it, and results ----------------------------------------------------------------------------------
+
+    def schedule_ahead(self) -> ScheduledBatch | None:
+        """Schedule the step after the one in flight, before its tokens are known: the same decodes, one token further.
+
+        Requests that reach their length in the step in flight are left out; those that a stop token ends there are
+        computed in vain.
+
+        Returns:
+            None if the next step needs another batch: a waiting request can be admitted, a prompt is not computed
+            whole, sampling depends on tokens that are not known yet, or there are no blocks.
+        """
+        (step,) = self._steps
+        if self.swapped or (self.waiting and len(self.running) < self.max_num_seqs) or not step.requests:
+            return None
+        going_on: list[Request] = []
+        for chunk, request in zip(step.batch.chunks, step.requests, strict=True):
+            if request.status is not RequestStatus.RUNNING or not chunk.samples or chunk.num_tokens != 1:
+                return None
+            if request.can_run_ahead:
+                going_on.append(request)
+            elif self.waiting or len(request.output_token_ids) + 1 < request.max_output_tokens:
+                return None
+        if not going_on or not all(self.blocks.allocate(request, 2) for request in going_on):
+            return None
+        ahead = StepPlan(0, self.blocks.block_size)
+        for request in going_on:
+            ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
+        self._steps.append(ahead)
+        return ahead.seal()
+
+    def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
+        """Take in the result of the oldest batch in flight.
+
+        Returns:
+            The requests that got a token or finished, in the order of the batch.
+        """
+        step = self._steps.popleft()
+        assert batch is step.batch, "updates come in the order in which steps were scheduled"
+        changed = []
+        for chunk, request in zip(batch.chunks, step.requests, strict=True):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # ended while the step ran
+            if request.request_id in result.failed:
+                request.error = result.failed[request.request_id]
+                self._finish(request, RequestStatus.FINISHED_ERROR)
+                changed.append(request)
+            elif self._advance(request, chunk, result):
+                changed.append(request)
+        if result.failed:
+            self._discard_failed_items(step, result)
+        return changed
 
     # Changes of state -------------------------------------------------------------------------------------------------
 

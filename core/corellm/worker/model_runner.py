@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
@@ -182,7 +183,7 @@ class ModelRunner:
         else:
             hidden = self.forward(arrays.to(self.device), chunks, states)
             ends = np.cumsum(arrays.query_lens) - 1
-            self._add_prompt_logprobs(chunks, states, torch.split(hidden, arrays.query_lens), step.result)
+            self._add_prompt_logprobs(chunks, states, hidden, ends, step.result)
             if not ending:
                 return
             logits = self.logits(hidden[upload(ends[ending], self.device)])
@@ -236,21 +237,23 @@ class ModelRunner:
         self,
         chunks: Sequence[SequenceChunk],
         states: Sequence[SequenceState],
-        hidden: Sequence[Tensor],
+        hidden: Tensor,
+        ends: NDArray[np.int64],
         result: StepResult,
     ) -> None:
         """Add log-probabilities of prompt tokens, for requests that want them and are in their prompt.
 
-        `hidden` is of the chunks, each `[num_tokens, hidden_size]`.
+        `ends` are the chunks' last tokens in `hidden`.
         """
-        for chunk, state, before in zip(chunks, states, hidden, strict=True):
+        for chunk, state, last in zip(chunks, states, ends, strict=True):
             num_top = state.sequence.sampling_params.prompt_logprobs
             targets = state.sequence.prompt_token_ids[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
             if num_top is None or not targets or state.sequence.output_token_ids:
                 continue
+            first = int(last) - chunk.num_tokens + 1
             wanted = upload(np.array(targets, dtype=np.int64), self.device)
             result.prompt_logprobs[chunk.request_id] = prompt_logprobs(
-                self.logits, before[: len(targets)], wanted, num_top
+                self.logits, hidden[first : first + len(targets)], wanted, num_top
             )
 
 
