@@ -20,7 +20,9 @@ from corellm.errors import (
     MultiModalError,
     UnsupportedModalityError,
 )
-from corellm.multimodal.files import encoded_bytes, read_url
+from corellm.media.files import encoded_bytes, read_url
+from corellm.media.forms import is_array, is_tensor
+from corellm.media.video import Video, is_frame, is_frames_and_metadata, load_video
 from corellm.multimodal.items import (
     EmbeddingItems,
     EncodedItem,
@@ -28,11 +30,8 @@ from corellm.multimodal.items import (
     ModalityItems,
     MultiModalItems,
     StoredItem,
-    is_array,
-    is_tensor,
     naming_item,
 )
-from corellm.multimodal.video import Video, is_frame, is_frames_and_metadata, load_video
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,7 +166,7 @@ class DataParser:
         Raises:
             MediaError: see `image.load_image`; also URLs other than `data:`, which are not fetched here.
         """
-        from corellm.multimodal.image import load_image
+        from corellm.media.image import load_image
 
         source = read_url(value) if isinstance(value, str) else value
         return load_image(source, self.limits.max_image_pixels, self.limits.media_formats)
@@ -210,7 +209,7 @@ class DataParser:
             MediaError: see `audio.load_audio`; also URLs other than `data:`, which are not fetched here.
             ContractError: this parser was made without a sampling rate.
         """
-        from corellm.multimodal.audio import load_audio
+        from corellm.media.audio import load_audio
 
         rate = self.sampling_rate() if callable(self.sampling_rate) else self.sampling_rate
         if rate is None:

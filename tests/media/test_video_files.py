@@ -23,9 +23,9 @@ from PIL import Image
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.video import Video, load_video
-from corellm.multimodal.video.frame import Orientation
-from tests.multimodal.videos import HEIGHT, WIDTH, colour, decode, encode, measure, moving, plain, same_colour
+from corellm.media.video import Video, load_video
+from corellm.media.video.frame import Orientation
+from tests.media.videos import HEIGHT, WIDTH, colour, decode, encode, measure, moving, plain, same_colour
 
 X264 = "keyint=8:min-keyint=8:scenecut=0:bframes=3:"
 X265 = {"x265-params": "keyint=8:min-keyint=8:scenecut=0:bframes=3:log-level=none:pools=1:"}

@@ -28,9 +28,9 @@ import numpy as np
 
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
-from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
-from corellm.multimodal.files import check_format, name_of, read_file
-from corellm.multimodal.items import is_array, is_tensor
+from corellm.media.audio_files import check_ogg, check_wav, count_mp3_samples
+from corellm.media.files import check_format, name_of, read_file
+from corellm.media.forms import is_array, is_tensor
 
 MAX_CHANNELS = 32
 MIN_RATE, MAX_RATE = 1_000, 384_000
@@ -144,7 +144,7 @@ def _decode_stream(
 ) -> np.ndarray[Any, Any]:
     """Decode with FFmpeg."""
     _import_extra("av", "video")
-    from corellm.multimodal.audio_streams import stream_blocks
+    from corellm.media.audio_streams import stream_blocks
 
     with closing(stream_blocks(data, container, name)) as blocks:
         rate, first = next(blocks)

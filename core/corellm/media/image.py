@@ -38,10 +38,10 @@ from PIL import (
 
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.files import check_format, name_of, read_file
-from corellm.multimodal.image_cost import check_bmp, check_jpeg, check_tiff, check_tiff_parts
-from corellm.multimodal.items import is_array, is_tensor
-from corellm.multimodal.pixels import array_to_rgb, channels_last, to_rgb
+from corellm.media.files import check_format, name_of, read_file
+from corellm.media.forms import is_array, is_tensor
+from corellm.media.image_cost import check_bmp, check_jpeg, check_tiff, check_tiff_parts
+from corellm.media.pixels import array_to_rgb, channels_last, to_rgb
 
 
 class _WebP(WebPImagePlugin.WebPImageFile):

@@ -29,12 +29,12 @@ import av
 import numpy as np
 
 from corellm.errors import MediaError
-from corellm.multimodal.video.bounds import PixelBudget, check_packets, check_size
-from corellm.multimodal.video.codec import DECODERS, INTRA_ONLY, STRICT, is_entry, is_shown
-from corellm.multimodal.video.frame import Orientation, to_rgb
-from corellm.multimodal.video.index import PacketInfo, Stretch
-from corellm.multimodal.video.integrity import BROKEN, HidingReader, boxes_to_hide
-from corellm.multimodal.video.timeline import Timeline
+from corellm.media.video.bounds import PixelBudget, check_packets, check_size
+from corellm.media.video.codec import DECODERS, INTRA_ONLY, STRICT, is_entry, is_shown
+from corellm.media.video.frame import Orientation, to_rgb
+from corellm.media.video.index import PacketInfo, Stretch
+from corellm.media.video.integrity import BROKEN, HidingReader, boxes_to_hide
+from corellm.media.video.timeline import Timeline
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.image import load_image
-from corellm.multimodal.image_cost import MAX_BMP_BYTES, MAX_PARTS, MAX_SCANS, MAX_SEGMENTS
+from corellm.media.image import load_image
+from corellm.media.image_cost import MAX_BMP_BYTES, MAX_PARTS, MAX_SCANS, MAX_SEGMENTS
 
 LIMIT = 1_000_000
 SIDE = 2800
@@ -47,7 +47,7 @@ from io import BytesIO
 from pathlib import Path
 import numpy, torch
 from PIL import Image
-from corellm.multimodal.image import load_image
+from corellm.media.image import load_image
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open('/proc/self/status') if line.startswith(key))
 def measure(name):  # in a process of its own, whose peak begins at what it holds
@@ -117,7 +117,7 @@ def test_an_image_in_bands_is_the_same_as_in_one(mode: str, form: str, monkeypat
         image.info["transparency"] = 7
     data = encoded(image, "PNG" if mode == "P" else "TIFF", **image.info)
     whole = load_image(data, LIMIT)
-    monkeypatch.setattr("corellm.multimodal.pixels._BAND_PIXELS", 700)  # 7 rows
+    monkeypatch.setattr("corellm.media.pixels._BAND_PIXELS", 700)  # 7 rows
     source: Any = data if form == "file" else Image.open(BytesIO(data))
     assert load_image(source, LIMIT).tobytes() == whole.tobytes()
     if form == "opened":
@@ -127,7 +127,7 @@ def test_an_image_in_bands_is_the_same_as_in_one(mode: str, form: str, monkeypat
 
 def test_arrays_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any layout; what is wrong in the last band is refused as well."""
-    monkeypatch.setattr("corellm.multimodal.pixels._BAND_PIXELS", 700)
+    monkeypatch.setattr("corellm.media.pixels._BAND_PIXELS", 700)
     pixels = np.asarray(gradient(100).convert("RGB"))
     for source in (pixels, pixels.astype(np.float64) / 255, torch.from_numpy(pixels.copy()).permute(2, 0, 1)):
         assert np.array_equal(np.asarray(load_image(source, LIMIT)), pixels)

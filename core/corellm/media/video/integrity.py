@@ -15,7 +15,7 @@ from io import BytesIO
 import numpy as np
 
 from corellm.errors import MediaError
-from corellm.multimodal.video.bounds import check_packets, check_parts
+from corellm.media.video.bounds import check_packets, check_parts
 
 BROKEN = "is broken or truncated"
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
-from corellm.multimodal.audio import load_audio
-from tests.multimodal.videos import encode, plain
+from corellm.media.audio import load_audio
+from tests.media.videos import encode, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(aifc|audioop|sunau):DeprecationWarning")  # librosa imports them
 
@@ -170,7 +170,7 @@ def test_too_long_is_refused_while_it_is_decoded(kind: str, monkeypatch: pytest.
     assert len(load(data, 3.2)) > 3 * RATE
     decoded = []
     decode = av.AudioFrame.to_ndarray
-    monkeypatch.setattr("corellm.multimodal.audio_streams._samples", counting(decoded, decode))
+    monkeypatch.setattr("corellm.media.audio_streams._samples", counting(decoded, decode))
     with pytest.raises(MediaTooLargeError, match=r"longer than the 0\.5 allowed"):
         load(data, 0.5)
     assert sum(decoded) < 0.6 * 44_100

@@ -14,8 +14,8 @@ import av
 import numpy as np
 
 from corellm.errors import MediaError
-from corellm.multimodal.video.bounds import check_packets
-from corellm.multimodal.video.integrity import BROKEN, HidingReader, boxes_to_hide
+from corellm.media.video.bounds import check_packets
+from corellm.media.video.integrity import BROKEN, HidingReader, boxes_to_hide
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
-from corellm.multimodal.files import check_format
-from corellm.multimodal.items import is_array, is_image, is_tensor
-from corellm.multimodal.video.video import Video, VideoMetadata
+from corellm.media.files import check_format
+from corellm.media.forms import is_array, is_image, is_tensor
+from corellm.media.video.video import Video, VideoMetadata
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from corellm.multimodal.video.container import EncodedVideo
-    from corellm.multimodal.video.gif import GifVideo
+    from corellm.media.video.container import EncodedVideo
+    from corellm.media.video.gif import GifVideo
 
 _FORMATS = {"mov": "mp4", "matroska": "mkv"}
 """Containers whose name in `config.MEDIA_FORMATS` differs from FFmpeg's."""
@@ -92,7 +92,7 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
 def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -> Video:
     if not data:
         raise MediaError(f"{name} is empty (0 bytes)")
-    from corellm.multimodal.video.integrity import identify
+    from corellm.media.video.integrity import identify
 
     container = identify(data)
     if container is None:
@@ -116,11 +116,11 @@ def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -
 
 def _open(data: bytes, container: str, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
     if container == "gif":
-        from corellm.multimodal.video.gif import GifVideo
+        from corellm.media.video.gif import GifVideo
 
         return GifVideo(data, limits)
     try:
-        from corellm.multimodal.video.container import EncodedVideo
+        from corellm.media.video.container import EncodedVideo
     except ModuleNotFoundError as error:
         if error.name != "av":
             raise
@@ -129,7 +129,7 @@ def _open(data: bytes, container: str, limits: MultiModalConfig) -> EncodedVideo
 
 
 def _from_path(path: str | os.PathLike[Any], limits: MultiModalConfig) -> Video:
-    from corellm.multimodal.files import open_regular_file, shown_path
+    from corellm.media.files import open_regular_file, shown_path
 
     with open_regular_file(path) as stream:
         _check_bytes(os.fstat(stream.fileno()).st_size, limits.max_video_bytes)
@@ -166,7 +166,7 @@ class _Frames:
 def _from_frames(frames: Any, given: Mapping[str, Any], limits: MultiModalConfig) -> Video:
     import numpy as np
 
-    from corellm.multimodal.image import load_image
+    from corellm.media.image import load_image
 
     count = len(frames)
     if not count:

@@ -127,7 +127,7 @@ import json, sys
 from pathlib import Path
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError
-from corellm.multimodal.video import container, gif, load_video
+from corellm.media.video import container, gif, load_video
 def peak():
     return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))
 limits = MultiModalConfig(**json.loads(sys.argv[2]))

@@ -19,8 +19,8 @@ from PIL.GifImagePlugin import GifImageFile
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError
-from corellm.multimodal.video.bounds import PixelBudget, check_packets, check_parts, check_size
-from corellm.multimodal.video.integrity import BROKEN
+from corellm.media.video.bounds import PixelBudget, check_packets, check_parts, check_size
+from corellm.media.video.integrity import BROKEN
 
 _IMAGE, _EXTENSION, _END = 0x2C, 0x21, 0x3B
 _CONTROL = 0xF9
