@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from io import BytesIO
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.media.audio_files import check_ogg, check_wav, count_mp3_samples
 from corellm.media.files import check_format, name_of, read_file
 from corellm.media.forms import is_array, is_tensor
+
+if TYPE_CHECKING:
+    from corellm.media.pool import MediaPool
 
 MAX_CHANNELS = 32
 MIN_RATE, MAX_RATE = 1_000, 384_000
@@ -58,7 +61,11 @@ _UNKNOWN_FRAMES = 2**63 - 1  # what libsndfile says
 
 
 def load_audio(
-    source: Any, sampling_rate: int, max_seconds: float, formats: Collection[str] = MEDIA_FORMATS
+    source: Any,
+    sampling_rate: int,
+    max_seconds: float,
+    formats: Collection[str] = MEDIA_FORMATS,
+    pool: MediaPool | None = None,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return one audio item as mono samples at `sampling_rate`.
 
@@ -70,6 +77,7 @@ def load_audio(
         sampling_rate: samples per second of the result.
         max_seconds: longer audio is refused, as soon as its length is known.
         formats: file formats that are accepted.
+        pool: decodes files; None to decode them in this process.
 
     Returns:
         `[num_samples]`, at least one, finite. Memory of its own.
@@ -77,6 +85,7 @@ def load_audio(
     Raises:
         MediaTooLargeError: longer than allowed.
         MediaError: no such file, no audio, broken, truncated, empty, or samples that are not finite or too large.
+        MediaTimeoutError: the pool's time is up.
         MissingExtraError: soundfile or PyAV, or soxr where the rates differ, is not installed.
     """
     if isinstance(source, tuple) and len(source) == 2:
@@ -92,7 +101,9 @@ def load_audio(
     if isinstance(source, (str, os.PathLike)):
         source = read_file(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds, formats)
+        if pool is not None:
+            return pool.audio(source, name_of(source), sampling_rate, max_seconds, formats)
+        return decode_audio(BytesIO(source), name_of(source), sampling_rate, max_seconds, formats)
     raise MediaError(
         f"{type(source).__name__} is not audio; give a path, bytes, (samples, rate), or an array at the model's rate",
         got=type(source).__name__,
@@ -102,9 +113,15 @@ def load_audio(
 # --- encoded audio ----------------------------------------------------------------------------------------------------
 
 
-def _decode(
+def decode_audio(
     stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
-) -> np.ndarray[Any, Any]:
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the samples of a file in memory; arguments and errors as of `load_audio`.
+
+    Args:
+        stream: at its start.
+        name: of the file, for messages.
+    """
     start = stream.read(_SIGNATURE_BYTES)
     if not start:
         raise MediaError(f"{name} is empty (0 bytes)")

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
+    from corellm.media.pool import MediaPool
+
 _EMBEDS = "_embeds"
 _CHANNELS = frozenset({1, 3, 4})
 _IMAGE_DTYPES = frozenset({"torch.uint8", "torch.uint16", "torch.bool"})
@@ -86,6 +88,8 @@ class DataParser:
         self.limits = limits or MultiModalConfig()
         self.hidden_size = hidden_size
         self.sampling_rate = sampling_rate
+        self.pool: MediaPool | None = None
+        """Decodes files, in an engine; else they are decoded in this process."""
 
     def modality_parsers(self) -> dict[str, ModalityParser]:
         """`{modality: its parser}`. Each accepts precomputed embeddings under `<modality>_embeds`, too."""
@@ -169,7 +173,7 @@ class DataParser:
         from corellm.media.image import load_image
 
         source = read_url(value) if isinstance(value, str) else value
-        return load_image(source, self.limits.max_image_pixels, self.limits.media_formats)
+        return load_image(source, self.limits.max_image_pixels, self.limits.media_formats, self.pool)
 
     def split_videos(self, value: Any) -> RawItems:
         """Videos: a list of frames is one, a list of anything else several.
@@ -196,7 +200,7 @@ class DataParser:
         Raises:
             MediaError: see `video.load_video`; also URLs other than `data:`, which are not fetched here.
         """
-        return load_video(read_url(value) if isinstance(value, str) else value, self.limits)
+        return load_video(read_url(value) if isinstance(value, str) else value, self.limits, self.pool)
 
     def split_audio(self, value: Any) -> RawItems:
         """Audio: a list is several items, `(samples, rate)` is one."""
@@ -215,7 +219,7 @@ class DataParser:
         if rate is None:
             raise ContractError("get_data_parser: a DataParser for audio needs a sampling_rate")
         source = read_url(value) if isinstance(value, str) else value
-        return load_audio(source, rate, self.limits.max_audio_seconds, self.limits.media_formats)
+        return load_audio(source, rate, self.limits.max_audio_seconds, self.limits.media_formats, self.pool)
 
     def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
         if not isinstance(mm_data, Mapping):
