@@ -34,19 +34,23 @@ def serve(handle: Callable[[Any], Any], *, max_memory: int) -> None:
         handle: returns the result of a request, both JSON; the message of a ValueError is sent to the parent.
         max_memory: limit on this process's memory in bytes.
     """
-    serve_files(lambda request, file: (handle(request), None), max_memory=max_memory)
+    limit_memory(max_memory)
+    serve_files(lambda request, file: (handle(request), None))
 
 
-def serve_files(handle: Callable[[Any, int | None], tuple[Any, int | None]], *, max_memory: int) -> None:
+def limit_memory(most: int) -> None:
+    """Limit this process's memory to `most` bytes; a later call may raise the limit again."""
+    _limit(_MEMORY, most)
+
+
+def serve_files(handle: Callable[[Any, int | None], tuple[Any, int | None]]) -> None:
     """Do as `serve`, and exchange open files with requests and results.
 
     Args:
         handle: takes a request and the descriptor that came with it, which is closed when it returns; returns the
             result and a descriptor to send with it, which stays its own.
-        max_memory: limit on this process's memory, without the file that came, and on any file it writes, in bytes.
     """
-    for limited, most in ((_MEMORY, max_memory), (resource.RLIMIT_FSIZE, max_memory), (resource.RLIMIT_CORE, 0)):
-        _limit(limited, most)
+    _limit(resource.RLIMIT_CORE, 0)
     for ending in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(ending, signal.SIG_DFL)
     parent = socket.socket(fileno=os.dup(0))
@@ -54,7 +58,6 @@ def serve_files(handle: Callable[[Any, int | None], tuple[Any, int | None]], *, 
         parent.sendall(frames.encode("ready"))
         while True:
             message, file = _receive(parent)
-            _limit(_MEMORY, max_memory + (0 if file is None else os.fstat(file).st_size))
             _set_timers(message["seconds"] + _GRACE_SECONDS)
             reply, sent_along = _reply(handle, message["request"], file)
             _set_timers(0)

@@ -40,7 +40,6 @@ from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.media.files import check_format, name_of, read_file
 from corellm.media.forms import is_array, is_tensor
-from corellm.media.image_cost import check_bmp, check_jpeg, check_tiff, check_tiff_parts
 from corellm.media.pixels import array_to_rgb, channels_last, to_rgb
 
 if TYPE_CHECKING:
@@ -98,8 +97,8 @@ def load_image(
         A new RGB image; `source` stays as it was, save that a `PIL.Image` opened lazily has been read.
 
     Raises:
-        MediaTooLargeError: the header (or shape) announces more pixels, or the file takes too much work for them
-            (`image_cost`); `expected` and `got` have the numbers.
+        MediaTooLargeError: the header (or shape) announces more pixels; `expected` and `got` have the numbers. Or it
+            takes more memory than the pool allows.
         MediaError: no such file, no image, broken, truncated, empty, or values out of range.
         MediaTimeoutError: the pool's time is up.
     """
@@ -152,24 +151,16 @@ def _open(
     stream: BinaryIO, format_name: str, opener: Callable[[IO[bytes]], ImageFile.ImageFile], max_pixels: int
 ) -> ImageFile.ImageFile:
     """Return the image with its header read and checked, before pixels are decoded."""
-    if format_name == "TIFF":
-        check_tiff_parts(stream)
-        stream.seek(0)
     image = opener(stream)
     _check_size(*image.size, max_pixels)
     if format_name == "PNG":
         image.verify()  # the decoder ignores checksums and a missing end; `verify` makes the object unusable
         stream.seek(0)
         image = opener(stream)
-    elif format_name == "JPEG":
-        check_jpeg(stream, image, max_pixels)
-    elif format_name == "BMP":
-        check_bmp(stream, image)
     elif isinstance(image, TiffImagePlugin.TiffImageFile):
         # A tile is decoded whole, even where the image shows little of it.
         width, height = (image.tag_v2.get(tag, 1) for tag in _TILE_SIZE_TAGS)
         _check_size(width, height, max_pixels)
-        check_tiff(stream, image, max_pixels)
     return image
 
 

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 MAX_WORKERS = 4
 """Most children by default."""
 
-_BASE_MEMORY, _BYTES_PER_PIXEL = 1 << 28, 12
-"""Memory of a child: of its libraries, and for each pixel of the largest image, or of two of the largest frames."""
+_BASE_MEMORY = 1 << 28
+"""Bytes for Python and libraries; what is allowed beyond that depends on what is decoded."""
+_BYTES_PER_PIXEL, _BYTES_PER_FRAME_PIXEL, _BYTES_PER_SAMPLE = 12, 16, 16
 
 Encoded = bytes | bytearray | memoryview
 
@@ -53,20 +54,18 @@ class MediaPool:
     Args:
         workers: how many files are decoded at once.
         seconds: how long one call may take, and how long to wait for a free child.
-        max_memory: bytes of each child.
         module: what children run, `worker` or something that is used in its place.
     """
 
-    def __init__(self, workers: int, seconds: float, max_memory: int, module: str = "corellm.media.worker") -> None:
-        self._children = ChildPool(workers, module, str(max_memory))
-        self._workers, self._seconds, self._max_memory = workers, seconds, max_memory
+    def __init__(self, workers: int, seconds: float, module: str = "corellm.media.worker") -> None:
+        self._children = ChildPool(workers, module)
+        self._workers, self._seconds = workers, seconds
 
     @classmethod
     def of(cls, config: MultiModalConfig) -> MediaPool | None:
         """The pool that a configuration asks for; None if files are decoded in this process."""
         workers = min(MAX_WORKERS, os.cpu_count() or 1) if config.media_workers is None else config.media_workers
-        pixels = max(config.max_image_pixels, 2 * config.max_video_pixels)
-        return cls(workers, config.media_timeout, _BASE_MEMORY + _BYTES_PER_PIXEL * pixels) if workers else None
+        return cls(workers, config.media_timeout) if workers else None
 
     def close(self) -> None:
         """End the children; decoding again would start new ones."""
@@ -81,7 +80,7 @@ class MediaPool:
         from PIL import Image
 
         request = {"do": "image", "name": name, "max_pixels": max_pixels, "formats": list(formats)}
-        with self._reply(name, request, data) as reply:
+        with self._reply(name, request, _BYTES_PER_PIXEL * max_pixels, data) as reply:
             width, height = reply.count("width", max_pixels), reply.count("height", max_pixels)
             reply.require(width * height <= max_pixels)
             with reply.view(width * height * 3, reply.count("at", _MAX_MESSAGE)) as pixels:
@@ -97,8 +96,9 @@ class MediaPool:
             "do": "audio", "name": name, "sampling_rate": sampling_rate, "max_seconds": max_seconds,
             "formats": list(formats),
         }  # fmt: skip
-        with self._reply(name, request, data) as reply:
-            samples = np.empty(reply.count("samples", math.ceil(max_seconds * sampling_rate) + 1), np.float32)
+        most = math.ceil(max_seconds * sampling_rate) + 1
+        with self._reply(name, request, _BYTES_PER_SAMPLE * most, data) as reply:
+            samples = np.empty(reply.count("samples", most), np.float32)
             reply.read_into(samples)
             reply.require(bool(np.isfinite(samples).all()))
         return samples
@@ -109,13 +109,19 @@ class MediaPool:
 
     @contextmanager
     def _reply(
-        self, name: str, request: Mapping[str, Any], data: Encoded | None, preferred: Sequence[Child] = ()
+        self,
+        name: str,
+        request: Mapping[str, Any],
+        max_memory: int,
+        data: Encoded | None,
+        preferred: Sequence[Child] = (),
     ) -> Iterator[Reply]:
         """Send a request; the reply's memory may be read inside of the context only.
 
         Args:
             name: of the file, for messages, which begin with a verb without one.
             request: as `worker` takes it.
+            max_memory: bytes that decoding may take, beside what the child needs anyway and the file.
             data: the file, if it is sent along.
             preferred: children to take if they are free.
 
@@ -125,32 +131,33 @@ class MediaPool:
             MediaTimeoutError: it takes too long, or no child is free in time.
             ProcessingError: no child can be started, or the decoder has a fault.
         """
-        name = f"{name} " if name else ""
+        name, seconds = f"{name} " if name else "", self._seconds
         try:
-            with self._children.lend(self._seconds, preferred) as child, _shared(data) as file:
+            with self._children.lend(seconds, preferred) as child, _shared(data) as file:
                 try:
                     child.start()
                 except (ChildError, OSError) as error:
                     raise ProcessingError(f"the process that decodes media cannot be started: {error}") from error
-                value, received = child.call_with_file(request, self._seconds, file)
+                limited = {"memory": _BASE_MEMORY + max_memory, **request}
+                value, received = child.call_with_file(limited, seconds, file)
                 with Reply(value, received, child) as reply:
                     yield reply
         except BusyError:
             raise MediaTimeoutError(
-                f"{name}was not decoded: all {self._workers} processes were busy for {self._seconds:g} s; try again, "
+                f"{name}was not decoded: all {self._workers} processes were busy for {seconds:g} s; try again, "
                 "or raise media_workers or media_timeout",
-                expected=self._seconds,
+                expected=seconds,
             ) from None
         except ChildTimeoutError as error:
             raise MediaTimeoutError(
-                f"{name}takes longer than {self._seconds:g} s to decode; save it again in a plainer form, or raise "
+                f"{name}takes longer than {seconds:g} s to decode; save it again in a plainer form, or raise "
                 "media_timeout",
-                expected=self._seconds,
+                expected=seconds,
             ) from error
         except RefusedError as error:
             raise MediaTooLargeError(
-                f"{name}takes more than {self._max_memory >> 20} MiB of memory to decode; make it smaller",
-                expected=self._max_memory,
+                f"{name}takes more than {max_memory >> 20} MiB of memory to decode; make it smaller",
+                expected=max_memory,
             ) from error
         except ChildError as error:
             raise MediaError(f"{name}is broken: its decoder crashed") from error
@@ -267,13 +274,13 @@ class PooledVideo:
         import numpy as np
 
         self._pool, self._data, self._id = pool, data, next(_ids)
-        self._max_pixels = limits.max_video_pixels
+        self._max_pixels, self._memory = limits.max_video_pixels, _BYTES_PER_FRAME_PIXEL * limits.max_video_pixels
         self._opening = {
             "do": "open", "video": self._id, "container": container,
             "limits": {name: getattr(limits, name) for name in ("max_video_pixels", "max_video_decoded_pixels")},
         }  # fmt: skip
         self._child: Child | None = None
-        with pool._reply("", self._opening, data) as reply:
+        with pool._reply("", self._opening, self._memory, data) as reply:
             self._child = reply.child
             self.width, self.height = reply.count("width", self._max_pixels), reply.count("height", self._max_pixels)
             reply.require(self.width * self.height <= self._max_pixels)
@@ -299,7 +306,7 @@ class PooledVideo:
         for opening in (None, self._opening):
             data = None if opening is None else self._data
             preferred = () if self._child is None else (self._child,)
-            with self._pool._reply("the video", request | {"opening": opening}, data, preferred) as reply:
+            with self._pool._reply("the video", request | {"opening": opening}, self._memory, data, preferred) as reply:
                 self._child = reply.child
                 if reply.get("forgotten"):
                     reply.require(opening is None)

@@ -1,22 +1,22 @@
-"""The child process that decodes files: `python -m corellm.media.worker BYTES_OF_MEMORY`.
+"""The child process that decodes files: `python -m corellm.media.worker`.
 
-A request names what to do, and the encoded file comes as shared memory. The result has sizes, with pixels, samples or
-times in shared memory of this process, which is used again; or the error that decoding raised. Imports no torch, and
-decoders only when they are needed. `pool` is the parent's side.
+A request names what to do and how much memory it may take; the encoded file comes as shared memory. The result has
+sizes, with pixels, samples or times in shared memory of this process, which is used again; or the error that decoding
+raised. Imports no torch, and decoders only when they are needed. `pool` is the parent's side.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from corellm.children import memory
-from corellm.children.serving import serve_files
+from corellm.children.serving import limit_memory, serve_files
 from corellm.config import MultiModalConfig
 from corellm.errors import CorellmError, MediaError, MissingExtraError
 
@@ -64,6 +64,7 @@ class Worker:
         actions: dict[str, Callable[[dict[str, Any], int | None], Answer]] = {
             "image": self._image, "audio": self._audio, "open": self._open, "read": self._read,
         }  # fmt: skip
+        limit_memory(request["memory"] + (0 if file is None else os.fstat(file).st_size))
         try:
             return actions[request["do"]](request, file)
         except MemoryError:
@@ -77,8 +78,11 @@ class Worker:
             return {"raised": ["ProcessingError", message, None, None]}, None
 
     def _image(self, request: dict[str, Any], file: int | None) -> Answer:
+        from PIL.Image import DecompressionBombWarning
+
         from corellm.media.image import decode_image
 
+        warnings.simplefilter("error", DecompressionBombWarning)
         image = decode_image(BytesIO(_content(file)), request["name"], request["max_pixels"], request["formats"])
         shared = self._share(b"")
         os.lseek(shared, 0, os.SEEK_SET)
@@ -92,7 +96,7 @@ class Worker:
         from corellm.media.audio import decode_audio
 
         names = ("name", "sampling_rate", "max_seconds", "formats")
-        samples = decode_audio(BytesIO(_content(file)), *(request[name] for name in names))
+        samples = decode_audio(_content(file), *(request[name] for name in names))
         return {"samples": len(samples)}, self._share(samples.data)
 
     def _open(self, request: dict[str, Any], file: int | None) -> Answer:
@@ -156,4 +160,5 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve_files(Worker().handle, max_memory=int(sys.argv[1]))
+    warnings.simplefilter("ignore")  # about files of others, which no one here can mend
+    serve_files(Worker().handle)
