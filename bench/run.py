@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("sizes", "startup", "engine_overhead", "attention", "processing", "throughput")
+BENCHMARKS = ("sizes", "startup", "engine_overhead", "attention", "media", "processing", "throughput")
 
 
 def main() -> int:

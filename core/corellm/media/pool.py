@@ -64,7 +64,8 @@ class MediaPool:
     @classmethod
     def of(cls, config: MultiModalConfig) -> MediaPool | None:
         """The pool that a configuration asks for; None if files are decoded in this process."""
-        workers = min(MAX_WORKERS, os.cpu_count() or 1) if config.media_workers is None else config.media_workers
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else MAX_WORKERS
+        workers = min(MAX_WORKERS, processors) if config.media_workers is None else config.media_workers
         return cls(workers, config.media_timeout) if workers else None
 
     def close(self) -> None:
