@@ -9,7 +9,7 @@ from typing import Any
 
 from corellm.children import memory
 from corellm.children.serving import serve_files
-from corellm.media.worker import Answer, Worker
+from corellm.media.worker import Result, Worker
 
 PIXELS = 8 * 8 * 3
 
@@ -17,7 +17,7 @@ PIXELS = 8 * 8 * 3
 class OddWorker(Worker):
     """Does what a file says."""
 
-    def handle(self, request: dict[str, Any], file: int | None) -> Answer:
+    def handle(self, request: dict[str, Any], file: int | None) -> Result:
         """Hang, crash, take all memory or lie; or decode."""
         command = os.pread(file, 100, 0).split(b"!")[0].decode("latin-1") if file is not None else ""
         if command == "hang":

@@ -1,14 +1,12 @@
 """Decodes files in child processes, with limits on time and memory: a file that makes a decoder hang, crash or eat all
 memory costs its own request alone.
 
-`worker` is the child's side. Encoded bytes and what is decoded of them cross in shared memory. What a child returns
-may come from a decoder that a hostile file has taken over: sizes are checked against the limits and the file's real
-size, and values are copied.
+`worker` is the child's side, `reply` checks what it returns, `pooled_video` reads frames when they are wanted. Encoded
+bytes and what is decoded of them cross in shared memory.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,33 +17,26 @@ from corellm.children import memory
 from corellm.children.child import Child, ChildError, ChildTimeoutError, RefusedError
 from corellm.children.pool import BusyError, ChildPool
 from corellm.config import MultiModalConfig
-from corellm.errors import (
-    CorellmError,
-    MediaError,
-    MediaTimeoutError,
-    MediaTooLargeError,
-    MissingExtraError,
-    ProcessingError,
-)
-from corellm.media.video.bounds import MAX_PACKETS
+from corellm.errors import MediaError, MediaTimeoutError, MediaTooLargeError, ProcessingError
+from corellm.media.reply import Reply
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
+
+    from corellm.media.pooled_video import PooledVideo
 
 MAX_WORKERS = 4
 """Most children by default."""
 
 _BASE_MEMORY = 1 << 28
 """Bytes for Python and libraries; what is allowed beyond that depends on what is decoded."""
-_BYTES_PER_PIXEL, _BYTES_PER_FRAME_PIXEL, _BYTES_PER_SAMPLE = 12, 16, 16
+_BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 12, 16
+"""For each pixel of the largest image, and for each sample."""
+_MAX_HEADER = 64
+"""Bytes before the pixels of an image."""
 
 Encoded = bytes | bytearray | memoryview
-
-_RAISED: dict[str, type[CorellmError]] = {
-    kind.__name__: kind for kind in (MediaError, MediaTooLargeError, MissingExtraError, ProcessingError)
-}
-_MAX_MESSAGE = 1000
 
 
 class MediaPool:
@@ -81,10 +72,10 @@ class MediaPool:
         from PIL import Image
 
         request = {"do": "image", "name": name, "max_pixels": max_pixels, "formats": list(formats)}
-        with self._reply(name, request, _BYTES_PER_PIXEL * max_pixels, data) as reply:
+        with self.reply(name, request, _BYTES_PER_PIXEL * max_pixels, data) as reply:
             width, height = reply.count("width", max_pixels), reply.count("height", max_pixels)
             reply.require(width * height <= max_pixels)
-            with reply.view(width * height * 3, reply.count("at", _MAX_MESSAGE)) as pixels:
+            with reply.view(width * height * 3, reply.count("at", _MAX_HEADER)) as pixels:
                 return Image.frombytes("RGB", (width, height), pixels)
 
     def audio(
@@ -98,7 +89,7 @@ class MediaPool:
             "formats": list(formats),
         }  # fmt: skip
         most = math.ceil(max_seconds * sampling_rate) + 1
-        with self._reply(name, request, _BYTES_PER_SAMPLE * most, data) as reply:
+        with self.reply(name, request, _BYTES_PER_SAMPLE * most, data) as reply:
             samples = np.empty(reply.count("samples", most), np.float32)
             reply.read_into(samples)
             reply.require(bool(np.isfinite(samples).all()))
@@ -106,10 +97,12 @@ class MediaPool:
 
     def video(self, data: bytes, container: str, limits: MultiModalConfig) -> PooledVideo:
         """Open a video, as `video.loading` does in this process."""
+        from corellm.media.pooled_video import PooledVideo
+
         return PooledVideo(self, data, container, limits)
 
     @contextmanager
-    def _reply(
+    def reply(
         self,
         name: str,
         request: Mapping[str, Any],
@@ -117,7 +110,7 @@ class MediaPool:
         data: Encoded | None,
         preferred: Sequence[Child] = (),
     ) -> Iterator[Reply]:
-        """Send a request; the reply's memory may be read inside of the context only.
+        """Send a request to a child; the reply's memory may be read inside of the context only.
 
         Args:
             name: of the file, for messages, which begin with a verb without one.
@@ -176,146 +169,3 @@ def _shared(data: Encoded | None) -> Iterator[int | None]:
         yield file
     finally:
         os.close(file)
-
-
-class Reply:
-    """What a child returned, not trusted: whatever does not check ends the child and is a `ChildError`."""
-
-    def __init__(self, value: Any, file: int | None, child: Child) -> None:
-        self._value, self._file, self.child = value, file, child
-
-    def __enter__(self) -> Reply:
-        try:
-            self.require(isinstance(self._value, dict))
-            if "raised" in self._value:
-                self._raise(self._value["raised"])
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-
-    def require(self, condition: bool) -> None:
-        """Raise `ChildError` unless a check holds, and end the child: it is not what it was."""
-        if not condition:
-            self.child.kill()
-            raise ChildError("a reply that cannot be")
-
-    def get(self, key: str) -> Any:
-        """An entry, of any type; None if there is none."""
-        return self._value.get(key)
-
-    def count(self, key: str, most: int) -> int:
-        """An entry that must be an integer from 1 to `most`."""
-        value = self._value.get(key)
-        self.require(isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most)
-        return int(value)
-
-    def number(self, key: str) -> float | None:
-        """An entry that must be a finite number or None."""
-        value = self._value.get(key)
-        self.require(value is None or (isinstance(value, (int, float)) and math.isfinite(value)))
-        return None if value is None else float(value)
-
-    @contextmanager
-    def view(self, count: int, at: int = 0) -> Iterator[Any]:
-        """The shared memory from a position on, which may still change: to be copied, then checked."""
-        self.require(self._file is not None)
-        assert self._file is not None
-        try:
-            with memory.view(self._file, count, at) as view:
-                yield view
-        except memory.NotThereError:
-            self.require(False)
-
-    def read_into(self, target: np.ndarray[Any, Any], at: int = 0) -> None:
-        """Fill an array from the shared memory."""
-        import numpy as np
-
-        with self.view(target.nbytes, at) as view:
-            target.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)
-
-    def _raise(self, raised: Any) -> None:
-        self.require(isinstance(raised, list) and len(raised) == 4 and raised[0] in _RAISED)
-        kind, message = _RAISED[raised[0]], str(raised[1])[:_MAX_MESSAGE]
-        if issubclass(kind, MediaError):
-            raise kind(message, expected=_untupled(raised[2]), got=_untupled(raised[3]))
-        raise kind(message)
-
-
-def _untupled(value: Any) -> Any:
-    """A value from JSON, where tuples became lists."""
-    return tuple(map(_untupled, value)) if isinstance(value, list) else value
-
-
-# --- videos -----------------------------------------------------------------------------------------------------------
-
-_ids = itertools.count()
-
-
-class PooledVideo:
-    """The frames of one file, decoded by children on demand. Any thread may read it.
-
-    A child remembers the video it opened last and goes on where it stopped; another one, or one that was busy with
-    other videos meanwhile, opens it again.
-
-    Attributes:
-        width, height: of every frame, upright.
-        times: when each frame is shown, seconds from the first.
-        duration, fps: as of `video.container.EncodedVideo`.
-    """
-
-    def __init__(self, pool: MediaPool, data: bytes, container: str, limits: MultiModalConfig) -> None:
-        import numpy as np
-
-        self._pool, self._data, self._id = pool, data, next(_ids)
-        self._max_pixels, self._memory = limits.max_video_pixels, _BYTES_PER_FRAME_PIXEL * limits.max_video_pixels
-        self._opening = {
-            "do": "open", "video": self._id, "container": container,
-            "limits": {name: getattr(limits, name) for name in ("max_video_pixels", "max_video_decoded_pixels")},
-        }  # fmt: skip
-        self._child: Child | None = None
-        with pool._reply("", self._opening, self._memory, data) as reply:
-            self._child = reply.child
-            self.width, self.height = reply.count("width", self._max_pixels), reply.count("height", self._max_pixels)
-            reply.require(self.width * self.height <= self._max_pixels)
-            self.duration, self.fps = reply.number("duration"), reply.number("fps")
-            times = np.empty(reply.count("frames", MAX_PACKETS))
-            reply.read_into(times)
-            reply.require(bool(np.isfinite(times).all() and times[0] == 0 and (np.diff(times) >= 0).all()))
-        self.times = times.tolist()
-
-    def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        """The frames `numbers` (ascending, each once), `[height, width, 3]` uint8 RGB, some ahead of their use."""
-        reader, left = next(_ids), list(numbers)
-        while left:
-            for frame in self._next(reader, left):
-                left.pop(0)
-                yield frame
-
-    def _next(self, reader: int, left: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-        """The first of the frames that are left, at least one."""
-        import numpy as np
-
-        request = {"do": "read", "video": self._id, "reader": reader, "frames": left}
-        for opening in (None, self._opening):
-            data = None if opening is None else self._data
-            preferred = () if self._child is None else (self._child,)
-            with self._pool._reply("the video", request | {"opening": opening}, self._memory, data, preferred) as reply:
-                self._child = reply.child
-                if reply.get("forgotten"):
-                    reply.require(opening is None)
-                    continue
-                frames = [
-                    np.empty((self.height, self.width, 3), np.uint8) for _ in range(reply.count("frames", len(left)))
-                ]
-                for number, frame in enumerate(frames):
-                    reply.read_into(frame, number * frame.nbytes)
-                return frames
-        raise AssertionError("a child that was sent the file has it")

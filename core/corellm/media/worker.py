@@ -31,7 +31,7 @@ _KEPT_BYTES = 1 << 25
 """Shared memory of up to this size is used again: fresh memory takes longer than what is written to it."""
 _MAX_VIDEOS = 2
 
-Answer = tuple[dict[str, Any], int | None]
+Result = tuple[dict[str, Any], int | None]
 
 
 class _Video:
@@ -59,9 +59,9 @@ class Worker:
         self._memory = memory.create()
         self._size = 0
 
-    def handle(self, request: dict[str, Any], file: int | None) -> Answer:
+    def handle(self, request: dict[str, Any], file: int | None) -> Result:
         """The result of a request, or what was raised. Running out of memory is left to `serving`."""
-        actions: dict[str, Callable[[dict[str, Any], int | None], Answer]] = {
+        actions: dict[str, Callable[[dict[str, Any], int | None], Result]] = {
             "image": self._image, "audio": self._audio, "open": self._open, "read": self._read,
         }  # fmt: skip
         limit_memory(request["memory"] + (0 if file is None else os.fstat(file).st_size))
@@ -77,7 +77,7 @@ class Worker:
             message = str(error) if isinstance(error, CorellmError) else f"{type(error).__name__} while decoding"
             return {"raised": ["ProcessingError", message, None, None]}, None
 
-    def _image(self, request: dict[str, Any], file: int | None) -> Answer:
+    def _image(self, request: dict[str, Any], file: int | None) -> Result:
         from PIL.Image import DecompressionBombWarning
 
         from corellm.media.image import decode_image
@@ -92,14 +92,14 @@ class Worker:
         self._size = max(self._size, end)
         return {"width": image.width, "height": image.height, "at": end - image.width * image.height * 3}, shared
 
-    def _audio(self, request: dict[str, Any], file: int | None) -> Answer:
+    def _audio(self, request: dict[str, Any], file: int | None) -> Result:
         from corellm.media.audio import decode_audio
 
         names = ("name", "sampling_rate", "max_seconds", "formats")
         samples = decode_audio(_content(file), *(request[name] for name in names))
         return {"samples": len(samples)}, self._share(samples.data)
 
-    def _open(self, request: dict[str, Any], file: int | None) -> Answer:
+    def _open(self, request: dict[str, Any], file: int | None) -> Result:
         import numpy as np
 
         from corellm.media.video.loading import open_frames
@@ -111,7 +111,7 @@ class Worker:
         about = {"width": source.width, "height": source.height, "duration": source.duration, "fps": source.fps}
         return about | {"frames": len(source.times)}, self._share(np.asarray(source.times, np.float64).data)
 
-    def _read(self, request: dict[str, Any], file: int | None) -> Answer:
+    def _read(self, request: dict[str, Any], file: int | None) -> Result:
         if request["opening"] is not None:
             self._open(request["opening"], file)
         video = self._videos.get(request["video"])
@@ -160,5 +160,5 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # about files of others, which no one here can mend
+    warnings.simplefilter("ignore")  # users who sent a file do not see this output
     serve_files(Worker().handle)
