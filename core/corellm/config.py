@@ -234,6 +234,12 @@ class MultiModalConfig:
     media_formats: Collection[str] = MEDIA_FORMATS
     """File formats that are accepted, known by their first bytes; by default all. Arrays and opened images
     always are."""
+    media_workers: int | None = None
+    """Processes that decode files, each with a limit on its memory; None for one per core, at most 4. 0 decodes in the
+    engine's process, for debuggers: then `media_timeout` does not hold."""
+    media_timeout: float = 10.0
+    """Seconds that decoding an image or audio file, opening a video or decoding its next frames may take; also how long
+    to wait for a free process."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.limit_mm_per_prompt, Mapping):
@@ -262,6 +268,9 @@ class MultiModalConfig:
         _not_negative("max_audio_seconds", self.max_audio_seconds)
         if not isinstance(self.media_formats, (list, tuple, set, frozenset)):
             raise ConfigError(f'media_formats must be a list like ["jpeg", "png"], got {self.media_formats!r}')
+        if self.media_workers is not None:
+            _positive("media_workers", self.media_workers, minimum=0)
+        _not_negative("media_timeout", self.media_timeout)
         for name in self.media_formats:
             if name not in MEDIA_FORMATS:
                 raise ConfigError(f"unknown media format {name!r}; known: {', '.join(MEDIA_FORMATS)}")

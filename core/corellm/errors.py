@@ -19,7 +19,8 @@
     │       ├── UnsupportedModalityError       the model does not take this modality
     │       ├── ItemLimitError                 more items than allowed
     │       ├── MediaError                     broken, empty or of an unknown format
-    │       │   └── MediaTooLargeError         refused before decoding
+    │       │   ├── MediaTooLargeError         larger than allowed, or takes too much memory
+    │       │   └── MediaTimeoutError          takes longer to decode than allowed
     │       ├── ItemNotCachedError             a uuid came without its media, and is not in the cache
     │       ├── EmbeddingInputError            precomputed embeddings of a wrong rank, size or dtype
     │       ├── ProcessorKwargsError           `mm_processor_kwargs` the processor does not know
@@ -160,7 +161,11 @@ class MediaError(MultiModalError):
 
 
 class MediaTooLargeError(MediaError):
-    """Media whose header announces more pixels, frames or bytes than allowed; it was not decoded."""
+    """Media with more pixels, frames, seconds or bytes than allowed, or that take too much memory to decode."""
+
+
+class MediaTimeoutError(MediaError):
+    """Media that take longer to decode than allowed; the process that decoded them was ended."""
 
 
 class ItemNotCachedError(MultiModalError):

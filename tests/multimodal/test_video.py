@@ -16,12 +16,12 @@ from PIL import Image
 
 from corellm.config import EngineConfig, MultiModalConfig
 from corellm.errors import ConfigError, EmbeddingInputError, MediaError, MediaTooLargeError
+from corellm.media.video import load_video
 from corellm.multimodal import DataParser, MediaItems, Video, dummy_videos
 from corellm.multimodal.defaults import video_arguments
 from corellm.multimodal.hashing import hash_item
 from corellm.multimodal.items import EmbeddingItems
-from corellm.multimodal.video import load_video
-from tests.multimodal.videos import HEIGHT, WIDTH, encode, plain, same_colour
+from tests.media.videos import HEIGHT, WIDTH, encode, plain, same_colour
 
 ARRAY = np.stack([plain(n) for n in range(4)])
 TENSOR = torch.from_numpy(ARRAY.copy())

@@ -20,6 +20,14 @@ START_SECONDS = 60.0
 
 MAX_REPLY_BYTES = 1 << 28
 
+_ENVIRONMENT = frozenset({"LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
+"""What a child inherits: what Python and its libraries need to be found, and none of the secrets."""
+
+
+_SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PILLOW_BLOCKS_MAX": "4"}
+"""A library's threads would reserve memory, which is limited, and compete with the parent's. Pillow keeps some memory
+for the next image: fresh memory takes longer than decoding into it."""
+
 
 class ChildError(Exception):
     """The child returned no result; the next request starts another child."""
@@ -38,10 +46,11 @@ class Child:
 
     Args:
         module: run as `python -m`; it calls `serving.serve`.
+        arguments: its command line.
     """
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._module, self._arguments = module, arguments
         self._running: _Running | None = None
 
     def start(self) -> None:
@@ -54,7 +63,7 @@ class Child:
         if self._running is not None and not self._running.is_usable():
             self.kill()
         if self._running is None:
-            self._running = _Running(self._module)
+            self._running = _Running(self._module, *self._arguments)
             self._exchange(None, START_SECONDS)
 
     def call(self, request: Any, seconds: float) -> Any:
@@ -69,11 +78,36 @@ class Child:
             ChildError: it died, or exceeded the time limit.
             TypeError, ValueError, RecursionError: the request is not JSON.
         """
+        result, file = self.call_with_file(request, seconds, None)
+        if file is not None:
+            os.close(file)
+        return result
+
+    def call_with_file(self, request: Any, seconds: float, file: int | None) -> tuple[Any, int | None]:
+        """Do as `call`, and exchange open files, which stand for memory that both processes share.
+
+        Args:
+            request: JSON.
+            seconds: as in `call`.
+            file: a descriptor to send along; it stays the caller's.
+
+        Returns:
+            The result, and a descriptor if the child sent one, which the caller closes. What a child sends may be
+            anything: read no more of the file than it has.
+
+        Raises:
+            RefusedError, ChildError, TypeError, ValueError, RecursionError: as in `call`.
+        """
         self.start()
-        reply = self._exchange(frames.encode({"seconds": seconds, "request": request}), seconds)
-        if "error" in reply:
-            raise RefusedError(reply["error"])
-        return reply["result"]
+        reply, received = self._exchange(frames.encode({"seconds": seconds, "request": request}), seconds, file)
+        if isinstance(reply, dict) and "result" in reply:
+            return reply["result"], received
+        if received is not None:
+            os.close(received)
+        if isinstance(reply, dict) and "error" in reply:
+            raise RefusedError(str(reply["error"]))
+        self.kill()
+        raise ChildError(f"{self._module} sent something that is no reply")
 
     def kill(self) -> None:
         """End the child, whatever it is doing; the next request starts another."""
@@ -87,11 +121,11 @@ class Child:
         if running is not None:
             running.process.kill()
 
-    def _exchange(self, data: bytes | None, seconds: float) -> Any:
-        """Send and receive one frame; kill the child if that fails, as the rest of a frame may follow."""
+    def _exchange(self, data: bytes | None, seconds: float, file: int | None = None) -> tuple[Any, int | None]:
+        """Send and receive one frame and a file; kill the child if that fails, as the rest of a frame may follow."""
         assert self._running is not None
         try:
-            return self._running.exchange(data, time.monotonic() + max(seconds, 0.0))
+            return self._running.exchange(data, file, time.monotonic() + max(seconds, 0.0))
         except TimeoutError as error:
             self.kill()
             raise ChildTimeoutError(f"no result within {seconds:.1f} s") from error
@@ -107,15 +141,16 @@ class Child:
 class _Running:
     """One process and the socket that is its standard input and output."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self.socket, theirs = socket.socketpair()
         try:
             # -P: import nothing from the working directory; own session: Ctrl-C goes to the parent only
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
+                [sys.executable, "-P", "-m", module, *arguments],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 start_new_session=True,
+                env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT} | _SETTINGS,
             )
         except BaseException:
             self.socket.close()
@@ -129,16 +164,28 @@ class _Running:
         """Whether it runs and belongs to this process: after a fork it still belongs to the parent."""
         return self._pid == os.getpid() and self.process.poll() is None
 
-    def exchange(self, data: bytes | None, deadline: float) -> Any:
+    def exchange(self, data: bytes | None, file: int | None, deadline: float) -> tuple[Any, int | None]:
         if data is not None:
             self.socket.settimeout(_left(deadline))
-            self.socket.sendall(data)
+            sent = 0 if file is None else socket.send_fds(self.socket, [data], [file])
+            self.socket.sendall(memoryview(data)[sent:])
+        received: list[int] = []
 
         def receive(count: int) -> bytes:
             self.socket.settimeout(_left(deadline))
-            return self.socket.recv(count)
+            part, files, _, _ = socket.recv_fds(self.socket, count, 1, frames.CLOSE_ON_EXEC)
+            received.extend(files)
+            return part
 
-        return frames.read(receive, MAX_REPLY_BYTES)
+        try:
+            reply = frames.read(receive, MAX_REPLY_BYTES)
+            if len(received) > 1:
+                raise ValueError("more than one file")
+        except BaseException:
+            for extra in received:
+                os.close(extra)
+            raise
+        return reply, received[0] if received else None
 
 
 def _left(deadline: float) -> float:

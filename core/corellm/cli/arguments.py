@@ -81,6 +81,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help=f"files to let in, e.g. jpeg,png (default: all: {', '.join(MEDIA_FORMATS)})",
     )  # fmt: skip
     group.add_argument(
+        "--media-workers", type=int, metavar="N",
+        help="processes that decode files; 0 for none (default: one per core, at most 4)",
+    )  # fmt: skip
+    group.add_argument(
         "--device", metavar="NAME", default=glossary["device"], help="cpu, cuda or cuda:N (default: auto)"
     )
     group.add_argument(
@@ -179,6 +183,7 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
         enforce_eager=args.enforce_eager, attention_backend=args.attention_backend,
         fuse_layers=not args.no_fuse_layers,
         mm_processor_kwargs=args.mm_processor_kwargs, media_formats=args.media_formats,
+        media_workers=args.media_workers,
         limit_mm_per_prompt=args.limit_mm_per_prompt, tokenizer=args.tokenizer, hf_overrides=args.hf_overrides,
         load_format=args.load_format, max_num_seqs=1,
     )  # fmt: skip

@@ -295,5 +295,6 @@ class LLMEngine(NotPicklable):
         finally:
             self.executor.shutdown(wait=False, cancel_futures=True)
             self._templates.close()
+            self.input_processor.mm_processor.close()
             self._runner = self._ahead = None
             release_memory()

@@ -1,5 +1,6 @@
 """Multimodal processing: what an adapter's author imports. None of it imports torch."""
 
+from corellm.media.video import Video, VideoMetadata
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.dummy import dummy_audios, dummy_images, dummy_videos
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
@@ -14,7 +15,6 @@ from corellm.multimodal.prompt_updates import (
     PromptUpdate,
     PromptUpdateDetails,
 )
-from corellm.multimodal.video import Video, VideoMetadata
 
 __all__ = [
     "DataParser",

@@ -14,10 +14,10 @@ from typing import Any
 from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
+from corellm.media.video import Video
 from corellm.multimodal.chat.rendering import ChatRenderer
 from corellm.multimodal.image_sides import check_scaled, naming_extreme_sides, plain_size
 from corellm.multimodal.parsing import DataParser
-from corellm.multimodal.video import Video
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
 

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from corellm.errors import InvalidParameterError, MediaError, MultiModalError, ProcessorKwargsError
-from corellm.multimodal.items import is_array, is_image, is_tensor
-from corellm.multimodal.video import Video
+from corellm.media.forms import is_array, is_image, is_tensor
+from corellm.media.video import Video
 
 if TYPE_CHECKING:
     from hashlib import _Hash

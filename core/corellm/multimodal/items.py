@@ -6,18 +6,12 @@ media are read (`parsing`, `image`) nor how they are processed (`processor`).
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
 from corellm.errors import ItemNotCachedError, MultiModalError, PromptTooLongError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from PIL import Image
 
 
 @contextmanager
@@ -149,24 +143,3 @@ class MultiModalItems(dict[str, ModalityItems]):
     def get_counts(self) -> dict[str, int]:
         """`{modality: number of items}`."""
         return {modality: len(items) for modality, items in self.items()}
-
-
-def _is_loaded_instance(value: object, module: str, name: str) -> bool:
-    """`isinstance` that imports nothing: a value's class is in a module that is loaded."""
-    cls = getattr(sys.modules.get(module), name, None)
-    return cls is not None and isinstance(value, cls)
-
-
-def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether `value` is a `torch.Tensor`."""
-    return _is_loaded_instance(value, "torch", "Tensor")
-
-
-def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
-    """Whether `value` is a `numpy.ndarray`."""
-    return _is_loaded_instance(value, "numpy", "ndarray")
-
-
-def is_image(value: object) -> TypeGuard[Image.Image]:
-    """Whether `value` is a `PIL.Image.Image`."""
-    return _is_loaded_instance(value, "PIL.Image", "Image")

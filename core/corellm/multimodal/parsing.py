@@ -20,7 +20,9 @@ from corellm.errors import (
     MultiModalError,
     UnsupportedModalityError,
 )
-from corellm.multimodal.files import encoded_bytes, read_url
+from corellm.media.files import encoded_bytes, read_url
+from corellm.media.forms import is_array, is_tensor
+from corellm.media.video import Video, is_frame, is_frames_and_metadata, load_video
 from corellm.multimodal.items import (
     EmbeddingItems,
     EncodedItem,
@@ -28,15 +30,14 @@ from corellm.multimodal.items import (
     ModalityItems,
     MultiModalItems,
     StoredItem,
-    is_array,
-    is_tensor,
     naming_item,
 )
-from corellm.multimodal.video import Video, is_frame, is_frames_and_metadata, load_video
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
+
+    from corellm.media.pool import MediaPool
 
 _EMBEDS = "_embeds"
 _CHANNELS = frozenset({1, 3, 4})
@@ -87,6 +88,8 @@ class DataParser:
         self.limits = limits or MultiModalConfig()
         self.hidden_size = hidden_size
         self.sampling_rate = sampling_rate
+        self.pool: MediaPool | None = None
+        """Decodes files, in an engine; else they are decoded in this process."""
 
     def modality_parsers(self) -> dict[str, ModalityParser]:
         """`{modality: its parser}`. Each accepts precomputed embeddings under `<modality>_embeds`, too."""
@@ -167,10 +170,10 @@ class DataParser:
         Raises:
             MediaError: see `image.load_image`; also URLs other than `data:`, which are not fetched here.
         """
-        from corellm.multimodal.image import load_image
+        from corellm.media.image import load_image
 
         source = read_url(value) if isinstance(value, str) else value
-        return load_image(source, self.limits.max_image_pixels, self.limits.media_formats)
+        return load_image(source, self.limits.max_image_pixels, self.limits.media_formats, self.pool)
 
     def split_videos(self, value: Any) -> RawItems:
         """Videos: a list of frames is one, a list of anything else several.
@@ -197,7 +200,7 @@ class DataParser:
         Raises:
             MediaError: see `video.load_video`; also URLs other than `data:`, which are not fetched here.
         """
-        return load_video(read_url(value) if isinstance(value, str) else value, self.limits)
+        return load_video(read_url(value) if isinstance(value, str) else value, self.limits, self.pool)
 
     def split_audio(self, value: Any) -> RawItems:
         """Audio: a list is several items, `(samples, rate)` is one."""
@@ -210,13 +213,13 @@ class DataParser:
             MediaError: see `audio.load_audio`; also URLs other than `data:`, which are not fetched here.
             ContractError: this parser was made without a sampling rate.
         """
-        from corellm.multimodal.audio import load_audio
+        from corellm.media.audio import load_audio
 
         rate = self.sampling_rate() if callable(self.sampling_rate) else self.sampling_rate
         if rate is None:
             raise ContractError("get_data_parser: a DataParser for audio needs a sampling_rate")
         source = read_url(value) if isinstance(value, str) else value
-        return load_audio(source, rate, self.limits.max_audio_seconds, self.limits.media_formats)
+        return load_audio(source, rate, self.limits.max_audio_seconds, self.limits.media_formats, self.pool)
 
     def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
         if not isinstance(mm_data, Mapping):

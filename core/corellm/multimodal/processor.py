@@ -26,6 +26,7 @@ from corellm.errors import (
     UnsupportedModalityError,
     raised_at,
 )
+from corellm.media.pool import MediaPool
 from corellm.multimodal.cache import ProcessorCache
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem, split_items
 from corellm.multimodal.hashing import hash_item, hash_uuid
@@ -86,6 +87,7 @@ class MultiModalProcessor:
     ) -> None:
         self.hooks = hooks
         self.config = config
+        self._pool = MediaPool.of(config)
         self.cache = ProcessorCache(int(config.mm_processor_cache_gb * 2**30))
         self._tokenize = tokenize
         self._token_text = token_text
@@ -132,12 +134,17 @@ class MultiModalProcessor:
 
     @cached_property
     def _parser(self) -> DataParser:
-        return self._parser_with(self.config)
+        return self._parser_with(self.config, self._pool)
 
-    def _parser_with(self, limits: MultiModalConfig) -> DataParser:
+    def _parser_with(self, limits: MultiModalConfig, pool: MediaPool | None) -> DataParser:
         parser = self.hooks.get_data_parser()
-        parser.limits = limits  # the operator's, also for an adapter's own parser
+        parser.limits, parser.pool = limits, pool  # the operator's, also for an adapter's own parser
         return parser
+
+    def close(self) -> None:
+        """End the processes that decode media."""
+        if self._pool is not None:
+            self._pool.close()
 
     @cached_property
     def kwargs(self) -> KwargsByModality:
@@ -351,7 +358,7 @@ class MultiModalProcessor:
         token_modality: dict[int, str] = {}
         features: list[MultiModalFeature] = []
         prompts: list[Sequence[int]] = []
-        parser = self._parser_with(_NO_LIMITS)  # the operator's are for what users send
+        parser = self._parser_with(_NO_LIMITS, None)  # the operator's are for what users send
         readable = parser.modality_parsers()
         for modality in self.limits:  # also those the operator allows none of: their placeholders must be known
             if modality not in readable:

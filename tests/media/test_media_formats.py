@@ -13,12 +13,12 @@ from PIL import Image
 
 from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
 from corellm.errors import ConfigError, MediaError, MediaTooLargeError
+from corellm.media.audio import load_audio
+from corellm.media.files import MAX_FILE_BYTES
+from corellm.media.image import load_image
 from corellm.multimodal import DataParser
-from corellm.multimodal.audio import load_audio
-from corellm.multimodal.files import MAX_FILE_BYTES
-from corellm.multimodal.image import load_image
-from tests.multimodal.test_audio_streams import encoded, tones
-from tests.multimodal.videos import encode, plain
+from tests.media.test_audio_streams import encoded, tones
+from tests.media.videos import encode, plain
 
 RATE = 16_000
 FRAMES = [plain(n) for n in range(3)]

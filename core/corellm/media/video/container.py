@@ -22,6 +22,7 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,12 +30,12 @@ import av
 import numpy as np
 
 from corellm.errors import MediaError
-from corellm.multimodal.video.bounds import PixelBudget, check_packets, check_size
-from corellm.multimodal.video.codec import DECODERS, INTRA_ONLY, STRICT, is_entry, is_shown
-from corellm.multimodal.video.frame import Orientation, to_rgb
-from corellm.multimodal.video.index import PacketInfo, Stretch
-from corellm.multimodal.video.integrity import BROKEN, HidingReader, boxes_to_hide
-from corellm.multimodal.video.timeline import Timeline
+from corellm.media.video.bounds import PixelBudget, check_packets, check_size
+from corellm.media.video.codec import DECODERS, INTRA_ONLY, STRICT, is_entry, is_shown
+from corellm.media.video.frame import Orientation, to_rgb
+from corellm.media.video.index import PacketInfo, Stretch
+from corellm.media.video.integrity import BROKEN, check_whole
+from corellm.media.video.timeline import Timeline
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -76,7 +77,7 @@ class EncodedVideo:
     def __init__(self, data: bytes, container: str, limits: MultiModalConfig) -> None:
         self._format = container
         self._data = data
-        self._hidden = boxes_to_hide(data, container)
+        check_whole(data, container)
         self._max_pixels = limits.max_video_pixels
         self._max_decoded_pixels = limits.max_video_decoded_pixels
         self._keeps_time = container != "avi"
@@ -193,9 +194,8 @@ class EncodedVideo:
         # Twice the pixels: FFmpeg counts padding. Frames are checked again one by one.
         limits = {"codec_whitelist": ",".join(DECODERS), "max_pixels": str(2 * self._max_pixels)}
         try:
-            file = HidingReader(self._data, self._hidden)
             with av.open(
-                file, "r", self._format, options=options, io_open=_refuse, metadata_errors="replace"
+                BytesIO(self._data), "r", self._format, options=options, io_open=_refuse, metadata_errors="replace"
             ) as opened:
                 stream = _video_stream(opened)
                 check_size(stream.codec_context.width, stream.codec_context.height, self._max_pixels)
@@ -207,6 +207,8 @@ class EncodedVideo:
                 decoder.thread_count = _THREADS
                 decoder.thread_type = "AUTO"
                 yield opened, stream
+        except av.error.MemoryError:
+            raise
         except av.FFmpegError as error:
             raise MediaError(BROKEN) from error
 
@@ -253,6 +255,7 @@ def _timeline(container: InputContainer, stream: VideoStream, container_name: st
     """
     codec = stream.codec_context.name
     extradata = stream.codec_context.extradata or b""
+    check_packets(len(stream.index_entries))
     packets: list[PacketInfo] = []
     decoded_at: list[int] = []
     last, last_duration = None, 0

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
-from corellm.multimodal.files import check_format
-from corellm.multimodal.items import is_array, is_image, is_tensor
-from corellm.multimodal.video.video import Video, VideoMetadata
+from corellm.media.files import check_format
+from corellm.media.forms import is_array, is_image, is_tensor
+from corellm.media.video.video import Video, VideoMetadata
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from corellm.multimodal.video.container import EncodedVideo
-    from corellm.multimodal.video.gif import GifVideo
+    from corellm.media.pool import MediaPool
+    from corellm.media.video.container import EncodedVideo
+    from corellm.media.video.gif import GifVideo
 
 _FORMATS = {"mov": "mp4", "matroska": "mkv"}
 """Containers whose name in `config.MEDIA_FORMATS` differs from FFmpeg's."""
@@ -44,7 +45,7 @@ def is_frames_and_metadata(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
-def load_video(source: Any, limits: MultiModalConfig) -> Video:
+def load_video(source: Any, limits: MultiModalConfig, pool: MediaPool | None = None) -> Video:
     """Return one video. Of a file all frames are counted, but only the first is decoded.
 
     Args:
@@ -53,11 +54,13 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
             bytes; or `(frames, metadata)`, with any of the keys fps, frames_indices, total_num_frames, duration and
             do_sample_frames.
         limits: those named `max_video_` count.
+        pool: decodes files; None to decode them in this process.
 
     Raises:
         MediaTooLargeError: more bytes, pixels or frames.
         MediaError: no such file, no video, broken, truncated, empty; frames of different sizes; unknown metadata, or
             metadata that contradict the frames.
+        MediaTimeoutError: the pool's time is up.
         MissingExtraError: reading a file other than a GIF needs PyAV.
     """
     given: Mapping[str, Any] = {}
@@ -66,10 +69,10 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
         if not (is_array(source) or is_tensor(source) or isinstance(source, (list, tuple))):
             raise MediaError("metadata go with frames only; a file has its own")
     if isinstance(source, (str, os.PathLike)):
-        return _from_path(source, limits)
+        return _from_path(source, limits, pool)
     if isinstance(source, (bytes, bytearray, memoryview)):
         _check_bytes(memoryview(source).nbytes, limits.max_video_bytes)
-        return _from_file(bytes(source), limits)
+        return _from_file(bytes(source), limits, pool)
     if is_array(source) or is_tensor(source):
         if source.ndim != 4:
             raise MediaError(
@@ -89,17 +92,17 @@ def load_video(source: Any, limits: MultiModalConfig) -> Video:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -> Video:
+def _from_file(data: bytes, limits: MultiModalConfig, pool: MediaPool | None, name: str = "the video") -> Video:
     if not data:
         raise MediaError(f"{name} is empty (0 bytes)")
-    from corellm.multimodal.video.integrity import identify
+    from corellm.media.video.integrity import identify
 
     container = identify(data)
     if container is None:
         raise MediaError(f"{name} is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video")
     check_format(_FORMATS.get(container, container), name, limits.media_formats)
     try:
-        source = _open(data, container, limits)
+        source = (open_frames if pool is None else pool.video)(data, container, limits)
     except MediaError as error:
         error.args = (f"{name} {error}",)
         raise
@@ -114,13 +117,23 @@ def _from_file(data: bytes, limits: MultiModalConfig, name: str = "the video") -
     return Video(source, metadata, max_frames=limits.max_video_frames, content=content)
 
 
-def _open(data: bytes, container: str, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
+def open_frames(data: bytes, container: str, limits: MultiModalConfig) -> EncodedVideo | GifVideo:
+    """The frames of a file in memory, decoded in this process.
+
+    Args:
+        data: the whole file.
+        container: from `integrity.identify`.
+        limits: as for `load_video`.
+
+    Raises:
+        MediaError, MissingExtraError: as `load_video`; the message begins with a verb.
+    """
     if container == "gif":
-        from corellm.multimodal.video.gif import GifVideo
+        from corellm.media.video.gif import GifVideo
 
         return GifVideo(data, limits)
     try:
-        from corellm.multimodal.video.container import EncodedVideo
+        from corellm.media.video.container import EncodedVideo
     except ModuleNotFoundError as error:
         if error.name != "av":
             raise
@@ -128,14 +141,14 @@ def _open(data: bytes, container: str, limits: MultiModalConfig) -> EncodedVideo
     return EncodedVideo(data, container, limits)
 
 
-def _from_path(path: str | os.PathLike[Any], limits: MultiModalConfig) -> Video:
-    from corellm.multimodal.files import open_regular_file, shown_path
+def _from_path(path: str | os.PathLike[Any], limits: MultiModalConfig, pool: MediaPool | None) -> Video:
+    from corellm.media.files import open_regular_file, shown_path
 
     with open_regular_file(path) as stream:
         _check_bytes(os.fstat(stream.fileno()).st_size, limits.max_video_bytes)
         data = stream.read(limits.max_video_bytes + 1)
     _check_bytes(len(data), limits.max_video_bytes)  # the file may have grown
-    return _from_file(data, limits, shown_path(path))
+    return _from_file(data, limits, pool, shown_path(path))
 
 
 def _check_bytes(count: int, max_bytes: int) -> None:
@@ -166,7 +179,7 @@ class _Frames:
 def _from_frames(frames: Any, given: Mapping[str, Any], limits: MultiModalConfig) -> Video:
     import numpy as np
 
-    from corellm.multimodal.image import load_image
+    from corellm.media.image import load_image
 
     count = len(frames)
     if not count:

@@ -16,8 +16,8 @@ import pytest
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.video import Video, load_video
-from tests.multimodal.videos import colour, encode, moving, plain, same_colour
+from corellm.media.video import Video, load_video
+from tests.media.videos import colour, encode, moving, plain, same_colour
 
 REORDERED = {"x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=2:b-adapt=0"}
 VIDEOS: dict[str, dict[str, Any]] = {

@@ -8,14 +8,15 @@ added is left out where the container states it, as players do.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
 
 from corellm.errors import MediaError
-from corellm.multimodal.video.bounds import check_packets
-from corellm.multimodal.video.integrity import BROKEN, HidingReader, boxes_to_hide
+from corellm.media.video.bounds import check_packets
+from corellm.media.video.integrity import BROKEN, check_whole
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -60,10 +61,10 @@ def stream_blocks(data: bytes, container: str, name: str) -> Generator[tuple[int
 
 
 def _frames(data: bytes, container: str) -> Iterator[AudioFrame]:
-    hidden = () if container == "aac" else boxes_to_hide(data, container, b"soun")
+    if container != "aac":
+        check_whole(data, container)
     options = {"format_whitelist": container, "protocol_whitelist": "", "codec_whitelist": "none"}
-    file = HidingReader(data, hidden)
-    with av.open(file, "r", container, options=options, io_open=_refuse, metadata_errors="replace") as opened:
+    with av.open(BytesIO(data), "r", container, options=options, io_open=_refuse, metadata_errors="replace") as opened:
         stream = _audio_stream(opened)
         decoder = stream.codec_context
         decoder.options = {"codec_whitelist": ",".join(DECODERS), "max_samples": str(_MAX_FRAME_SAMPLES)}

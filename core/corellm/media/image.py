@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import IO, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from PIL import (
     BmpImagePlugin,
@@ -38,10 +38,12 @@ from PIL import (
 
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.files import check_format, name_of, read_file
-from corellm.multimodal.image_cost import check_bmp, check_jpeg, check_tiff, check_tiff_parts
-from corellm.multimodal.items import is_array, is_tensor
-from corellm.multimodal.pixels import array_to_rgb, channels_last, to_rgb
+from corellm.media.files import check_format, name_of, read_file
+from corellm.media.forms import is_array, is_tensor
+from corellm.media.pixels import array_to_rgb, channels_last, to_rgb
+
+if TYPE_CHECKING:
+    from corellm.media.pool import MediaPool
 
 
 class _WebP(WebPImagePlugin.WebPImageFile):
@@ -78,7 +80,9 @@ _callers_image = threading.Lock()
 """Held while a caller's image is loaded: several threads may have the same one."""
 
 
-def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FORMATS) -> Image.Image:
+def load_image(
+    source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FORMATS, pool: MediaPool | None = None
+) -> Image.Image:
     """Return one image as upright RGB.
 
     Args:
@@ -87,14 +91,16 @@ def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FO
             both ends of a shape could be the channels, they are last in an array and first in a tensor.
         max_pixels: a larger image is refused.
         formats: file formats that are accepted.
+        pool: decodes files; None to decode them in this process.
 
     Returns:
         A new RGB image; `source` stays as it was, save that a `PIL.Image` opened lazily has been read.
 
     Raises:
-        MediaTooLargeError: the header (or shape) announces more pixels, or the file takes too much work for them
-            (`image_cost`); `expected` and `got` have the numbers.
+        MediaTooLargeError: the header (or shape) announces more pixels; `expected` and `got` have the numbers. Or it
+            takes more memory than the pool allows.
         MediaError: no such file, no image, broken, truncated, empty, or values out of range.
+        MediaTimeoutError: the pool's time is up.
     """
     if isinstance(source, Image.Image):
         return _from_image(source, max_pixels)
@@ -105,7 +111,9 @@ def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FO
     if isinstance(source, (str, os.PathLike)):
         source = read_file(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), name_of(source), max_pixels, formats)
+        if pool is not None:
+            return pool.image(source, name_of(source), max_pixels, formats)
+        return decode_image(BytesIO(source), name_of(source), max_pixels, formats)
     raise MediaError(
         f"{type(source).__name__} is not an image; give a PIL image, an array, a tensor, a path or bytes",
         got=type(source).__name__,
@@ -115,7 +123,13 @@ def load_image(source: Any, max_pixels: int, formats: Collection[str] = MEDIA_FO
 # --- encoded images -------------------------------------------------------------------------------------------------
 
 
-def _decode(stream: BinaryIO, name: str, max_pixels: int, formats: Collection[str]) -> Image.Image:
+def decode_image(stream: BinaryIO, name: str, max_pixels: int, formats: Collection[str]) -> Image.Image:
+    """Return the image of a file in memory; arguments and errors as of `load_image`.
+
+    Args:
+        stream: at its start.
+        name: of the file, for messages.
+    """
     start = stream.read(_SIGNATURE_BYTES)
     stream.seek(0)
     if not start:
@@ -137,24 +151,16 @@ def _open(
     stream: BinaryIO, format_name: str, opener: Callable[[IO[bytes]], ImageFile.ImageFile], max_pixels: int
 ) -> ImageFile.ImageFile:
     """Return the image with its header read and checked, before pixels are decoded."""
-    if format_name == "TIFF":
-        check_tiff_parts(stream)
-        stream.seek(0)
     image = opener(stream)
     _check_size(*image.size, max_pixels)
     if format_name == "PNG":
         image.verify()  # the decoder ignores checksums and a missing end; `verify` makes the object unusable
         stream.seek(0)
         image = opener(stream)
-    elif format_name == "JPEG":
-        check_jpeg(stream, image, max_pixels)
-    elif format_name == "BMP":
-        check_bmp(stream, image)
     elif isinstance(image, TiffImagePlugin.TiffImageFile):
         # A tile is decoded whole, even where the image shows little of it.
         width, height = (image.tag_v2.get(tag, 1) for tag in _TILE_SIZE_TAGS)
         _check_size(width, height, max_pixels)
-        check_tiff(stream, image, max_pixels)
     return image
 
 
@@ -173,7 +179,7 @@ def _errors_as_media(message: str, max_pixels: int) -> Iterator[None]:
     """Raise `MediaError` for anything Pillow raises; Pillow's own texts contain addresses and are only chained."""
     try:
         yield
-    except MediaError:
+    except (MediaError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         # Where frames or tiles exceed their image, Pillow's plugins apply Pillow's own limit first.

@@ -123,18 +123,25 @@ class Measured(NamedTuple):
 
 
 _MEASURE = """
-import json, sys
+import json, os, subprocess, sys
 from pathlib import Path
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError
-from corellm.multimodal.video import container, gif, load_video
+from corellm.media.pool import MediaPool
+from corellm.media.video import container, gif, load_video
 def peak():
-    return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))
+    status = [Path('/proc/self/status')]
+    if pool:
+        children = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(os.getpid()), 'h'], capture_output=True, text=True)
+        status += [Path('/proc', child, 'status') for child in children.stdout.split()]
+    lines = [line for path in status if path.exists() for line in path.read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith('VmHWM'))
 limits = MultiModalConfig(**json.loads(sys.argv[2]))
-for path in sys.argv[3:]:
+pool = MediaPool(1, 30.0) if sys.argv[3] == 'pooled' else None
+for path in sys.argv[4:]:
     before, frames, error = peak(), 0, None
     try:
-        for _ in load_video(path, limits).read(json.loads(sys.argv[1])):
+        for _ in load_video(path, limits, pool).read(json.loads(sys.argv[1])):
             frames += 1
     except MediaError as caught:
         error = caught
@@ -143,9 +150,21 @@ for path in sys.argv[3:]:
 
 
 def measure(
-    videos: Mapping[str, bytes], folder: Path, indices: Iterable[int] | None = None, **limits: int
+    videos: Mapping[str, bytes],
+    folder: Path,
+    indices: Iterable[int] | None = None,
+    *,
+    pooled: bool = False,
+    **limits: int,
 ) -> dict[str, Measured]:
     """Read frames of each video in a fresh process; for Linux, which reports the most memory that it held.
+
+    Args:
+        videos: `{name: file}`.
+        folder: for the files.
+        indices: of the frames; None for all.
+        pooled: decode in a child process, whose memory counts, too.
+        limits: by name.
 
     A child's `ru_maxrss` would not do: it begins with what the parent held.
     """
@@ -153,6 +172,6 @@ def measure(
         (folder / str(number)).write_bytes(data)
     chosen = "null" if indices is None else json.dumps(list(indices))
     paths = [str(folder / str(number)) for number in range(len(videos))]
-    command = [sys.executable, "-c", _MEASURE, chosen, json.dumps(limits), *paths]
+    command = [sys.executable, "-c", _MEASURE, chosen, json.dumps(limits), "pooled" if pooled else "", *paths]
     lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
     return {name: Measured(*json.loads(line)) for name, line in zip(videos, lines, strict=True)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from corellm.multimodal.video.index import FrameIndex, PacketInfo
+from corellm.media.video.index import FrameIndex, PacketInfo
 
 _RATE_TOLERANCE = 0.01
 _MAX_REORDERED = 16

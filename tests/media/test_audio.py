@@ -29,8 +29,8 @@ import torch
 
 from corellm.config import MultiModalConfig
 from corellm.errors import ConfigError, ContractError, MediaError, MediaTooLargeError, MissingExtraError
+from corellm.media.audio import load_audio
 from corellm.multimodal import DataParser, dummy_audios
-from corellm.multimodal.audio import load_audio
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(aifc|audioop|sunau):DeprecationWarning")  # librosa imports them
 
@@ -449,7 +449,7 @@ def test_nothing_is_imported_that_is_not_needed() -> None:
     code = (
         "import sys, io, numpy as np\n"
         "import corellm.multimodal\n"
-        "from corellm.multimodal.audio import load_audio\n"
+        "from corellm.media.audio import load_audio\n"
         "load_audio((np.zeros(9), 16000), 16000, 9.0)\n"
         "assert not {'soundfile', 'soxr', 'librosa', 'torch'} & set(sys.modules)\n"
         "load_audio(sys.stdin.buffer.read(), 44100, 9.0)\n"

@@ -23,7 +23,7 @@ import torch
 from PIL import Image, ImageFile
 
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.multimodal.image import load_image
+from corellm.media.image import load_image
 
 LIMIT = 1_000_000
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)

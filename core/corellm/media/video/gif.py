@@ -19,8 +19,8 @@ from PIL.GifImagePlugin import GifImageFile
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError
-from corellm.multimodal.video.bounds import PixelBudget, check_packets, check_parts, check_size
-from corellm.multimodal.video.integrity import BROKEN
+from corellm.media.video.bounds import PixelBudget, check_packets, check_size
+from corellm.media.video.integrity import BROKEN
 
 _IMAGE, _EXTENSION, _END = 0x2C, 0x21, 0x3B
 _CONTROL = 0xF9
@@ -145,7 +145,7 @@ def _images(data: bytes) -> list[_Image]:
     """
     images: list[_Image] = []
     common = slice(13, 13 + _palette_bytes(data[10]))
-    at, parts, control = common.stop, 0, _Control()
+    at, control = common.stop, _Control()
     while (kind := data[at]) != _END:
         start = at
         if kind == _IMAGE:
@@ -159,8 +159,6 @@ def _images(data: bytes) -> list[_Image]:
         else:
             raise MediaError(BROKEN)
         while length := data[at]:
-            parts += 1
-            check_parts(parts)
             at += length + 1
         at += 1
         if kind == _IMAGE and width and height:

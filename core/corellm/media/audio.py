@@ -22,15 +22,18 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from io import BytesIO
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
-from corellm.multimodal.audio_files import check_ogg, check_wav, count_mp3_samples
-from corellm.multimodal.files import check_format, name_of, read_file
-from corellm.multimodal.items import is_array, is_tensor
+from corellm.media.audio_files import check_mp3_end, check_ogg, check_wav, states_mp3_length
+from corellm.media.files import check_format, name_of, read_file
+from corellm.media.forms import is_array, is_tensor
+
+if TYPE_CHECKING:
+    from corellm.media.pool import MediaPool
 
 MAX_CHANNELS = 32
 MIN_RATE, MAX_RATE = 1_000, 384_000
@@ -53,12 +56,15 @@ _FORMATS: tuple[tuple[str, re.Pattern[bytes], frozenset[str] | str], ...] = (
     ("MKV", re.compile(rb"\x1aE\xdf\xa3"), "matroska"),
 )
 _READ = "WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM"
-_SIGNATURE_BYTES = 12
 _UNKNOWN_FRAMES = 2**63 - 1  # what libsndfile says
 
 
 def load_audio(
-    source: Any, sampling_rate: int, max_seconds: float, formats: Collection[str] = MEDIA_FORMATS
+    source: Any,
+    sampling_rate: int,
+    max_seconds: float,
+    formats: Collection[str] = MEDIA_FORMATS,
+    pool: MediaPool | None = None,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return one audio item as mono samples at `sampling_rate`.
 
@@ -70,6 +76,7 @@ def load_audio(
         sampling_rate: samples per second of the result.
         max_seconds: longer audio is refused, as soon as its length is known.
         formats: file formats that are accepted.
+        pool: decodes files; None to decode them in this process.
 
     Returns:
         `[num_samples]`, at least one, finite. Memory of its own.
@@ -77,6 +84,7 @@ def load_audio(
     Raises:
         MediaTooLargeError: longer than allowed.
         MediaError: no such file, no audio, broken, truncated, empty, or samples that are not finite or too large.
+        MediaTimeoutError: the pool's time is up.
         MissingExtraError: soundfile or PyAV, or soxr where the rates differ, is not installed.
     """
     if isinstance(source, tuple) and len(source) == 2:
@@ -92,7 +100,9 @@ def load_audio(
     if isinstance(source, (str, os.PathLike)):
         source = read_file(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decode(BytesIO(source), name_of(source), sampling_rate, max_seconds, formats)
+        if pool is not None:
+            return pool.audio(source, name_of(source), sampling_rate, max_seconds, formats)
+        return decode_audio(bytes(source), name_of(source), sampling_rate, max_seconds, formats)
     raise MediaError(
         f"{type(source).__name__} is not audio; give a path, bytes, (samples, rate), or an array at the model's rate",
         got=type(source).__name__,
@@ -102,30 +112,36 @@ def load_audio(
 # --- encoded audio ----------------------------------------------------------------------------------------------------
 
 
-def _decode(
-    stream: BinaryIO, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
-) -> np.ndarray[Any, Any]:
-    start = stream.read(_SIGNATURE_BYTES)
-    if not start:
+def decode_audio(
+    data: bytes, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the samples of a file in memory; arguments and errors as of `load_audio`.
+
+    Args:
+        data: the whole file.
+        name: of the file, for messages.
+    """
+    if not data:
         raise MediaError(f"{name} is empty (0 bytes)")
-    known = next((entry for entry in _FORMATS if entry[1].match(start)), None)
+    known = next((entry for entry in _FORMATS if entry[1].match(data)), None)
     if known is None:
         raise MediaError(f"{name} is not {_READ} audio")
     format_name, _, taken_for = known
     check_format(format_name.lower(), name, formats)
     if isinstance(taken_for, str):
-        stream.seek(0)
-        return _decode_stream(stream.read(), taken_for, name, sampling_rate, max_seconds)
-    return _decode_file(stream, format_name, taken_for, name, sampling_rate, max_seconds)
+        return _decode_stream(data, taken_for, name, sampling_rate, max_seconds)
+    return _decode_file(data, format_name, taken_for, name, sampling_rate, max_seconds)
 
 
 def _decode_file(
-    stream: BinaryIO, format_name: str, taken_for: frozenset[str], name: str, sampling_rate: int, max_seconds: float
+    data: bytes, format_name: str, taken_for: frozenset[str], name: str, sampling_rate: int, max_seconds: float
 ) -> np.ndarray[Any, Any]:
     """Decode with libsndfile."""
     soundfile = _import_extra("soundfile")
-    least = _check_whole(stream, format_name, name)
-    stream.seek(0)
+    if format_name in ("WAV", "Ogg"):
+        (check_wav if format_name == "WAV" else check_ogg)(BytesIO(data), name)
+    is_guess = format_name == "MP3" and not states_mp3_length(data)
+    stream = BytesIO(data)
     try:
         with soundfile.SoundFile(stream) as reader:
             if reader.format not in taken_for:
@@ -133,10 +149,13 @@ def _decode_file(
             _check_rate(reader.samplerate)
             _check_channels(reader.channels)
             reader.seekable = lambda: False  # else it seeks after every block, and the MP3 decoder starts over
-            blocks = _mono_blocks(reader, name, format_name, least, max_seconds)
-            return _to_rate(blocks, reader.samplerate, sampling_rate)
+            blocks = _mono_blocks(reader, name, format_name, max_seconds, is_guess=is_guess)
+            samples = _to_rate(blocks, reader.samplerate, sampling_rate)
     except soundfile.SoundFileError as error:  # its texts hold addresses
         raise MediaError(f"{name}: broken or truncated {format_name}") from error
+    if format_name == "MP3":
+        check_mp3_end(stream.read(), len(samples) / sampling_rate, name)
+    return samples
 
 
 def _decode_stream(
@@ -144,7 +163,7 @@ def _decode_stream(
 ) -> np.ndarray[Any, Any]:
     """Decode with FFmpeg."""
     _import_extra("av", "video")
-    from corellm.multimodal.audio_streams import stream_blocks
+    from corellm.media.audio_streams import stream_blocks
 
     with closing(stream_blocks(data, container, name)) as blocks:
         rate, first = next(blocks)
@@ -167,26 +186,14 @@ def _mono_stream(
         yield _to_mono(_to_float32(block))
 
 
-def _check_whole(stream: BinaryIO, format_name: str, name: str) -> int | None:
-    """Least number of samples per channel that must be decoded; None for what the decoder announces."""
-    if format_name == "MP3":
-        return count_mp3_samples(stream, name)  # without an index the decoder guesses
-    if format_name == "WAV":
-        check_wav(stream, name)
-    elif format_name == "Ogg":
-        check_ogg(stream, name)
-    return None
-
-
 def _mono_blocks(
-    reader: Any, name: str, format_name: str, least: int | None, max_seconds: float
+    reader: Any, name: str, format_name: str, max_seconds: float, *, is_guess: bool
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Decode `[n]` samples at a time, and compare their number at the end with what was announced."""
+    """Decode `[n]` samples at a time, and compare their number at the end with what was announced, or only guessed."""
     announced, channels, rate = reader.frames, reader.channels, reader.samplerate
-    if least is None and announced != _UNKNOWN_FRAMES:
-        least = announced
-    if least is not None:
-        _check_length(least, channels, rate, max_seconds)
+    states_length = announced != _UNKNOWN_FRAMES and not is_guess
+    if states_length:
+        _check_length(announced, channels, rate, max_seconds)
     decoded = 0
     while decoded < announced:  # not beyond the end: the FLAC decoder fails at tags there
         block = reader.read(min(_BLOCK_FRAMES, announced - decoded), dtype="float32", always_2d=True)
@@ -195,11 +202,11 @@ def _mono_blocks(
         decoded += len(block)
         _check_length(decoded, channels, rate, max_seconds)
         yield _to_mono(block.T)
-    if least is not None and decoded < least:
+    if states_length and decoded < announced:
         raise MediaError(
-            f"{name}: only {decoded / rate:.2f} of {least / rate:.2f} seconds can be decoded: a broken or truncated "
-            f"{format_name}",
-            expected=least, got=decoded,
+            f"{name}: only {decoded / rate:.2f} of {announced / rate:.2f} seconds can be decoded: a broken or "
+            f"truncated {format_name}",
+            expected=announced, got=decoded,
         )  # fmt: skip
 
 

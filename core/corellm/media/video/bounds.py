@@ -1,7 +1,6 @@
-"""How much one video may take: pixels of a frame, pixels of all that is decoded, frames, parts. Knows no formats.
+"""How much one video may take: pixels of a frame, pixels of all that is decoded, frames. Knows no formats.
 
-Decoding happens in this process, so it is bounded: twelve bytes of a header can announce a billion frames, and forty
-kilobytes hold six hundred frames of a still 4K image.
+Forty kilobytes can hold six hundred frames of a still 4K image.
 """
 
 from __future__ import annotations
@@ -13,19 +12,11 @@ from corellm.errors import MediaTooLargeError
 MAX_PACKETS = 1_000_000
 """Frames of a file, shown or not: four and a half hours at 60 per second."""
 
-_MAX_PARTS = 2_000_000  # counted in a second or two
-
 
 def check_packets(count: int) -> None:
-    """Raise `MediaTooLargeError` for a file of more than `MAX_PACKETS` frames."""
+    """Raise `MediaTooLargeError` for a file of more than `MAX_PACKETS` frames, or outer parts."""
     if count > MAX_PACKETS:
-        raise MediaTooLargeError(f"has more than {MAX_PACKETS} frames", expected=MAX_PACKETS, got=count)
-
-
-def check_parts(count: int) -> None:
-    """Raise `MediaTooLargeError` for too many boxes, elements or blocks to walk over."""
-    if count > _MAX_PARTS:
-        raise MediaTooLargeError(f"has more than {_MAX_PARTS} parts", expected=_MAX_PARTS)
+        raise MediaTooLargeError(f"has more than {MAX_PACKETS} frames or parts", expected=MAX_PACKETS, got=count)
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:

@@ -1,0 +1,171 @@
+"""Decodes files in child processes, with limits on time and memory: a file that makes a decoder hang, crash or eat all
+memory costs its own request alone.
+
+`worker` is the child's side, `reply` checks what it returns, `pooled_video` reads frames when they are wanted. Encoded
+bytes and what is decoded of them cross in shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from corellm.children import memory
+from corellm.children.child import Child, ChildError, ChildTimeoutError, RefusedError
+from corellm.children.pool import BusyError, ChildPool
+from corellm.config import MultiModalConfig
+from corellm.errors import MediaError, MediaTimeoutError, MediaTooLargeError, ProcessingError
+from corellm.media.reply import Reply
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+    from corellm.media.pooled_video import PooledVideo
+
+MAX_WORKERS = 4
+"""Most children by default."""
+
+_BASE_MEMORY = 1 << 28
+"""Bytes for Python and libraries; what is allowed beyond that depends on what is decoded."""
+_BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 12, 16
+"""For each pixel of the largest image, and for each sample."""
+_MAX_HEADER = 64
+"""Bytes before the pixels of an image."""
+
+Encoded = bytes | bytearray | memoryview
+
+
+class MediaPool:
+    """Decodes files for any number of threads; children start when first needed.
+
+    Args:
+        workers: how many files are decoded at once.
+        seconds: how long one call may take, and how long to wait for a free child.
+        module: what children run, `worker` or something that is used in its place.
+    """
+
+    def __init__(self, workers: int, seconds: float, module: str = "corellm.media.worker") -> None:
+        self._children = ChildPool(workers, module)
+        self._workers, self._seconds = workers, seconds
+
+    @classmethod
+    def of(cls, config: MultiModalConfig) -> MediaPool | None:
+        """The pool that a configuration asks for; None if files are decoded in this process."""
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else MAX_WORKERS
+        workers = min(MAX_WORKERS, processors) if config.media_workers is None else config.media_workers
+        return cls(workers, config.media_timeout) if workers else None
+
+    def close(self) -> None:
+        """End the children; decoding again would start new ones."""
+        self._children.close()
+
+    def image(self, data: Encoded, name: str, max_pixels: int, formats: Collection[str]) -> Image.Image:
+        """Do as `image.decode_image`.
+
+        Raises:
+            MediaError, MediaTimeoutError: see `MediaPool`.
+        """
+        from PIL import Image
+
+        request = {"do": "image", "name": name, "max_pixels": max_pixels, "formats": list(formats)}
+        with self.reply(name, request, _BYTES_PER_PIXEL * max_pixels, data) as reply:
+            width, height = reply.count("width", max_pixels), reply.count("height", max_pixels)
+            reply.require(width * height <= max_pixels)
+            with reply.view(width * height * 3, reply.count("at", _MAX_HEADER)) as pixels:
+                return Image.frombytes("RGB", (width, height), pixels)
+
+    def audio(
+        self, data: Encoded, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Do as `audio.decode_audio`."""
+        import numpy as np
+
+        request = {
+            "do": "audio", "name": name, "sampling_rate": sampling_rate, "max_seconds": max_seconds,
+            "formats": list(formats),
+        }  # fmt: skip
+        most = math.ceil(max_seconds * sampling_rate) + 1
+        with self.reply(name, request, _BYTES_PER_SAMPLE * most, data) as reply:
+            samples = np.empty(reply.count("samples", most), np.float32)
+            reply.read_into(samples)
+            reply.require(bool(np.isfinite(samples).all()))
+        return samples
+
+    def video(self, data: bytes, container: str, limits: MultiModalConfig) -> PooledVideo:
+        """Open a video, as `video.loading` does in this process."""
+        from corellm.media.pooled_video import PooledVideo
+
+        return PooledVideo(self, data, container, limits)
+
+    @contextmanager
+    def reply(
+        self,
+        name: str,
+        request: Mapping[str, Any],
+        max_memory: int,
+        data: Encoded | None,
+        preferred: Sequence[Child] = (),
+    ) -> Iterator[Reply]:
+        """Send a request to a child; the reply's memory may be read inside of the context only.
+
+        Args:
+            name: of the file, for messages, which begin with a verb without one.
+            request: as `worker` takes it.
+            max_memory: bytes that decoding may take, beside what the child needs anyway and the file.
+            data: the file, if it is sent along.
+            preferred: children to take if they are free.
+
+        Raises:
+            MediaError: whatever the decoder raised, or it crashed.
+            MediaTooLargeError: it takes too much memory.
+            MediaTimeoutError: it takes too long, or no child is free in time.
+            ProcessingError: no child can be started, or the decoder has a fault.
+        """
+        name, seconds = f"{name} " if name else "", self._seconds
+        try:
+            with self._children.lend(seconds, preferred) as child, _shared(data) as file:
+                try:
+                    child.start()
+                except (ChildError, OSError) as error:
+                    raise ProcessingError(f"the process that decodes media cannot be started: {error}") from error
+                limited = {"memory": _BASE_MEMORY + max_memory, **request}
+                value, received = child.call_with_file(limited, seconds, file)
+                with Reply(value, received, child) as reply:
+                    yield reply
+        except BusyError:
+            raise MediaTimeoutError(
+                f"{name}was not decoded: all {self._workers} processes were busy for {seconds:g} s; try again, "
+                "or raise media_workers or media_timeout",
+                expected=seconds,
+            ) from None
+        except ChildTimeoutError as error:
+            raise MediaTimeoutError(
+                f"{name}takes longer than {seconds:g} s to decode; save it again in a plainer form, or raise "
+                "media_timeout",
+                expected=seconds,
+            ) from error
+        except RefusedError as error:
+            raise MediaTooLargeError(
+                f"{name}takes more than {max_memory >> 20} MiB of memory to decode; make it smaller",
+                expected=max_memory,
+            ) from error
+        except ChildError as error:
+            raise MediaError(f"{name}is broken: its decoder crashed") from error
+
+
+@contextmanager
+def _shared(data: Encoded | None) -> Iterator[int | None]:
+    """A file of shared memory that holds `data`."""
+    if data is None:
+        yield None
+        return
+    file = memory.create()
+    try:
+        memory.write(file, data)
+        yield file
+    finally:
+        os.close(file)

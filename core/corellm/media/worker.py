@@ -1,0 +1,164 @@
+"""The child process that decodes files: `python -m corellm.media.worker`.
+
+A request names what to do and how much memory it may take; the encoded file comes as shared memory. The result has
+sizes, with pixels, samples or times in shared memory of this process, which is used again; or the error that decoding
+raised. Imports no torch, and decoders only when they are needed. `pool` is the parent's side.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from corellm.children import memory
+from corellm.children.serving import limit_memory, serve_files
+from corellm.config import MultiModalConfig
+from corellm.errors import CorellmError, MediaError, MissingExtraError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from corellm.media.video.video import FrameSource
+
+_CHUNK_SECONDS, _CHUNK_BYTES = 0.5, 1 << 25
+"""Frames are returned together until so much time or memory is used."""
+_KEPT_BYTES = 1 << 25
+"""Shared memory of up to this size is used again: fresh memory takes longer than what is written to it."""
+_MAX_VIDEOS = 2
+
+Result = tuple[dict[str, Any], int | None]
+
+
+class _Video:
+    """A video that is open, and where its last reader is."""
+
+    def __init__(self, source: FrameSource) -> None:
+        self.source = source
+        self.reader: int | None = None
+        self.left: list[int] = []
+        self.frames: Iterator[np.ndarray[Any, Any]] = iter(())
+        self.error: MediaError | None = None
+
+    def go_to(self, reader: int, left: list[int]) -> None:
+        """Begin at the first of the frames that are left, unless the reader is there."""
+        if self.reader != reader or self.left != left:
+            self.reader, self.left, self.error = reader, left, None
+            self.frames = self.source.read(left)
+
+
+class Worker:
+    """Decodes one request at a time; remembers the last videos."""
+
+    def __init__(self) -> None:
+        self._videos: OrderedDict[int, _Video] = OrderedDict()
+        self._memory = memory.create()
+        self._size = 0
+
+    def handle(self, request: dict[str, Any], file: int | None) -> Result:
+        """The result of a request, or what was raised. Running out of memory is left to `serving`."""
+        actions: dict[str, Callable[[dict[str, Any], int | None], Result]] = {
+            "image": self._image, "audio": self._audio, "open": self._open, "read": self._read,
+        }  # fmt: skip
+        limit_memory(request["memory"] + (0 if file is None else os.fstat(file).st_size))
+        try:
+            return actions[request["do"]](request, file)
+        except MemoryError:
+            self._videos.clear()
+            raise
+        except (MediaError, MissingExtraError) as error:
+            limits = (getattr(error, "expected", None), getattr(error, "got", None))
+            return {"raised": [type(error).__name__, str(error), *map(_plain, limits)]}, None
+        except Exception as error:
+            message = str(error) if isinstance(error, CorellmError) else f"{type(error).__name__} while decoding"
+            return {"raised": ["ProcessingError", message, None, None]}, None
+
+    def _image(self, request: dict[str, Any], file: int | None) -> Result:
+        from PIL.Image import DecompressionBombWarning
+
+        from corellm.media.image import decode_image
+
+        warnings.simplefilter("error", DecompressionBombWarning)
+        image = decode_image(BytesIO(_content(file)), request["name"], request["max_pixels"], request["formats"])
+        shared = self._share(b"")
+        os.lseek(shared, 0, os.SEEK_SET)
+        with open(shared, "wb", buffering=0, closefd=False) as pixels:
+            image.save(pixels, "PPM")  # pixels behind a short header, without the copies that `tobytes` makes
+            end = pixels.tell()
+        self._size = max(self._size, end)
+        return {"width": image.width, "height": image.height, "at": end - image.width * image.height * 3}, shared
+
+    def _audio(self, request: dict[str, Any], file: int | None) -> Result:
+        from corellm.media.audio import decode_audio
+
+        names = ("name", "sampling_rate", "max_seconds", "formats")
+        samples = decode_audio(_content(file), *(request[name] for name in names))
+        return {"samples": len(samples)}, self._share(samples.data)
+
+    def _open(self, request: dict[str, Any], file: int | None) -> Result:
+        import numpy as np
+
+        from corellm.media.video.loading import open_frames
+
+        source = open_frames(_content(file), request["container"], MultiModalConfig(**request["limits"]))
+        self._videos[request["video"]] = _Video(source)
+        if len(self._videos) > _MAX_VIDEOS:
+            self._videos.popitem(last=False)
+        about = {"width": source.width, "height": source.height, "duration": source.duration, "fps": source.fps}
+        return about | {"frames": len(source.times)}, self._share(np.asarray(source.times, np.float64).data)
+
+    def _read(self, request: dict[str, Any], file: int | None) -> Result:
+        if request["opening"] is not None:
+            self._open(request["opening"], file)
+        video = self._videos.get(request["video"])
+        if video is None:
+            return {"forgotten": True}, None
+        self._videos.move_to_end(request["video"])
+        video.go_to(request["reader"], request["frames"])
+        if video.error is not None:
+            raise video.error
+        end, at, count = time.monotonic() + _CHUNK_SECONDS, 0, 0
+        shared = self._share(b"")
+        try:
+            for frame in video.frames:
+                at = memory.write(shared, frame.data, at)
+                count += 1
+                if at >= _CHUNK_BYTES or time.monotonic() > end:
+                    break
+        except MediaError as error:
+            if not count:
+                raise
+            video.error = error  # after the frames before it
+        self._size = max(self._size, at)
+        video.left = video.left[count:]
+        return {"frames": count}, shared
+
+    def _share(self, data: bytes | memoryview) -> int:
+        """Write to the shared memory; its descriptor stays this object's."""
+        if self._size > _KEPT_BYTES:
+            os.close(self._memory)
+            self._memory, self._size = memory.create(), 0
+        self._size = max(self._size, memory.write(self._memory, data))
+        return self._memory
+
+
+def _content(file: int | None) -> bytes:
+    """The encoded file that came with a request."""
+    assert file is not None, "the pool sends a file along"
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+def _plain(value: Any) -> Any:
+    """A number or tuple as JSON has them, without numpy's types."""
+    if isinstance(value, tuple):
+        return [_plain(element) for element in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # users who sent a file do not see this output
+    serve_files(Worker().handle)

@@ -1,0 +1,374 @@
+"""Files decoded in child processes are what they are in this one; a decoder that hangs, crashes, eats memory or lies
+costs its own request alone, and leaves nothing behind.
+
+`odd_worker` is a child that does all this.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corellm.children import memory
+from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
+from corellm.errors import (
+    ConfigError,
+    MediaError,
+    MediaTimeoutError,
+    MediaTooLargeError,
+    MissingExtraError,
+    ProcessingError,
+)
+from corellm.media.audio import load_audio
+from corellm.media.image import load_image
+from corellm.media.pool import MediaPool
+from corellm.media.video import load_video
+from tests.media import test_audio, test_audio_streams, test_image, test_video_files
+from tests.media.odd_worker import LIES
+from tests.media.videos import encode, moving, plain
+
+LIMIT = test_image.LIMIT
+PNG = test_image.FILES["PNG"]
+SECONDS = 1.5
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def odd(monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaPool]:
+    """Two children that do what files say."""
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    pool = MediaPool(2, SECONDS, "tests.media.odd_worker")
+    for child in pool._children._children:
+        child.start()
+    yield pool
+    pool.close()
+
+
+def children() -> set[int]:
+    """Processes of this test that are not ended."""
+    command = ["ps", "-o", "pid=,stat=,comm=", "--ppid", str(os.getpid())]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {int(pid) for pid, stat, name in map(str.split, lines) if "Z" not in stat and name != "ps"}
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+# --- the same as in this process --------------------------------------------------------------------------------------
+
+
+def image(data: bytes, pool: MediaPool | None) -> Any:
+    return load_image(data, LIMIT, pool=pool).tobytes()
+
+
+def audio(data: bytes, pool: MediaPool | None) -> Any:
+    return load_audio(data, 16_000, 20.0, pool=pool).tobytes()
+
+
+def video(data: bytes, pool: MediaPool | None) -> Any:
+    opened = load_video(data, MultiModalConfig(max_video_pixels=1 << 20), pool)
+    times = opened.timestamps(range(opened.num_frames))
+    return opened.metadata, times, b"".join(frame.tobytes() for frame in opened.read())
+
+
+def outcome(read: Callable[[bytes, MediaPool | None], Any], data: bytes, pool: MediaPool | None) -> Any:
+    """What reading returns, or all of what it raises. (Whether a fault is found at once depends on threads.)"""
+    try:
+        return read(data, pool)
+    except MediaError as error:
+        return type(error), str(error).removeprefix("the video "), error.expected, error.got
+
+
+def streams() -> dict[str, bytes]:
+    kinds = ("M4A", "AAC", "WebM, Opus")
+    return {kind: test_audio_streams.encoded(kind, test_audio_streams.tones(20_000, 44_100)) for kind in kinds}
+
+
+CORPUS: dict[str, tuple[Callable[[bytes, MediaPool | None], Any], Callable[[], dict[str, bytes]], int]] = {
+    "images": (image, lambda: test_image.FILES | test_image.BOMBS | {"none": b"", "text": b"hello there " * 9}, 12),
+    "audio": (audio, lambda: test_audio.FILES | {"none": b"", "not finite": not_finite()}, 6),
+    "audio streams": (audio, streams, 6),
+    "videos": (video, lambda: {name: test_video_files.small_file(name) for name in test_video_files.SMALL}, 6),
+}
+
+
+def not_finite() -> bytes:
+    return test_audio.encoded(np.array([0.0, np.nan, 0.0]), 16_000, "WAV", "FLOAT")
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:PIL")
+@pytest.mark.parametrize("name", CORPUS)
+def test_a_child_reads_what_this_process_reads(media_pool: MediaPool, name: str) -> None:
+    """Whole files, cut ones, damaged ones: the same values, or the same error with the same numbers."""
+    read, files, variants = CORPUS[name]
+    rng = np.random.default_rng(1)
+    for data in files().values():
+        tried = [data, *(data[: len(data) * n // variants] for n in range(1, variants))]
+        for _ in range(variants):
+            damaged = bytearray(data)
+            for place in rng.integers(0, max(1, len(data)), size=3 if data else 0):
+                damaged[place] = rng.integers(0, 256)
+            tried.append(bytes(damaged))
+        for one in tried:
+            assert outcome(read, one, media_pool) == outcome(read, one, None)
+
+
+def test_names_and_formats_reach_the_child(media_pool: MediaPool, tmp_path: Path) -> None:
+    """A path is named in errors, whatever its name is; a format that is not accepted is refused."""
+    path = tmp_path / os.fsdecode(b"odd \xff \n name.png")
+    path.write_bytes(PNG[:100])
+    with pytest.raises(MediaError, match=r"odd \\udcff \\n name\.png': broken or truncated PNG"):
+        load_image(path, LIMIT, pool=media_pool)
+    others = [name for name in MEDIA_FORMATS if name != "png"]
+    with pytest.raises(MediaError, match="of the format png, which is not accepted") as caught:
+        load_image(PNG, LIMIT, others, media_pool)
+    assert caught.value.expected == tuple(others)
+
+
+def test_trusted_forms_never_cross(media_pool: MediaPool) -> None:
+    """Arrays and open images are converted here: no child is started."""
+    idle = MediaPool(1, 0.0, "no.such.module")
+    assert load_image(np.zeros((8, 8, 3), np.uint8), LIMIT, pool=idle).size == (8, 8)
+    assert len(load_audio((np.zeros(9), 8_000), 16_000, 9.0, pool=idle)) == 18
+    assert load_video(np.zeros((2, 8, 8, 3), np.uint8), MultiModalConfig(), idle).num_frames == 2
+
+
+def test_videos_are_opened_again_where_a_child_forgot_them(media_pool: MediaPool) -> None:
+    """More videos than children remember, read by turns and from many threads."""
+    data = encode([moving(n) for n in range(12)], options={"x264-params": test_video_files.X264})
+    here = list(load_video(data, MultiModalConfig()).read())
+    videos = [load_video(data, MultiModalConfig(), media_pool) for _ in range(6)]
+    readers = [video.read([1, 5, 11]) for video in videos]
+    for index in (1, 5, 11):
+        assert all(np.array_equal(next(reader), here[index]) for reader in readers)
+    with ThreadPoolExecutor(6) as threads:
+        for frames in threads.map(lambda video: list(video.read()), videos):
+            assert all(np.array_equal(*pair) for pair in zip(frames, here, strict=True))
+
+
+def test_frames_come_in_several_parts(media_pool: MediaPool) -> None:
+    """Of more than a child returns at once; an error comes after the frames before it."""
+    large = [plain(n, 1920, 1080) for n in range(9)]  # 6 MB each
+    data = encode(large, "mjpeg", "mov", pixels="yuvj420p")
+    video = load_video(data, MultiModalConfig(), media_pool)
+    assert [test_video_files.same_colour(frame, n) for n, frame in enumerate(video.read())] == [True] * 9
+    broken = bytearray(data)
+    start = broken.rfind(b"\xff\xc0\0\x11")
+    broken[start : start + 19] = bytes(19)
+    frames = load_video(bytes(broken), MultiModalConfig(), media_pool).read()
+    assert sum(1 for _ in zip(range(8), frames, strict=False)) == 8
+    with pytest.raises(MediaError, match=r"^frame 8 "):
+        next(frames)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the command that installs it."""
+    (tmp_path / "soundfile.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pool = MediaPool(1, 60.0)
+    with pytest.raises(MissingExtraError, match=r"pip install 'corellm\[audio\]'"):
+        load_audio(test_audio.FILES["WAV"], 16_000, 20.0, pool=pool)
+    pool.close()
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "hang": (MediaTimeoutError, r"the data takes longer than 1\.5 s to decode; .*raise media_timeout"),
+    "loop": (MediaTimeoutError, r"the data takes longer than 1\.5 s to decode"),
+    "crash": (MediaError, "the data is broken: its decoder crashed"),
+    "exit": (MediaError, "the data is broken: its decoder crashed"),
+    "eat": (MediaTooLargeError, r"the data takes more than \d+ MiB of memory to decode"),
+    "no file": (MediaError, "its decoder crashed"),
+    "a pipe": (MediaError, "its decoder crashed"),
+    "noise": (MediaError, "its decoder crashed"),
+    **dict.fromkeys(LIES, (MediaError, "its decoder crashed")),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_its_own_request_alone(odd: MediaPool, name: str) -> None:
+    """A typed error; neighbours get their images meanwhile and afterwards; the pool is as it was."""
+    kind, words = FAULTS[name]
+    before = descriptors(), len(children())
+
+    def fail() -> None:
+        with pytest.raises(kind, match=words):
+            load_image(f"{name}! and more".encode(), LIMIT, pool=odd)
+
+    with ThreadPoolExecutor(2) as threads:
+        failing = threads.submit(fail)
+        for _ in range(20):
+            assert load_image(PNG, LIMIT, pool=odd).tobytes() == test_image.noise().tobytes()
+        failing.result()
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda _: load_image(PNG, LIMIT, pool=odd).size, range(20)))
+    assert both == [(40, 30)] * 20
+    gc.collect()
+    assert descriptors() <= before[0]  # at most one child fewer, whose socket is closed
+    assert len(children()) <= before[1]
+
+
+def test_memory_that_may_shrink_is_copied(odd: MediaPool) -> None:
+    """A mapping of it could end this process."""
+    with pytest.raises(MediaError, match="its decoder crashed"):  # one byte less than announced, from byte 1 on
+        load_image(b"shrinks!", LIMIT, pool=odd)
+    shared = os.memfd_create("any")
+    memory.write(shared, b"0123456789")
+    with memory.view(shared, 5, 2) as view:
+        os.ftruncate(shared, 0)
+        assert bytes(view) == b"23456"
+    os.close(shared)
+    sealed = memory.create()
+    memory.write(sealed, b"0123456789")
+    with pytest.raises(PermissionError):
+        os.ftruncate(sealed, 0)
+    os.close(sealed)
+
+
+def test_when_all_are_busy_others_wait_no_longer_than_the_limit(odd: MediaPool) -> None:
+    """And are told so; those that get a child in time are read."""
+    with ThreadPoolExecutor(3) as threads:
+        hanging = [threads.submit(load_image, b"hang!", LIMIT, pool=odd) for _ in range(2)]
+        while len(odd._children._free):
+            time.sleep(0.01)
+        odd._seconds = 0.1
+        with pytest.raises(MediaTimeoutError, match=r"not decoded: all 2 processes were busy for 0\.1 s; .*media_work"):
+            load_image(PNG, LIMIT, pool=odd)
+        odd._seconds = 20.0
+        assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
+        assert all(isinstance(one.exception(), MediaTimeoutError) for one in hanging)
+
+
+def test_children_are_started_again_and_closed(odd: MediaPool) -> None:
+    """However one died; closing ends them all, also those at work."""
+    for child in odd._children._children:
+        assert child._running is not None
+        os.kill(child._running.process.pid, signal.SIGKILL)
+        while is_running(child._running.process.pid):
+            time.sleep(0.01)
+    assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
+    others = children() - {child._running.process.pid for child in odd._children._children if child._running}
+    with ThreadPoolExecutor(1) as threads:
+        failing = threads.submit(load_image, b"hang!", LIMIT, pool=odd)
+        while len(odd._children._free) == 2:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        odd.close()
+        assert isinstance(failing.exception(), MediaError)
+    assert children() == others
+    assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
+
+
+def test_an_interrupt_leaves_the_pool_usable(odd: MediaPool) -> None:
+    """Ctrl-C while a decoder hangs: the child is ended, and its result is not taken for another's."""
+    odd._seconds = 60.0
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        load_image(b"hang!", LIMIT, pool=odd)
+    assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_has_children_of_its_own(odd: MediaPool) -> None:
+    """Also if the parent's children were lent when it forked, and it leaves none behind."""
+    with ThreadPoolExecutor(2) as threads:
+        hanging = [threads.submit(load_image, b"hang!", LIMIT, pool=odd) for _ in range(2)]
+        while len(odd._children._free):
+            time.sleep(0.01)
+        pid = os.fork()
+        if pid == 0:
+            odd._seconds = 60.0
+            os._exit(0 if load_image(PNG, LIMIT, pool=odd).size == (40, 30) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert all(isinstance(one.exception(), MediaTimeoutError) for one in hanging)
+    assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
+
+
+PARENT = """
+import sys
+from corellm.media.image import load_image
+from corellm.media.pool import MediaPool
+pool = MediaPool(1, 1.0, "tests.media.odd_worker")
+load_image(open(sys.argv[1], "rb").read(), 10**6, pool=pool)
+print(pool._children._children[0]._running.process.pid, flush=True)
+if sys.argv[2] == "busy":
+    load_image(b"loop!", 10**6, pool=pool)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_children_end_with_a_parent_that_is_killed(state: str, tmp_path: Path) -> None:
+    """By the end of their input, or their timer."""
+    (tmp_path / "image").write_bytes(PNG)
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "image"), state]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(child)
+
+
+def is_running(pid: int) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(listed.stdout.strip()) and "Z" not in listed.stdout
+
+
+def test_a_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is not the file's fault."""
+    with pytest.raises(ProcessingError, match="the process that decodes media cannot be started"):
+        load_image(PNG, LIMIT, pool=MediaPool(1, 60.0, "no.such.module"))
+
+
+# --- what children are ------------------------------------------------------------------------------------------------
+
+
+def test_a_child_imports_little_and_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither torch nor decoders until they are needed."""
+    code = "import sys, corellm.media.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {m.split(".")[0] for m in loaded} & {"torch", "transformers", "numpy", "PIL", "av", "soundfile"} == set()
+    monkeypatch.setenv("MY_API_KEY", "secret")
+    pool = MediaPool(1, 60.0)
+    load_image(PNG, LIMIT, pool=pool)
+    running = pool._children._children[0]._running
+    assert running is not None
+    environment = Path(f"/proc/{running.process.pid}/environ")
+    if environment.exists():
+        assert b"secret" not in environment.read_bytes()
+        maps = Path(f"/proc/{running.process.pid}/maps").read_text()
+        assert "torch" not in maps
+        assert "libav" not in maps
+    pool.close()
+
+
+def test_the_configuration() -> None:
+    """0 is none, None one per core up to four; what is no number is refused."""
+    assert MediaPool.of(MultiModalConfig(media_workers=0)) is None
+    assert MediaPool.of(MultiModalConfig()) is not None
+    for value in (-1, 1.5, "2", True):
+        with pytest.raises(ConfigError, match="media_workers must be an integer of at least 0"):
+            EngineConfig.from_kwargs(model="m", media_workers=value)
+    for value in (-1, float("inf"), "10"):
+        with pytest.raises(ConfigError, match="media_timeout must be a finite number"):
+            EngineConfig.from_kwargs(model="m", media_timeout=value)
