@@ -31,7 +31,8 @@ from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_bu
 from corellm.engine.text_encoder import TextEncoder
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.multimodal.processor import DummyProfile, MultiModalProcessor
+from corellm.multimodal.processor import MultiModalProcessor
+from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import ask_extensions, first_offer
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer

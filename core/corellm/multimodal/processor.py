@@ -7,11 +7,9 @@ engine; invalid items are refused here, before the engine gets the request.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +18,8 @@ from corellm.errors import (
     ContractError,
     CorellmError,
     EmbeddingInputError,
-    ItemLimitError,
     PlaceholderError,
     ProcessingError,
-    UnsupportedModalityError,
     raised_at,
 )
 from corellm.media.pool import MediaPool
@@ -32,33 +28,14 @@ from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsIte
 from corellm.multimodal.hashing import hash_item, hash_uuid
 from corellm.multimodal.hook_results import call_hook
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.item_limits import NO_LIMITS, check_counts, lowered_limits
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, naming_item
 from corellm.multimodal.kwargs import KwargsByModality, kwargs_names
 from corellm.multimodal.parsing import DataParser
+from corellm.multimodal.profile import DummyProfile, measure_profile
 from corellm.multimodal.prompt_updates import apply_prompt_updates
 from corellm.multimodal.uuids import Uuids, check_uuids, mark_stored, read_uuids
 from corellm.plugin.hook_callers import HookCallers
-
-_NO_LIMITS = MultiModalConfig(
-    max_image_pixels=sys.maxsize, max_video_pixels=sys.maxsize, max_video_frames=sys.maxsize,
-    max_video_bytes=sys.maxsize, max_video_decoded_pixels=sys.maxsize, max_audio_seconds=float(2**31),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class DummyProfile:
-    """Tokens and embeddings of the largest item of each modality, measured on the adapter's dummy inputs."""
-
-    max_tokens: Mapping[str, int]
-    """`{modality: placeholder tokens}`."""
-    max_embeds: Mapping[str, int]
-    """`{modality: embeddings}`, never more than the tokens."""
-    placeholder_token_ids: Mapping[int, str]
-    """Tokens that take embeddings, and their modality: never in a prompt outside a placeholder."""
-    features: Sequence[MultiModalFeature]
-    """The dummy items themselves, one per modality."""
-    prompts: Sequence[Sequence[int]]
-    """The expanded prompt of each dummy item."""
 
 
 class MultiModalProcessor:
@@ -94,7 +71,7 @@ class MultiModalProcessor:
         self._namespace = tuple(namespace)
         self._seq_len = seq_len
         self._executor = executor
-        self.limits = self._resolve_limits()
+        self.limits = lowered_limits(call_hook(hooks.get_supported_mm_limits), config)
 
     def with_config(self, config: MultiModalConfig) -> MultiModalProcessor:
         """A processor of the same model with another configuration and its own cache."""
@@ -107,30 +84,6 @@ class MultiModalProcessor:
             seq_len=self._seq_len,
             executor=self._executor,
         )
-
-    def _resolve_limits(self) -> dict[str, int | None]:
-        """The model's limits, lowered by the operator's."""
-        limits = dict(call_hook(self.hooks.get_supported_mm_limits))
-        allowed = self.config.item_limits
-        for modality in self.config.limit_mm_per_prompt:
-            wanted = allowed.get(modality)
-            if modality not in limits:
-                if wanted != 0:
-                    raise UnsupportedModalityError(
-                        f"limit_mm_per_prompt: this model takes no {modality!r}; it takes {', '.join(limits)}",
-                        modality=modality,
-                    )
-                continue
-            if wanted is None:
-                continue
-            model_limit = limits[modality]
-            if model_limit is not None and wanted > model_limit:
-                raise ItemLimitError(
-                    f"limit_mm_per_prompt: {wanted} {modality}s, but the model takes at most {model_limit} per prompt",
-                    modality=modality, expected=model_limit, got=wanted,
-                )  # fmt: skip
-            limits[modality] = wanted
-        return limits
 
     @cached_property
     def _parser(self) -> DataParser:
@@ -274,18 +227,7 @@ class MultiModalProcessor:
             MultiModalError: an item that cannot be read.
         """
         counts = self._parser.count(mm_data)
-        for modality, count in counts.items():
-            if modality not in self.limits:
-                raise UnsupportedModalityError(
-                    f"this model takes no {modality}; it takes {', '.join(self.limits)}", modality=modality
-                )
-            limit = self.limits[modality]
-            if limit is not None and count > limit:
-                raise ItemLimitError(
-                    f"{count} {modality}s in the request, at most {limit} allowed per prompt; send fewer"
-                    + (", or raise limit_mm_per_prompt" if modality in self.config.item_limits else ""),
-                    modality=modality, expected=limit, got=count,
-                )  # fmt: skip
+        check_counts(counts, self.limits, self.config)
         check_uuids(uuids or {}, counts)
         return self._parser.parse(mm_data)
 
@@ -353,50 +295,16 @@ class MultiModalProcessor:
     @cached_property
     def profile(self) -> DummyProfile:
         """Sizes of the adapter's dummy items; measured on first use."""
-        max_tokens: dict[str, int] = {}
-        max_embeds: dict[str, int] = {}
-        token_modality: dict[int, str] = {}
-        features: list[MultiModalFeature] = []
-        prompts: list[Sequence[int]] = []
-        parser = self._parser_with(_NO_LIMITS, None)  # the operator's are for what users send
-        readable = parser.modality_parsers()
-        for modality in self.limits:  # also those the operator allows none of: their placeholders must be known
-            if modality not in readable:
-                raise ContractError(
-                    f"get_supported_mm_limits names {modality!r}, which get_data_parser's parser does not read; it "
-                    f"reads {', '.join(readable)}"
-                )
-            counts = {modality: 1}
-            text = call_hook(self.hooks.get_dummy_text, mm_counts=counts)
-            data = call_hook(
-                self.hooks.get_dummy_mm_data,
-                seq_len=self._seq_len,
-                mm_counts=counts,
-                mm_options=self.config.dummy_options,
-            )
+        parser = self._parser_with(NO_LIMITS, None)  # the operator's limits are for what users send
+
+        def expand(modality: str, text: str, data: Mapping[str, Any]) -> tuple[list[int], MultiModalFeature]:
             with _adapter_at_work(f"the {modality} of get_dummy_mm_data"):
                 tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), {})
-            place = feature.placeholder
-            mask = place.is_embed or (True,) * place.length
-            if self.limits[modality] != 0:
-                features.append(feature)
-                prompts.append(tokens)
-                max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
-            span = tokens[place.offset : place.end]
-            token_modality.update({token: modality for token, embeds in zip(span, mask, strict=True) if embeds})
-        stated = self.hooks.get_mm_max_tokens_per_item(
-            seq_len=self._seq_len, mm_counts={modality: limit or 1 for modality, limit in self.limits.items()}
+            return tokens, feature
+
+        return measure_profile(
+            self.hooks, self.limits, parser.modality_parsers(), expand, self._seq_len, self.config.dummy_options
         )
-        for modality, tokens_stated in (stated or {}).items():
-            if tokens_stated < min(max_tokens.get(modality, 0), self._seq_len):
-                raise ContractError(
-                    f"get_mm_max_tokens_per_item says {tokens_stated} {modality} tokens, but the dummy {modality} "
-                    f"becomes {max_tokens[modality]}"
-                )
-            if modality in max_tokens:
-                max_embeds[modality] = max(max_embeds[modality], tokens_stated)
-                max_tokens[modality] = max(max_tokens[modality], tokens_stated)
-        return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts)
 
 
 @contextmanager

@@ -1,0 +1,91 @@
+"""The sizes of a model's largest items, measured on the dummy items of its adapter.
+
+Memory is planned with them. Knows the hooks of dummy items, placeholders and counts; does not know how items are
+processed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corellm.errors import ContractError
+from corellm.multimodal.hook_results import call_hook
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.plugin.hook_callers import HookCallers
+
+
+@dataclass(frozen=True)
+class DummyProfile:
+    """Tokens and embeddings of the largest item of each modality, measured on the adapter's dummy inputs."""
+
+    max_tokens: Mapping[str, int]
+    """`{modality: placeholder tokens}`."""
+    max_embeds: Mapping[str, int]
+    """`{modality: embeddings}`, never more than the tokens."""
+    placeholder_token_ids: Mapping[int, str]
+    """Tokens that take embeddings, and their modality: never in a prompt outside a placeholder."""
+    features: Sequence[MultiModalFeature]
+    """The dummy items themselves, one per modality."""
+    prompts: Sequence[Sequence[int]]
+    """The expanded prompt of each dummy item."""
+
+
+def measure_profile(
+    hooks: HookCallers,
+    limits: Mapping[str, int | None],
+    readable: Collection[str],
+    expand: Callable[[str, str, Mapping[str, Any]], tuple[list[int], MultiModalFeature]],
+    seq_len: int,
+    options: Mapping[str, Mapping[str, int]],
+) -> DummyProfile:
+    """Process one dummy item of each modality.
+
+    Args:
+        hooks: the model's hook callers.
+        limits: most items per prompt, by modality.
+        readable: modalities that the model's parser reads.
+        expand: `(modality, dummy text, dummy media)` to the expanded prompt and its one item.
+        seq_len: the longest sequence the engine serves.
+        options: the operator's limits on the sizes of items, by modality.
+
+    Raises:
+        ContractError: the hooks contradict each other.
+    """
+    max_tokens: dict[str, int] = {}
+    max_embeds: dict[str, int] = {}
+    token_modality: dict[int, str] = {}
+    features: list[MultiModalFeature] = []
+    prompts: list[Sequence[int]] = []
+    for modality, limit in limits.items():  # also those the operator allows none of: their placeholders must be known
+        if modality not in readable:
+            raise ContractError(
+                f"get_supported_mm_limits names {modality!r}, which get_data_parser's parser does not read; it "
+                f"reads {', '.join(readable)}"
+            )
+        counts = {modality: 1}
+        text = call_hook(hooks.get_dummy_text, mm_counts=counts)
+        data = call_hook(hooks.get_dummy_mm_data, seq_len=seq_len, mm_counts=counts, mm_options=options)
+        tokens, feature = expand(modality, text, data)
+        place = feature.placeholder
+        if limit != 0:
+            features.append(feature)
+            prompts.append(tokens)
+            max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
+        mask = place.is_embed or (True,) * place.length
+        span = tokens[place.offset : place.end]
+        token_modality.update({token: modality for token, embeds in zip(span, mask, strict=True) if embeds})
+    stated = hooks.get_mm_max_tokens_per_item(
+        seq_len=seq_len, mm_counts={modality: limit or 1 for modality, limit in limits.items()}
+    )
+    for modality, most in (stated or {}).items():
+        if most < min(max_tokens.get(modality, 0), seq_len):
+            raise ContractError(
+                f"get_mm_max_tokens_per_item says {most} {modality} tokens, but the dummy {modality} becomes "
+                f"{max_tokens[modality]}"
+            )
+        if modality in max_tokens:
+            max_embeds[modality] = max(max_embeds[modality], most)
+            max_tokens[modality] = max(max_tokens[modality], most)
+    return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts)
