@@ -22,7 +22,7 @@ PATH: list[tuple[str, str, str]] = [
     (DECODE, "engine/scheduler.py", "Scheduler._make_room"),
     (DECODE, "engine/step_plan.py", "StepPlan.add_decode"),
     (ALL, "engine/scheduler.py", "Scheduler._continue_prefills Scheduler._admit_waiting"),
-    (PROMPT, "engine/scheduler.py", "Scheduler._has_place Scheduler._reserve Scheduler._prefix_is_coming"),
+    (PROMPT, "engine/scheduler.py", "Scheduler._has_capacity Scheduler._reserve Scheduler._prefix_is_coming"),
     (PROMPT, "engine/scheduler.py", "Scheduler._admit Scheduler._plan_chunk"),
     (PROMPT, "engine/encoder_plan.py", "EncoderPlanner.plan item_slices"),
     (PROMPT, "engine/scheduler.py", "Scheduler._start Scheduler._add_chunk"),
@@ -47,13 +47,13 @@ PATH: list[tuple[str, str, str]] = [
 """In which steps, the file, and its functions."""
 
 ASIDE: dict[str, str] = {
-    "engine/whole.py": "whole.run",
+    "engine/atomic.py": "atomic.run",
     "engine/llm_engine.py": "LLMEngine.runner",
-    "worker/own_process.py": "check_process",
+    "worker/fork_safety.py": "check_process",
     "worker/devices.py": "for_inference.run on_device",
     "engine/request.py": "Request.is_decoding Request.token_ids",
     "multimodal/inputs.py": "PlaceholderRange.end PlaceholderRange.embeds_before",
-    "engine/queues.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
+    "engine/request_queue.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
     "engine/block_manager.py": (
         "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.max_cached_blocks "
         "BlockManager._cached_prefix BlockManager.allocate BlockManager._has_room BlockManager._extend "

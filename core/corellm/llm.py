@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
+from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.chat_processor import AllowedSpecial
-from corellm.engine.exits import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.engine.upkeep import Upkeep
+from corellm.engine.maintenance import Maintenance
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -33,7 +33,7 @@ from corellm.outputs import RequestOutput, refused_output
 from corellm.progress import Progress
 from corellm.prompts import priority_of_each, split_prompts
 from corellm.sampling_params import SamplingParams, params_of_each
-from corellm.worker.own_process import NotPicklable, check_process
+from corellm.worker.fork_safety import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
 
 
-class LLM(Upkeep, NotPicklable):
+class LLM(Maintenance, NotPicklable):
     r"""A loaded model that completes lists of prompts. A context manager: leaving it frees everything.
 
     Args:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corellm.engine.block_hash import extend_block_hashes, hash_block
-from corellm.engine.queues import RequestQueue
 from corellm.engine.request import FINISH_REASONS, Request, RequestStatus
+from corellm.engine.request_queue import RequestQueue
 from corellm.multimodal.inputs import MultiModalFeature
 from tests.engine.fake_worker import EOS, make_feature, make_request
 

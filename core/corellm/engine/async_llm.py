@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
-from corellm.engine.exits import stop_at_exit
+from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
+from corellm.engine.maintenance import AsyncMaintenance, end_trace
 from corellm.engine.stream import Stream
 from corellm.engine.text_limit import CHEAP_CHARACTERS
-from corellm.engine.upkeep import AsyncUpkeep, end_trace
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
-from corellm.worker.own_process import NotPicklable, check_process
+from corellm.worker.fork_safety import NotPicklable, check_process
 from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class AsyncLLM(AsyncUpkeep, NotPicklable):
+class AsyncLLM(AsyncMaintenance, NotPicklable):
     """A loaded model that serves many coroutines at once.
 
     Args:

@@ -17,8 +17,8 @@ from corellm.absent.table import check_absent
 from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
 from corellm.engine.chat_processor import ChatOptions, ChatProcessor
-from corellm.engine.text_encoder import TextEncoder
 from corellm.engine.text_limit import TextLimit
+from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.errors import (
     CorellmError,
     InvalidParameterError,
@@ -82,7 +82,7 @@ class InputProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
-        self._encode_text = TextEncoder(tokenizer)
+        self._encode_text = TextTokenizer(tokenizer)
         self._text_limit = TextLimit(self._encode_text.backend, max_model_len)
         self._vocab_size = vocab_size
         self._embedding_size = embedding_size

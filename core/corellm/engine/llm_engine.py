@@ -1,7 +1,7 @@
 """The engine: requests in, one step at a time, outputs out. `LLM` and `AsyncLLM` drive it.
 
 Not thread-safe: one thread adds, steps and aborts. Prompts may be prepared (`input_processor`) in any thread. An
-interrupt (Ctrl-C) may come anywhere: see `whole`.
+interrupt (Ctrl-C) may come anywhere: see `atomic`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import EngineConfig
-from corellm.engine import upkeep
+from corellm.engine import maintenance
+from corellm.engine.atomic import atomic
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.locating import locate
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.truncation import truncated
-from corellm.engine.whole import whole
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.worker.batch import ScheduledBatch, StepResult
-from corellm.worker.own_process import NotPicklable, check_process
+from corellm.worker.fork_safety import NotPicklable, check_process
 from corellm.worker.process import collector_paused, set_up_threads
 from corellm.worker.trace import Trace
 
@@ -42,7 +42,7 @@ class LLMEngine(NotPicklable):
 
     Args:
         config: see `EngineConfig.from_kwargs`.
-        check_encoders: as of `loading.load`.
+        check_encoders: embed the adapter's dummy items once at load, as a check.
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
@@ -69,11 +69,11 @@ class LLMEngine(NotPicklable):
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
         self.trace: Trace | None = None
-        """What `upkeep.start_profile` began."""
+        """The trace that `maintenance` started; None if none is running."""
         self._ids = itertools.count()
         self._failed_steps = 0
-        self.is_whole = True
-        """Whether no call was interrupted; else `restore` is called first (see `whole`)."""
+        self.is_consistent = True
+        """False during a call of an `atomic` method, and after an interrupted one until `restore` was called."""
         self._ahead: StepInFlight | None = None
         """The next step, if it is in flight already."""
 
@@ -160,7 +160,7 @@ class LLMEngine(NotPicklable):
         kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
         self._enqueue(request_id, processed, requests, kind, queued_ts)
 
-    @whole
+    @atomic
     def _enqueue(
         self,
         request_id: str,
@@ -174,7 +174,7 @@ class LLMEngine(NotPicklable):
         self.output_processor.add(request_id, processed.text, requests, kind=kind, queued_ts=queued_ts)
         self.num_prompt_tokens += len(processed.token_ids)
 
-    @whole
+    @atomic
     def abort_request(self, request_id: str, *, silently: bool = False) -> bool:
         """End a request now, in whatever state it is.
 
@@ -192,12 +192,12 @@ class LLMEngine(NotPicklable):
             self.output_processor.discard(request_id)
         return bool(finished)
 
-    @whole
+    @atomic
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; returns False where requests still hold blocks, which is refused."""
         return self.scheduler.blocks.reset_prefix_cache()
 
-    @whole
+    @atomic
     def reset_mm_cache(self) -> None:
         """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
         self.input_processor.mm_processor.cache.clear()
@@ -211,7 +211,7 @@ class LLMEngine(NotPicklable):
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    @whole
+    @atomic
     def step(self) -> list[RequestOutput]:
         """Run one batch, picked by the scheduler, through the model.
 
@@ -284,14 +284,14 @@ class LLMEngine(NotPicklable):
         self.scheduler.restart(self.output_processor.rewind())
         if self._runner is not None:
             self._runner.forget()
-        self.is_whole = True
+        self.is_consistent = True
 
     def shutdown(self) -> None:
         """Free the model and the caches. The engine cannot be used after."""
         from corellm.worker.memory import release_memory
 
         try:
-            upkeep.end_trace(self)
+            maintenance.end_trace(self)
         finally:
             self.executor.shutdown(wait=False, cancel_futures=True)
             self._templates.close()

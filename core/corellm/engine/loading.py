@@ -28,7 +28,7 @@ from corellm.engine.locating import LocatedModel
 from corellm.engine.opening import OpenedModel, open_model
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
-from corellm.engine.text_encoder import TextEncoder
+from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.processor import MultiModalProcessor
@@ -214,7 +214,7 @@ def _make_processor(
         opened.hooks,
         config.multimodal,
         # cached because adapters tokenize the same few texts for every prompt
-        tokenize=lru_cache(maxsize=256)(partial(TextEncoder(context.tokenizer), add_special_tokens=False)),
+        tokenize=lru_cache(maxsize=256)(partial(TextTokenizer(context.tokenizer), add_special_tokens=False)),
         token_text=context.tokenizer.convert_ids_to_tokens,
         namespace=opened.namespace,
         seq_len=max_model_len,

@@ -18,7 +18,7 @@ from corellm.sampling_params import RequestOutputKind
 
 @dataclass
 class OutputGroup:
-    """A caller's request, run as one engine request per completion."""
+    """A caller's request with its completions; each completion is an engine request."""
 
     request_id: str
     prompt: str | None
@@ -91,8 +91,8 @@ class GrowingCompletion:
     output: CompletionOutput
     detokenizer: IncrementalDetokenizer | None
     stop: StopStringMatcher | None
-    num_taken: int = 0
-    """Tokens of steps that were not interrupted."""
+    num_committed: int = 0
+    """Output tokens of steps that ended without an interrupt: an interrupted step is undone back to here."""
     _output_characters: int = 0
     """Characters of the text that were output as deltas."""
     _output_tokens: int = 0

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from corellm.engine.detokenizer import IncrementalDetokenizer
+from corellm.engine.logprobs_decoder import LogprobsDecoder
 from corellm.engine.output_group import GrowingCompletion, OutputGroup
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.stop_strings import StopStringMatcher
-from corellm.engine.token_texts import TokenTexts
 from corellm.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
@@ -29,7 +29,7 @@ class OutputProcessor:
         self._groups: dict[str, OutputGroup] = {}
         self._completions: dict[str, GrowingCompletion] = {}
         self._changed: dict[str, OutputGroup] = {}
-        self._texts = TokenTexts(tokenizer)
+        self._logprobs_decoder = LogprobsDecoder(tokenizer)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
@@ -115,7 +115,7 @@ class OutputProcessor:
                 stopped.append(request.request_id)
                 self._finish(completion, now)
             else:
-                completion.num_taken = len(completion.output.token_ids)
+                completion.num_committed = len(completion.output.token_ids)
             self._changed[completion.group.request_id] = completion.group
         return stopped
 
@@ -140,7 +140,7 @@ class OutputProcessor:
         metrics.num_generation_tokens += 1
         output.token_ids.append(token)
         if logprobs is not None and output.logprobs is not None:
-            output.logprobs.append(self._texts.position(logprobs, completion.detokenizer))
+            output.logprobs.append(self._logprobs_decoder.decode_position(logprobs, completion.detokenizer))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
         ended_by_token = request.status is RequestStatus.FINISHED_STOPPED
         if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
@@ -198,7 +198,7 @@ class OutputProcessor:
         return [completion.request for completion in going_on]
 
     def _rewind(self, completion: GrowingCompletion) -> None:
-        output, request, count = completion.output, completion.request, completion.num_taken
+        output, request, count = completion.output, completion.request, completion.num_committed
         del output.token_ids[count:]
         if output.logprobs is not None:
             del output.logprobs[count:]
@@ -228,7 +228,7 @@ class OutputProcessor:
                 continue  # every completion has the same prompt: the first one's are enough
             group = completion.group
             known = (group.prompt_logprobs or [None])[: chunk.start + 1]  # the rest is computed again
-            group.prompt_logprobs = known + self._texts.prompt(
+            group.prompt_logprobs = known + self._logprobs_decoder.decode_prompt(
                 positions,
                 group.prompt_token_ids[: chunk.start + 1],
                 detokenize=completion.request.sampling_params.detokenize,
@@ -262,6 +262,6 @@ def _extend_last_text(output: CompletionOutput, detokenizer: IncrementalDetokeni
         token = output.token_ids[i]
         if not detokenizer.left_out_text(token):
             last = output.logprobs[i][token]
-            whole = replace(last, decoded_token=(last.decoded_token or "") + tail)
-            output.logprobs[i] = {**output.logprobs[i], token: whole}
+            extended = replace(last, decoded_token=(last.decoded_token or "") + tail)
+            output.logprobs[i] = {**output.logprobs[i], token: extended}
             return

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from corellm.engine.queues import RequestQueue
 from corellm.engine.request import Request
+from corellm.engine.request_queue import RequestQueue
 
 _WATERMARK_SHARE = 100
 

@@ -23,8 +23,8 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.encoder_plan import EncoderPlanner
 from corellm.engine.policies import Headroom, PromptDelay
-from corellm.engine.queues import RequestQueue
 from corellm.engine.request import Request, RequestStatus
+from corellm.engine.request_queue import RequestQueue
 from corellm.engine.step_plan import StepPlan
 from corellm.errors import InvalidParameterError
 from corellm.worker.batch import ItemSlice, ScheduledBatch, SequenceChunk, StepResult
@@ -262,7 +262,7 @@ class Scheduler:
 
     def _resume_swapped(self, step: StepPlan) -> None:
         """Bring swapped requests back in order of rank, but not in a step that just preempted."""
-        while self.swapped and not step.has_preempted and self._has_place(step):
+        while self.swapped and not step.has_preempted and self._has_capacity(step):
             request = self.swapped.peek()
             num_tokens, items = self._plan_chunk(request, request.num_computed_tokens, step)
             copies = self.blocks.swap_in(request, reserve=self._reserve(request)) if num_tokens else None
@@ -277,7 +277,7 @@ class Scheduler:
         if step.has_preempted or self.swapped:
             return
         passed_over: list[Request] = []
-        while self.waiting and self._has_place(step) and len(passed_over) < MAX_PASSED_OVER:
+        while self.waiting and self._has_capacity(step) and len(passed_over) < MAX_PASSED_OVER:
             if self.blocks.num_free_blocks <= self._reserve(self.waiting.peek()):
                 break  # it needs at least one block: no need to look up its prefix
             computed_blocks = self.blocks.get_computed_blocks(self.waiting.peek())
@@ -310,7 +310,7 @@ class Scheduler:
         self._prefix_cache_queries += request.num_tokens
         self._prefix_cache_hits += request.num_computed_tokens
 
-    def _has_place(self, step: StepPlan) -> bool:
+    def _has_capacity(self, step: StepPlan) -> bool:
         return step.token_budget > 0 and len(self.running) < self.max_num_seqs
 
     def _reserve(self, request: Request) -> int:
@@ -431,14 +431,14 @@ class Scheduler:
             return False
         request.append_token(result.sampled[request.request_id])
         if request.check_stop():
-            self._leave(request, RequestStatus.RUNNING)
+            self._release(request, RequestStatus.RUNNING)
         return True
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         before, request.status = request.status, status
-        self._leave(request, before)
+        self._release(request, before)
 
-    def _leave(self, request: Request, before: RequestStatus) -> None:
+    def _release(self, request: Request, before: RequestStatus) -> None:
         """Release all that a request holds that has just finished; `before` is its last unfinished status."""
         if before is RequestStatus.RUNNING:
             self.running.remove(request)

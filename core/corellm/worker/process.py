@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from corellm.worker.control_group import granted_cpus
+from corellm.worker.fork_safety import claim_process
 from corellm.worker.openmp import shorten_spinning
-from corellm.worker.own_process import claim_process
 
 
 def usable_cpus() -> int:

@@ -1,8 +1,8 @@
-"""Makes calls that change the engine's state atomic: an exception anywhere in one undoes it.
+"""Makes method calls atomic: an exception anywhere in a call, Ctrl-C too, undoes what it changed.
 
 Ctrl-C can come between any two lines, also of the scheduler, and leave state half changed. It is not deferred, because
-a step may take seconds. Instead the engine notes that a call did not end and restores its state, at the latest before
-the next call. Knows nothing of what the state is.
+a step may take seconds. Instead the interrupted call is undone by `restore`: at once or, if that
+is interrupted, too, before the next call. Does not know what the state is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 class Restorable(Protocol):
     """An object with atomic calls."""
 
-    is_whole: bool
+    is_consistent: bool
     """Whether no call is under way, and none was interrupted."""
 
     def restore(self) -> None:
@@ -27,22 +27,22 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-def whole(
+def atomic(
     method: Callable[Concatenate[_Self, _Arguments], _Result],
 ) -> Callable[Concatenate[_Self, _Arguments], _Result]:
     """Decorate a method: its changes are undone if it raises or is interrupted."""
 
     @wraps(method)
     def run(owner: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        if not owner.is_whole:
+        if not owner.is_consistent:
             owner.restore()
-        owner.is_whole = False
+        owner.is_consistent = False
         try:
             result = method(owner, *args, **kwargs)
         except BaseException:
             owner.restore()
             raise
-        owner.is_whole = True
+        owner.is_consistent = True
         return result
 
     return run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corellm.engine.detokenizer import IncrementalDetokenizer
-from corellm.engine.token_texts import TokenTexts
+from corellm.engine.logprobs_decoder import LogprobsDecoder
 from corellm.worker.batch import TokenLogprobs
 from tests.engine.test_detokenizer import MAKERS, decode, encode, tokenizer_of
 
@@ -17,12 +17,12 @@ TEXTS = ["what shape is in the image? a red circle", "über 😀😀 日本語 n
 
 def decoded(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], also: Sequence[int]) -> list[list[str | None]]:
     """For every position the texts of its token and of the tokens in `also`."""
-    texts, detokenizer = TokenTexts(tokenizer), IncrementalDetokenizer(tokenizer, prompt)
+    decoder, detokenizer = LogprobsDecoder(tokenizer), IncrementalDetokenizer(tokenizer, prompt)
     found: list[list[str | None]] = []
     for token in ids:
         asked = [token, *also]
         numbers: list[Any] = [0.0] * len(asked)
-        position = texts.position(TokenLogprobs(asked, numbers, [1] * len(asked)), detokenizer)
+        position = decoder.decode_position(TokenLogprobs(asked, numbers, [1] * len(asked)), detokenizer)
         found.append([position[t].decoded_token for t in asked])
         detokenizer.append(token)
     return found
@@ -82,7 +82,7 @@ def test_prompts_are_read_in_chunks() -> None:
     ids = encode(tokenizer, "what shape 日本 is in")
     numbers = [TokenLogprobs([token], [0.0], [1]) for token in ids]
     for cut in range(1, len(ids)):
-        texts = TokenTexts(tokenizer)
-        found = texts.prompt(numbers[1:cut], ids[:1]) + texts.prompt(numbers[cut:], ids[:cut])
+        texts = LogprobsDecoder(tokenizer)
+        found = texts.decode_prompt(numbers[1:cut], ids[:1]) + texts.decode_prompt(numbers[cut:], ids[:cut])
         joined = "".join(position[t].decoded_token or "" for position, t in zip(found, ids[1:], strict=True))
         assert decode(tokenizer, ids[:1]) + joined == decode(tokenizer, ids)

@@ -14,8 +14,8 @@ _STEPS = (
 """Methods of the wrapper that process a text."""
 
 
-class TextEncoder:
-    """Encodes text with a checkpoint's tokenizer.
+class TextTokenizer:
+    """Tokenizes text with a checkpoint's tokenizer.
 
     The wrapper's bookkeeping takes longer than tokenizing a short prompt, and holds up other threads: where the
     wrapper changes nothing, the tokenizer behind it is called directly.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from corellm.engine.text_encoder import TextEncoder
+from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.testing.checkpoints import train_tokenizer
 
 TEXTS = st.lists(
@@ -43,12 +43,12 @@ def test_ids_are_the_tokenizers(state: Callable[[Any], None], text: str, special
     if state is with_special_tokens_split:
         wanted = tokenizer(text, add_special_tokens=special, split_special_tokens=True)["input_ids"]
     state(tokenizer)
-    assert TextEncoder(tokenizer)(text, add_special_tokens=special) == wanted
+    assert TextTokenizer(tokenizer)(text, add_special_tokens=special) == wanted
 
 
 def test_a_state_that_changes_later_is_seen() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer)
-    encode = TextEncoder(tokenizer)
+    encode = TextTokenizer(tokenizer)
     before = encode("Hello there", add_special_tokens=False)
     tokenizer.backend_tokenizer.enable_padding(length=40)
     assert encode("Hello there", add_special_tokens=False) == before
@@ -73,4 +73,4 @@ def test_a_wrapper_with_ways_of_its_own_is_asked(kind: Any) -> None:
     tokenizer = kind(tokenizer_object=TOKENIZER.backend_tokenizer)
     wanted = tokenizer("hello", add_special_tokens=False)["input_ids"]
     assert wanted != TOKENIZER("hello", add_special_tokens=False)["input_ids"]
-    assert TextEncoder(tokenizer)("hello", add_special_tokens=False) == wanted
+    assert TextTokenizer(tokenizer)("hello", add_special_tokens=False) == wanted

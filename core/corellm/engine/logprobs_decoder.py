@@ -1,4 +1,4 @@
-"""The text of each token of a position's log-probabilities, as it would be in the output.
+"""Log-probabilities with the text of each token (`decoded_token`), as it would be in the output.
 
 Knows tokenizers and the tokens before; knows neither requests nor how log-probabilities are computed.
 """
@@ -13,8 +13,8 @@ from corellm.outputs import Logprob, PositionLogprobs
 from corellm.worker.batch import TokenLogprobs
 
 
-class TokenTexts:
-    """Log-probabilities with `decoded_token`, for one tokenizer.
+class LogprobsDecoder:
+    """Adds texts to the log-probabilities that come from the worker, for one tokenizer.
 
     A token's text keeps its space. It is empty while its character is incomplete, and the whole character for the
     token that completes it: the texts of a sequence's tokens, joined, are the sequence's text. A special token has its
@@ -25,7 +25,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._usual = cache(self._text_in_a_text)
 
-    def position(self, logprobs: TokenLogprobs, before: IncrementalDetokenizer | None) -> PositionLogprobs:
+    def decode_position(self, logprobs: TokenLogprobs, before: IncrementalDetokenizer | None) -> PositionLogprobs:
         """One position's log-probabilities, the sampled token (or the prompt's) first.
 
         Args:
@@ -45,7 +45,7 @@ class TokenTexts:
             position[token] = Logprob(logprob, rank, text)
         return position
 
-    def prompt(
+    def decode_prompt(
         self, logprobs: list[TokenLogprobs], known: list[int], *, detokenize: bool = True
     ) -> list[PositionLogprobs]:
         """The log-probabilities of successive prompt tokens.
@@ -56,11 +56,11 @@ class TokenTexts:
             detokenize: whether their texts are wanted.
         """
         if not detokenize:
-            return [self.position(found, None) for found in logprobs]
+            return [self.decode_position(found, None) for found in logprobs]
         before = IncrementalDetokenizer(self._tokenizer, known, skip_special_tokens=False)
         positions: list[PositionLogprobs] = []
         for found in logprobs:
-            positions.append(self.position(found, before))
+            positions.append(self.decode_position(found, before))
             before.append(found.token_ids[0])
         return positions
 

@@ -1,7 +1,7 @@
 """Maintenance of a loaded engine between steps: empty caches, inspect or change the model, read metrics, trace steps.
 
-`LLM` and `AsyncLLM` inherit it; they say how a function gets to run with the engine to itself, in the thread that
-drives it. Knows the caches and the model; knows no requests.
+`LLM` and `AsyncLLM` inherit these methods and implement `_in_engine`, which runs a function in the thread that drives
+the engine. Knows the caches and the model; knows no requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-class Upkeep(ABC):
+class Maintenance(ABC):
     """The methods of `LLM`."""
 
     engine: LLMEngine
@@ -71,7 +71,7 @@ class Upkeep(ABC):
         return self._in_engine(_stop_profile)
 
 
-class AsyncUpkeep(ABC):
+class AsyncMaintenance(ABC):
     """The methods of `AsyncLLM`: the same, awaited."""
 
     @abstractmethod
