@@ -82,7 +82,7 @@ ASIDE: dict[str, str] = {
         "group_joinable _join_key _joined_type join_items _join MultiModalKwargsItem.__iter__ "
         "MultiModalKwargsItem.__getitem__"
     ),
-    "multimodal/nested.py": "is_tensor",
+    "media/type_checks.py": "is_tensor _is_loaded_instance",
     "multimodal/merging.py": "write_rows check_embeddings",
     "worker/defaults.py": ("floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"),
     "attention/paged.py": "_checked",

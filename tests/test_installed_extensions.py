@@ -15,7 +15,7 @@ from corellm import LLM
 from corellm.attention.registry import select_backend
 from corellm.cli import main
 from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginError
-from corellm.plugin.extensions import ask_extensions, load_extensions
+from corellm.plugin.extensions import call_extensions, load_extensions
 from tests.conftest import random_image
 
 Install = Callable[..., None]
@@ -101,7 +101,7 @@ def test_others_go_before_what_comes_last(install: Install) -> None:
     install("a-first", hook("register_sampling", "return min"))
     install("b-last", hook("register_sampling", "return max", options="(trylast=True)"))
     install("c-none", hook("register_sampling", "return None"))
-    results = dict(ask_extensions("register_sampling", callable, device=CPU))
+    results = dict(call_extensions("register_sampling", callable, device=CPU))
     assert list(results.values()) == [min, max]
     assert list(results) == ["the extension 'mine' of a-first", "the extension 'mine' of b-last"]
 
@@ -111,7 +111,7 @@ def test_order_is_that_of_names(install: Install) -> None:
     for name in ("m", "z", "a"):
         install(name, hook("register_merging", f"return {'min' if name == 'm' else 'max'}"))
     install("x", hook("register_merging", "return sum", options="(tryfirst=True)"))
-    names = [name.split()[-1] for name, _ in ask_extensions("register_merging", callable, device=CPU)]
+    names = [name.split()[-1] for name, _ in call_extensions("register_merging", callable, device=CPU)]
     assert names == ["x", "a", "m", "z"]
 
 
@@ -136,7 +136,7 @@ def test_the_others_are_called_all_the_same(install: Install) -> None:
     install("bad", hook("register_merging", "1 / 0", options="(tryfirst=True)"))
     failures: list[PluginError] = []
     found = [
-        result for _, result in ask_extensions("register_merging", callable, on_failure=failures.append, device=CPU)
+        result for _, result in call_extensions("register_merging", callable, on_failure=failures.append, device=CPU)
     ]
     assert found == [min]
     assert "of bad: register_merging failed" in str(failures[0])

@@ -489,6 +489,14 @@ def test_constructor_that_raises(install: Install) -> None:
     assert_only_frame_of("toy.py", raised.value)
 
 
+def test_constructor_that_uses_the_processor(install: Install) -> None:
+    """The processor is made after the adapter; the error says where to use it instead."""
+    install("toy", GOOD.replace("self.context = context", "self.context = context.hf_processor"))
+    adapter = find_adapter(["ToyForCausalLM"]).load()
+    with pytest.raises(BrokenPluginError, match=r"toy: making the adapter .*ContractError: .*use it in a hook"):
+        build_manager(adapter, context(), distribution="toy")
+
+
 def test_none_falls_through_to_the_default(install: Install) -> None:
     """Where an adapter returns None, the core's default is called."""
 

@@ -90,7 +90,7 @@ class AdapterAttributes:
     `get_supported_mm_limits` is implemented."""
     placeholders: Mapping[str, str]
     """`{modality: the prompt text that stands for one item}`: what a media part becomes in a conversation without a
-    chat template, and what the Hugging Face processor is given beside an item. Empty text if items have no placeholder.
+    chat template, and what the Hugging Face processor gets as text with an item. Empty if items have no placeholder.
     Required, unless `get_placeholder_str` or `get_dummy_text` is implemented."""
     mm_fields_config: Mapping[str, MultiModalFieldConfig]
     """`{tensor name: how it divides into items}`. Required, unless `get_mm_fields_config` is implemented."""
@@ -125,7 +125,10 @@ class ModelContext:
     @cached_property
     def hf_processor(self) -> Any:
         """The Hugging Face processor, made on first use."""
-        assert self.make_processor is not None, "the core binds this before the adapter can ask"
+        if self.make_processor is None:
+            from corellm.errors import ContractError
+
+            raise ContractError("context.hf_processor is made after the adapter; use it in a hook, not in __init__")
         return self.make_processor()
 
     def kwargs_for(self, modality: str) -> dict[str, Any]:
@@ -148,7 +151,7 @@ class ModelContext:
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """What `load_model` is told."""
+    """The argument of `load_model`."""
 
     model_path: Path
     dtype: torch.dtype
@@ -344,7 +347,7 @@ def get_prompt_updates(
 
     Args:
         mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the number of precomputed embeddings, None
-            for an image. An item that came as its uuid alone has no media (`is_stored`): use its tensors.
+            for an image. An item that came as its uuid alone has no media (`is_uuid_only`): use its tensors.
         mm_kwargs: processor arguments. If modalities have different ones, the hook is called once for each modality,
             and the updates for other modalities are dropped.
         out_mm_kwargs: `{modality: [the item's tensors]}`, e.g. `out_mm_kwargs["image"][i]["pixel_values"].data`.

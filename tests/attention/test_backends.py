@@ -143,7 +143,7 @@ def test_a_backend_of_an_older_core_is_refused(monkeypatch: pytest.MonkeyPatch, 
     """The error names it and says what to change."""
     offers = {"old": f"{__name__}:{name}"}
     monkeypatch.setattr(
-        "corellm.attention.registry.ask_extensions", lambda *_: [("the extension 'mine' of toy", offers)]
+        "corellm.attention.registry.call_extensions", lambda *_: [("the extension 'mine' of toy", offers)]
     )
     with pytest.raises(ContractError, match=rf"(?s)the extension 'mine' of toy: .*{words}"):
         select_backend(torch.device("cpu"), torch.float32)

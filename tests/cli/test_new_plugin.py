@@ -18,7 +18,7 @@ import pytest
 from corellm import LLM, SamplingParams
 from corellm.cli import main
 from corellm.hookspecs import CONTRACT_VERSION
-from corellm.testing.items import make_clip, make_image, make_sound
+from corellm.testing.items import make_audio, make_image, make_video
 from tests.examples.installing import installed, pretend
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "plugin-template"
@@ -26,8 +26,8 @@ FAMILIES = {"llava": "image", "fuyu": "image", "blip2": "image", "qwen_vl": "vid
 """What to copy, and of what a prompt to the copy is."""
 ITEMS: dict[str, Callable[[], Any]] = {
     "image": lambda: make_image(50, 40, 1),
-    "video": lambda: make_clip(6, 64, 48, 1),
-    "audio": lambda: make_sound(4000, 16_000, 1),
+    "video": lambda: make_video(6, 64, 48, 1),
+    "audio": lambda: make_audio(4000, 16_000, 1),
 }
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from transformers import BlipImageProcessorPil, CLIPImageProcessorPil, image_transforms
 from transformers.image_processing_backends import PilBackend
 
-from corellm.multimodal.pixel_values import normalized, quicken, rescaled
+from corellm.multimodal.pixel_values import normalized, patch_processor, rescaled
 
 FIRST = {"data_format": "channels_first", "input_data_format": "channels_first"}
 SCALES = st.sampled_from([1 / 255, 1 / 127.5, 0.003]) | st.floats(1e-6, 10)
@@ -71,7 +71,7 @@ def test_what_is_not_ordinary_is_left_to_transformers(method: str, arguments: tu
     """Same values or same error."""
     results = []
     quick = CLIPImageProcessorPil()
-    quicken(quick)
+    patch_processor(quick)
     for processor in (quick, CLIPImageProcessorPil()):
         try:
             results.append(getattr(processor, method)(*arguments))
@@ -86,7 +86,7 @@ def test_what_is_not_ordinary_is_left_to_transformers(method: str, arguments: tu
 def test_quickened_processors_give_what_they_gave(kind: Any, arguments: dict[str, bool]) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (240, 260, 3), np.uint8))
     plain, quick = kind(), kind()
-    quicken(SimpleNamespace(image_processor=quick))
+    patch_processor(SimpleNamespace(image_processor=quick))
     assert type(quick).rescale is not PilBackend.rescale
     assert isinstance(quick, kind)
     ours, theirs = (each(image, return_tensors="np", **arguments)["pixel_values"] for each in (quick, plain))
@@ -95,7 +95,7 @@ def test_quickened_processors_give_what_they_gave(kind: Any, arguments: dict[str
 
 def test_quickened_processors_are_saved_as_they_were(tmp_path: Path) -> None:
     plain, quick = CLIPImageProcessorPil(), CLIPImageProcessorPil()
-    quicken(quick)
+    patch_processor(quick)
     for name, processor in (("plain", plain), ("quick", quick)):
         processor.save_pretrained(tmp_path / name)
     saved = [json.loads((tmp_path / name / "preprocessor_config.json").read_text()) for name in ("plain", "quick")]
@@ -105,7 +105,7 @@ def test_quickened_processors_are_saved_as_they_were(tmp_path: Path) -> None:
 
 def test_quickened_processors_are_pickled_and_copied() -> None:
     quick = CLIPImageProcessorPil(size={"shortest_edge": 30})
-    quicken(quick)
+    patch_processor(quick)
     for other in (pickle.loads(pickle.dumps(quick)), copy.deepcopy(quick)):
         assert type(other) is type(quick)
         assert other.to_dict() == quick.to_dict()
@@ -119,6 +119,6 @@ class OwnWay(CLIPImageProcessorPil):  # type: ignore[misc]
 
 def test_processors_keep_ways_of_their_own() -> None:
     processor = OwnWay()
-    quicken(processor)
-    quicken(SimpleNamespace())  # one without images
+    patch_processor(processor)
+    patch_processor(SimpleNamespace())  # one without images
     assert type(processor) is OwnWay

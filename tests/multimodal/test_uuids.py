@@ -14,7 +14,7 @@ from corellm.errors import InvalidParameterError, ItemNotCachedError, MediaError
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.multimodal.uuids import mark_stored
+from corellm.multimodal.uuids import with_uuid_items
 from tests.multimodal.toy import IMAGE, Toy, make, make_image
 
 
@@ -183,4 +183,4 @@ def test_none_without_a_name_and_embeddings_by_name_are_refused() -> None:
     with pytest.raises(ValueError, match=r"image 0: embeddings: expected a torch\.Tensor"):
         processor.process([IMAGE], {"image_embeds": [None]}, None, {"image": "x"})
     both = {"image": None, "image_embeds": torch.zeros(1, 2, 8)}
-    assert processor.parse(mark_stored(both, {"image": ["x"]}))["image"].num_embeddings(0) == 2
+    assert processor.parse(with_uuid_items(both, {"image": ["x"]}))["image"].num_embeddings(0) == 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ConfigError, ContractError
 from corellm.hookspecs import hookimpl
-from corellm.plugin.extensions import ask_extensions
+from corellm.plugin.extensions import call_extensions
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ def _offers() -> dict[str, _Offer]:
         ContractError: two extensions register the same name.
     """
     offers: dict[str, _Offer] = {}
-    for extension, offered in ask_extensions("register_attention_backends", _is_text_by_text):
+    for extension, offered in call_extensions("register_attention_backends", _is_text_by_text):
         for name, location in offered.items():
             if name in offers:
                 raise ContractError(

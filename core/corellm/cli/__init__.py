@@ -51,11 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
     """Add the commands of extensions; a broken one is a warning."""
-    from corellm.plugin.extensions import ask_extensions
+    from corellm.plugin.extensions import call_extensions
 
     subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     try:
-        for _ in ask_extensions("register_commands", _is_nothing, on_failure=_warn, subparsers=subparsers):
+        for _ in call_extensions("register_commands", _is_nothing, on_failure=_warn, subparsers=subparsers):
             pass
     except PluginError as error:  # it cannot even be loaded
         _warn(error)

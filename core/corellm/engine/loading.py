@@ -33,7 +33,7 @@ from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.multimodal.profile import DummyProfile
-from corellm.plugin.extensions import ask_extensions, first_offer
+from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
@@ -238,7 +238,7 @@ def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContex
         model = hooks.load_model(load_config=load_config)
     freeze(model)
     if config.model.fuse_layers:
-        for name, replaced in ask_extensions(
+        for name, replaced in call_extensions(
             "fuse_layers", _is_list_of_text, model=model, device=context.device, dtype=context.dtype
         ):
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
@@ -306,7 +306,7 @@ def _make_runner(
         dtype=context.dtype,
         device=context.device,
         seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
-        sample=first_offer("register_sampling", callable, device=context.device),
+        sample=first_result("register_sampling", callable, device=context.device),
     )
 
 

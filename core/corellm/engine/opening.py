@@ -8,7 +8,7 @@ from corellm.config import EngineConfig
 from corellm.engine.locating import LocatedModel
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
-from corellm.plugin.extensions import first_offer, load_extensions
+from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
 from corellm.templates.renderer import TemplateRenderer
@@ -61,7 +61,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     )
     templates = TemplateRenderer()
     processing = ProcessingDefaults(context, config.multimodal, templates)
-    merge_rows = first_offer("register_merging", callable, device=context.device)
+    merge_rows = first_result("register_merging", callable, device=context.device)
     manager = build_manager(
         adapter,
         context,

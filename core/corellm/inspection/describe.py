@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corellm.inspection.report import TensorStats
+from corellm.media.type_checks import is_tensor
 from corellm.multimodal.fields import MultiModalField, MultiModalFieldConfig
-from corellm.multimodal.nested import is_tensor, nbytes, shape_of
+from corellm.multimodal.nested import nbytes, shape_of
 
 _FEW = 8
 """Most values, or elements of a list, that are listed one by one."""

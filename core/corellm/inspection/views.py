@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from corellm.inspection.report import Grid, View
-from corellm.multimodal.nested import is_tensor
+from corellm.media.type_checks import is_tensor
 
 _MOST = 12
 """Most views of one item, or of one tensor."""

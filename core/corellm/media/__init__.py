@@ -1,5 +1,13 @@
 """Media: files and bytes to pixels, frames and samples. Imports neither numpy nor a decoder.
 
-`image`, `audio` and `video` read one item each, `pool` has files decoded in child processes. Knows no requests and no
-models.
+`image`, `audio` and `video` read one item each: they take every accepted form, from a file to an array. Beside them:
+
+    files           bytes of paths and `data:` URLs, and which formats are accepted
+    pixels          pixels of any mode and depth to 8-bit RGB
+    audio_files     whether an audio file is whole; `audio_streams` decodes what only FFmpeg reads
+    type_checks     what is an array, a tensor or an image, without importing their libraries
+    pool            decodes files in child processes: `worker` is the child's side, `reply` checks what it returns,
+                    `pooled_video` gets the frames of a video when they are read
+
+Knows no requests and no models.
 """

@@ -30,7 +30,7 @@ from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.media.audio_files import check_mp3_end, check_ogg, check_wav, states_mp3_length
 from corellm.media.files import check_format, name_of, read_file
-from corellm.media.forms import is_array, is_tensor
+from corellm.media.type_checks import is_array, is_tensor
 
 if TYPE_CHECKING:
     from corellm.media.pool import MediaPool

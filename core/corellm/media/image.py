@@ -39,8 +39,8 @@ from PIL import (
 from corellm.config import MEDIA_FORMATS
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.media.files import check_format, name_of, read_file
-from corellm.media.forms import is_array, is_tensor
 from corellm.media.pixels import array_to_rgb, channels_last, to_rgb
+from corellm.media.type_checks import is_array, is_tensor
 
 if TYPE_CHECKING:
     from corellm.media.pool import MediaPool

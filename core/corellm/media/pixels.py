@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from corellm.errors import MediaError
-from corellm.media.forms import is_tensor
+from corellm.media.type_checks import is_tensor
 
 _BAND_PIXELS = 1 << 18
 _CHANNELS = (1, 3, 4)

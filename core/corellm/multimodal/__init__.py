@@ -1,4 +1,18 @@
-"""Multimodal processing: what an adapter's author imports. None of it imports torch."""
+"""From media to what the engine schedules: processed items and a prompt with expanded placeholders.
+
+The names below are for authors of adapters; importing them imports no torch. The files, in reading order:
+
+    inputs              the result: an item's tensors, and the span of prompt tokens that stands for it
+    processor           how it is made, one item at a time; with `item_limits`, `uuids`, `processor_kwargs`
+    parsing             what a user gives, to the containers in `items`
+    hashing             an item's identifier, under which `cache` keeps it processed
+    fields              how a processor's tensors divide into items, and join again for an encoder; with `nested`
+    prompt_updates      how each item's placeholder gets into the prompt
+    defaults            the hooks' default implementations; with `aspect_ratio` and `pixel_values`
+    profile             sizes of the largest items, measured on those that `dummy` makes
+    merging             item embeddings into text embeddings
+    chat                a conversation to prompt text and media
+"""
 
 from corellm.media.video import Video, VideoMetadata
 from corellm.multimodal.chat import collect_media

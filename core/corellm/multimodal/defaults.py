@@ -15,8 +15,8 @@ from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.media.video import Video
+from corellm.multimodal.aspect_ratio import check_scaled, plain_size, reraise_for_aspect_ratio
 from corellm.multimodal.chat.rendering import ChatRenderer
-from corellm.multimodal.image_sides import check_scaled, naming_extreme_sides, plain_size
 from corellm.multimodal.parsing import DataParser
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
@@ -86,7 +86,7 @@ class ProcessingDefaults:
             media |= video_arguments(video, self.config.max_video_bytes)
         text = {} if processes_media_alone(processor) else {"text": prompt}
         try:
-            with naming_extreme_sides(images):
+            with reraise_for_aspect_ratio(images):
                 outputs: Mapping[str, Any] = processor(**text, return_tensors="pt", **{**mm_kwargs, **media})
         except Exception as error:
             if isinstance(error, CorellmError) or not mm_kwargs:

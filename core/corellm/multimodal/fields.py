@@ -16,7 +16,8 @@ from operator import index as as_int
 from typing import TYPE_CHECKING, Any, Literal
 
 from corellm.errors import ContractError
-from corellm.multimodal.nested import is_tensor, nbytes, own_memory, same_values, shape_of, to_tensors
+from corellm.media.type_checks import is_tensor
+from corellm.multimodal.nested import nbytes, own_memory, same_values, shape_of, to_tensors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from corellm.errors import InvalidParameterError, MediaError, MultiModalError, ProcessorKwargsError
-from corellm.media.forms import is_array, is_image, is_tensor
+from corellm.media.type_checks import is_array, is_image, is_tensor
 from corellm.media.video import Video
 
 if TYPE_CHECKING:

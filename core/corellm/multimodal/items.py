@@ -15,8 +15,8 @@ from corellm.errors import ItemNotCachedError, MultiModalError, PromptTooLongErr
 
 
 @contextmanager
-def naming_item(modality: str, item: int) -> Iterator[None]:
-    """Add modality and index to errors raised inside."""
+def name_item_in_errors(modality: str, item: int) -> Iterator[None]:
+    """Add modality and index of an item to the errors raised inside."""
     try:
         yield
     except (MultiModalError, PromptTooLongError) as error:
@@ -49,8 +49,8 @@ class EncodedItem:
             return self._media[0]
 
 
-class StoredItem:
-    """An item given as its uuid alone: its tensors are cached from an earlier request, or it is refused."""
+class UuidItem:
+    """An item given as its uuid, without media: its tensors are cached from an earlier request, or it is refused."""
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
@@ -95,17 +95,17 @@ class ModalityItems:
 
         Raises:
             MediaError: it is a file that turns out to be broken.
-            ItemNotCachedError: only its uuid was given (see `is_stored`).
+            ItemNotCachedError: only its uuid was given (see `is_uuid_only`).
         """
         item = self._items[index]
-        if not isinstance(item, (EncodedItem, StoredItem)):
+        if not isinstance(item, (EncodedItem, UuidItem)):
             return item
-        with naming_item(self.modality, index):
+        with name_item_in_errors(self.modality, index):
             return item.media
 
-    def is_stored(self, index: int) -> bool:
+    def is_uuid_only(self, index: int) -> bool:
         """Whether item `index` was given as its uuid alone, without media to `get`."""
-        return isinstance(self._items[index], StoredItem)
+        return isinstance(self._items[index], UuidItem)
 
     def content(self, index: int) -> Any:
         """What identifies item `index`: the bytes of its file, else what `get` returns."""

@@ -6,17 +6,9 @@ nothing of items. torch is imported only when a function is called.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-
-
-def is_tensor(data: Any) -> TypeGuard[torch.Tensor]:
-    """Whether `data` is a torch tensor."""
-    import torch
-
-    return isinstance(data, torch.Tensor)
+from corellm.media.type_checks import is_tensor
 
 
 def nbytes(data: Any) -> int:

@@ -21,7 +21,7 @@ from corellm.errors import (
     UnsupportedModalityError,
 )
 from corellm.media.files import encoded_bytes, read_url
-from corellm.media.forms import is_array, is_tensor
+from corellm.media.type_checks import is_array, is_tensor
 from corellm.media.video import Video, is_frame, is_frames_and_metadata, load_video
 from corellm.multimodal.items import (
     EmbeddingItems,
@@ -29,8 +29,8 @@ from corellm.multimodal.items import (
     MediaItems,
     ModalityItems,
     MultiModalItems,
-    StoredItem,
-    naming_item,
+    UuidItem,
+    name_item_in_errors,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class DataParser:
                 `image.load_image`; rank 4 is a batch), path, `data:` URL, encoded bytes. Or `{"image_embeds": ...}`
                 with a torch tensor `[items, tokens, hidden]` or a list of `[tokens, hidden]`; these are recognised
                 under `"image"`, too, unless they might be images. None under a key is the same as no key.
-                A `StoredItem` in a list stays as it is.
+                A `UuidItem` in a list stays as it is.
                 `{"video": ...}` with one video or a list of them: path, `data:` URL, encoded bytes, frames, or
                 `(frames, metadata)` (see `video.load_video`; a list of images is one video, rank 5 a batch).
                 `{"audio": ...}` with one item or a list of them: path, `data:` URL, encoded bytes, `(samples, rate)`,
@@ -329,10 +329,10 @@ def _refuse_ambiguous(item: int, value: Any) -> NoReturn:
 
 
 def _read_item(modality: str, item: int, value: Any, parser: ModalityParser) -> Any:
-    with naming_item(modality, item):
+    with name_item_in_errors(modality, item):
         if value is None:
             raise MediaError(f"None in place of {modality} data; leave it out of the list, or give its uuid")
-        if isinstance(value, StoredItem):
+        if isinstance(value, UuidItem):
             return value
         content = parser.encoded(value)
         return parser.load(value) if content is None else EncodedItem(content, parser.load)

@@ -14,15 +14,15 @@ from typing import Any, cast
 import numpy as np
 
 
-def quicken(processor: Any) -> None:
-    """Replace a Hugging Face processor's `rescale` and `normalize` by those of this module.
+def patch_processor(processor: Any) -> None:
+    """Replace a Hugging Face processor's `rescale` and `normalize` by the faster ones of this module.
 
     Only in transformers' own Pillow classes that override neither method; all other processors stay as they are.
     """
     for part in (processor, getattr(processor, "__dict__", {}).get("image_processor")):
         kind = cast(Any, type(part))  # mypy: no class is hashable
         if kind.__module__.startswith("transformers.") and _inherits_both(kind):
-            part.__class__ = _quickened(kind)
+            part.__class__ = _patched_class(kind)
 
 
 def _inherits_both(kind: Any) -> bool:
@@ -34,7 +34,7 @@ def _inherits_both(kind: Any) -> bool:
 
 
 @cache
-def _quickened(kind: Any) -> type[Any]:
+def _patched_class(kind: Any) -> type[Any]:
     """The class with two methods replaced; it keeps its name, by which processors are saved and loaded."""
 
     def rescale(self: Any, image: Any, scale: Any, **kwargs: Any) -> Any:
@@ -57,10 +57,10 @@ def _quickened(kind: Any) -> type[Any]:
 
 
 def _unpickle(kind: Any, state: dict[str, Any]) -> Any:
-    """Restore a quickened processor from a pickle."""
+    """Restore a patched processor from a pickle."""
     processor = kind.__new__(kind)
     processor.__dict__.update(state)
-    quicken(processor)
+    patch_processor(processor)
     return processor
 
 

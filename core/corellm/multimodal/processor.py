@@ -29,12 +29,12 @@ from corellm.multimodal.hashing import hash_item, hash_uuid
 from corellm.multimodal.hook_results import call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import NO_LIMITS, check_counts, lowered_limits
-from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, naming_item
-from corellm.multimodal.kwargs import KwargsByModality, kwargs_names
+from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, name_item_in_errors
 from corellm.multimodal.parsing import DataParser
+from corellm.multimodal.processor_kwargs import KwargsByModality, kwargs_names
 from corellm.multimodal.profile import DummyProfile, measure_profile
 from corellm.multimodal.prompt_updates import apply_prompt_updates
-from corellm.multimodal.uuids import Uuids, check_uuids, mark_stored, read_uuids
+from corellm.multimodal.uuids import Uuids, check_uuids, read_uuids, with_uuid_items
 from corellm.plugin.hook_callers import HookCallers
 
 
@@ -102,7 +102,7 @@ class MultiModalProcessor:
     @cached_property
     def kwargs(self) -> KwargsByModality:
         """The operator's processor arguments, divided by modality. The hook is called once, at load."""
-        with _adapter_at_work("get_mm_kwargs_names"):
+        with _adapter_errors("get_mm_kwargs_names"):
             names = {modality: kwargs_names(self.hooks, modality) for modality in self.limits}
         return KwargsByModality(self.config.mm_processor_kwargs, names)
 
@@ -136,7 +136,7 @@ class MultiModalProcessor:
             ContractError: a hook returned something that its specification does not allow.
         """
         names = read_uuids(uuids)
-        items = self.parse(mark_stored(mm_data, names), names)
+        items = self.parse(with_uuid_items(mm_data, names), names)
         placeholders = self.profile.placeholder_token_ids
         return self._expand(token_ids, items, placeholders, mm_kwargs=mm_kwargs, uuids=names, salt=cache_salt)
 
@@ -161,7 +161,7 @@ class MultiModalProcessor:
             modality: self._process_items(items[modality], identifiers[modality], kwargs[modality])
             for modality in counts
         }
-        with _adapter_at_work("get_prompt_updates"):
+        with _adapter_errors("get_prompt_updates"):
             tokens = call_hook(self.hooks.apply_hf_processor_tokens_only, token_ids=list(token_ids), mm_counts=counts)
             updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
@@ -241,12 +241,12 @@ class MultiModalProcessor:
                     modality=modality,
                 )
 
-    # --- identity ---------------------------------------------------------------------------------------------------
+    # --- hashes -----------------------------------------------------------------------------------------------------
 
     def _identify(
         self, items: ModalityItems, kwargs: Mapping[str, Any], uuids: Sequence[str | None] | None, salt: str | None
     ) -> list[str]:
-        # embeddings and media of the same uuid are different things
+        # embeddings and media of the same uuid must not share an entry
         kind = f"{items.modality}_embeds" if isinstance(items, EmbeddingItems) else items.modality
         keys: dict[str, Any] = {"modality": kind, "kwargs": kwargs, "namespace": self._namespace, "salt": salt}
         return [
@@ -267,7 +267,7 @@ class MultiModalProcessor:
             item = self.cache.get_or_compute(identifiers[i], lambda: self._process_one(items, i, kwargs))
             return item
 
-        given = [i for i in range(len(items)) if not items.is_stored(i)]
+        given = [i for i in range(len(items)) if not items.is_uuid_only(i)]
         run = map if self._executor is None or len(given) < 2 else self._executor.map
         found = dict(zip(given, run(process, given), strict=True))
         # items given as a uuid alone come last: one of the others may have put them into the cache
@@ -275,7 +275,7 @@ class MultiModalProcessor:
 
     def _process_one(self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]) -> tuple[MultiModalKwargsItem, int]:
         modality = items.modality
-        with naming_item(modality, i), _adapter_at_work(f"{modality} {i}: the processor"):
+        with name_item_in_errors(modality, i), _adapter_errors(f"{modality} {i}: the processor"):
             hf_inputs = call_hook(
                 self.hooks.call_hf_processor,
                 prompt=call_hook(self.hooks.get_dummy_text, mm_counts={modality: 1}),
@@ -298,7 +298,7 @@ class MultiModalProcessor:
         parser = self._parser_with(NO_LIMITS, None)  # the operator's limits are for what users send
 
         def expand(modality: str, text: str, data: Mapping[str, Any]) -> tuple[list[int], MultiModalFeature]:
-            with _adapter_at_work(f"the {modality} of get_dummy_mm_data"):
+            with _adapter_errors(f"the {modality} of get_dummy_mm_data"):
                 tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), {})
             return tokens, feature
 
@@ -308,7 +308,7 @@ class MultiModalProcessor:
 
 
 @contextmanager
-def _adapter_at_work(what: str) -> Iterator[None]:
+def _adapter_errors(what: str) -> Iterator[None]:
     """Raise `ProcessingError` for any untyped error of an adapter or its processor."""
     try:
         yield

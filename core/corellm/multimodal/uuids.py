@@ -1,6 +1,6 @@
 """`multi_modal_uuids`: ids that a request gives its items, one per item, in the order of the items.
 
-Knows ids and counts, neither media nor caches. An id may replace media that were sent before.
+An item whose media were sent before may be given as its id alone. Knows ids and counts, neither media nor caches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from corellm.errors import InvalidParameterError
-from corellm.multimodal.items import StoredItem
+from corellm.multimodal.items import UuidItem
 
 Uuids: TypeAlias = Mapping[str, Sequence[str | None]]
 """`{modality: an id or None for each item}`."""
@@ -59,8 +59,8 @@ def check_uuids(uuids: Uuids, counts: Mapping[str, int]) -> None:
         raise InvalidParameterError(f"{_PARAM}[{modality!r}] {problem}", param=_PARAM)
 
 
-def mark_stored(mm_data: Any, uuids: Uuids) -> Any:
-    """`multi_modal_data` with a `StoredItem` in place of None for an item that has a uuid.
+def with_uuid_items(mm_data: Any, uuids: Uuids) -> Any:
+    """`multi_modal_data` with a `UuidItem` in place of None for an item that has a uuid.
 
     None under a modality's key is None for each of its items.
     """
@@ -73,7 +73,7 @@ def mark_stored(mm_data: Any, uuids: Uuids) -> Any:
             given = [None] * len(ids)
         if isinstance(given, (list, tuple)) and len(given) == len(ids) and any(value is None for value in given):
             marked[modality] = [
-                StoredItem(uuid) if value is None and uuid is not None else value
+                UuidItem(uuid) if value is None and uuid is not None else value
                 for value, uuid in zip(given, ids, strict=True)
             ]
     return marked

@@ -1,9 +1,11 @@
 """What plugins are installed, what they implement, and whether it is what `hookspecs` and `extension_hooks` say.
 
     adapters        which distribution serves which architecture
-    contract        what an adapter must keep: versions, methods (`hookset`), attributes (`attributes`)
-    extensions      what is not a family, by the hooks of `extension_hooks`
-    manager         the hooks of one loaded model; `hook_callers` has their types
+    contract        checks of an adapter's class: version, methods (`hookset`), attributes (`attributes`)
+    manager         makes the plugin manager of one loaded model; `hook_callers` has the types of its hooks
+    extensions      plugins that are no model family; their hooks are in `extension_hooks`
+
+`distributions` and `tracebacks` are for error messages. `hookspecs` has the hooks of adapters.
 
 Knows entry points and pluggy; does not know what the hooks are for. Imports no torch.
 """

@@ -36,7 +36,7 @@ KNOWN_FAMILIES = {
 
 @dataclass(frozen=True)
 class AdapterEntry:
-    """The claim of an installed distribution to serve an architecture."""
+    """An entry point by which an installed distribution says that it serves an architecture."""
 
     architecture: str
     distribution: str

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ContractError
 from corellm.hookspecs import REQUIRED_ATTRIBUTES, AdapterAttributes, hookimpl
-from corellm.plugin.hookset import near
+from corellm.plugin.hookset import did_you_mean
 
 if TYPE_CHECKING:
     from corellm.plugin.hook_callers import HookCallers
 
 _NEARLY = 0.8
-"""How like an attribute's name another one must be to be taken for a misspelt one."""
+"""How like the name of an attribute another name must be to count as misspelt."""
 
 
 def _maps_text_to(is_right: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -77,7 +77,7 @@ def check_values(adapter: object, where: str) -> None:
     limits, placeholders = attribute(adapter, "supported_mm_limits"), attribute(adapter, "placeholders")
     for modality in (placeholders or {}).keys() - limits.keys() if limits is not None else ():
         raise ContractError(
-            f"{where}.placeholders has {modality!r}, which supported_mm_limits has not{near(modality, limits)}"
+            f"{where}.placeholders has {modality!r}, which supported_mm_limits has not{did_you_mean(modality, limits)}"
         )
 
 
@@ -90,7 +90,7 @@ def check_names(adapter: type[Any], hooks: Collection[str], where: str) -> None:
     for name, value in inspect.getmembers_static(adapter):
         if name.startswith("_") or name in _FORMS or value is None or attribute(adapter, name) is None:
             continue
-        meant = near(name, AdapterAttributes.__annotations__, cutoff=_NEARLY)
+        meant = did_you_mean(name, AdapterAttributes.__annotations__, cutoff=_NEARLY)
         if name in hooks:
             raise ContractError(f"{where}.{name} is a hook, which must be a method with @hookimpl{meant}")
         if meant and name not in AdapterAttributes.__annotations__:
@@ -100,7 +100,7 @@ def check_names(adapter: type[Any], hooks: Collection[str], where: str) -> None:
 
 
 class AttributeDefaults:
-    """The defaults of the hooks that attributes stand in for.
+    """The default of each hook that an attribute can replace: the attribute's value.
 
     Args:
         adapter: of the model.
@@ -133,7 +133,7 @@ class AttributeDefaults:
 
     @hookimpl(trylast=True)
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """Return the placeholder of a first item, so many times."""
+        """Return the placeholder of a first item once for each item."""
         return "".join(self._placeholder(modality) * count for modality, count in mm_counts.items())
 
     def _placeholder(self, modality: str) -> str:

@@ -18,7 +18,7 @@ from corellm import hookspecs
 from corellm.errors import ContractError
 from corellm.hookspecs import PROJECT_NAME
 from corellm.plugin.attributes import attribute, check_names, check_values, ways_to_give
-from corellm.plugin.hookset import HookSet, is_static, marker, method_parameters
+from corellm.plugin.hookset import HookSet, hookimpl_options, is_static, method_parameters
 
 
 class Contract:
@@ -82,7 +82,7 @@ class Contract:
         # in an adapter of older versions only, a method with a new name is its own
         names = self.hooks if self.version in versions else self.hooks - set(self._renamed.values())
         methods = [name for name, _ in inspect.getmembers(adapter, inspect.isroutine)]
-        implemented = [name for name in methods if marker(adapter, name) is not None]
+        implemented = [name for name in methods if hookimpl_options(adapter, name) is not None]
         for name in methods:
             if name not in implemented and name not in names | old_names.keys():
                 continue
@@ -113,7 +113,7 @@ class Contract:
     def static_hook(self, adapter: type[Any], hook: str) -> Callable[[], Any] | None:
         """Return the method of an adapter's class that implements one of `STATIC_HOOKS`, or None."""
         names = [hook, *(old for old, new in self._renamed.items() if new == hook)]
-        return next((getattr(adapter, n) for n in names if hasattr(adapter, n) and marker(adapter, n)), None)
+        return next((getattr(adapter, n) for n in names if hasattr(adapter, n) and hookimpl_options(adapter, n)), None)
 
     def check_wrapper(self, wrapper: object, where: str) -> None:
         """Check an extension's object that wraps an adapter's hooks; it cannot replace them.
@@ -121,7 +121,7 @@ class Contract:
         Raises:
             ContractError: it has no wrapper, a method is none, or the hook is called on the adapter's class.
         """
-        wrappers = {name: o for name, _ in inspect.getmembers_static(wrapper) if (o := marker(wrapper, name))}
+        wrappers = {name: o for name, _ in inspect.getmembers_static(wrapper) if (o := hookimpl_options(wrapper, name))}
         if not wrappers:
             raise ContractError(f"{where}: it wraps nothing: no method has hookimpl(wrapper=True)")
         for name, options in wrappers.items():

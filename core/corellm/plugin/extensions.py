@@ -1,4 +1,4 @@
-"""Installed extensions: loaded once per process, called one by one, so that an error names the one at fault.
+"""Loads installed extensions once per process and calls them one by one, so that an error names the one at fault.
 
 Knows entry points and pluggy; what the hooks are for is in `extension_hooks`.
 """
@@ -19,7 +19,7 @@ from corellm.errors import BrokenPluginError, ContractError, PluginError
 from corellm.hookspecs import PROJECT_NAME
 from corellm.plugin import extension_hooks
 from corellm.plugin.distributions import distribution_of
-from corellm.plugin.hookset import HookSet, marker
+from corellm.plugin.hookset import HookSet, hookimpl_options
 from corellm.plugin.tracebacks import own_traceback
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def _find_problem(extension: object, name: str) -> str | None:
     """Return what is wrong with a member of an extension, or None."""
     if name not in _HOOKS.names and not hasattr(inspect.getattr_static(extension, name), f"{PROJECT_NAME}_impl"):
         return None  # no hook
-    options = marker(extension, name)
+    options = hookimpl_options(extension, name)
     if options is not None and (options["wrapper"] or options["hookwrapper"]):
         return f"{name} is a wrapper; hooks of extensions are not wrapped, those of adapters are (wrap_adapter)"
     return _HOOKS.find_problem(extension, name)
@@ -103,7 +103,7 @@ def load_extensions() -> pluggy.PluginManager:
     return manager
 
 
-def ask_extensions(
+def call_extensions(
     hook: str,
     expected: Callable[[Any], bool],
     *,
@@ -143,9 +143,9 @@ def ask_extensions(
             yield name, result
 
 
-def first_offer(hook: str, expected: Callable[[Any], bool], **arguments: Any) -> Any:
-    """Return the first result of a hook, or None; arguments and errors as of `ask_extensions`."""
-    for name, result in ask_extensions(hook, expected, **arguments):
+def first_result(hook: str, expected: Callable[[Any], bool], **arguments: Any) -> Any:
+    """Return the first result of a hook, or None; arguments and errors as of `call_extensions`."""
+    for name, result in call_extensions(hook, expected, **arguments):
         logger.info("%s: by %s", hook, name)
         return result
     return None

@@ -1,4 +1,4 @@
-"""The hooks that one module specifies, and the checks of every plugin's methods.
+"""The hooks that one module specifies, and the checks of methods that implement them.
 
 Knows names, arguments and `@hookimpl`; does not know the kind of plugin or what its hooks do.
 """
@@ -45,19 +45,19 @@ class HookSet:
             plugin: a class, if its instances get registered; else the module or object itself.
             name: of the method.
         """
-        if marker(plugin, name) is None:
+        if hookimpl_options(plugin, name) is None:
             return (
                 f"{name} has a hook's name but lacks @hookimpl, so it would never be called; add the decorator "
                 f"(from corellm.hookspecs import hookimpl; below @staticmethod where there is one) or rename the method"
             )
         hook = self.old_names.get(name, name)
         if hook not in self.names:
-            return f"{name} is no hook{near(name, self.names)}"
+            return f"{name} is no hook{did_you_mean(name, self.names)}"
         known = self.arguments(hook)
         for argument, parameter in method_parameters(plugin, name).items():
             if argument not in known:
                 takes = ", ".join(known) or "no arguments"
-                return f"{name} has no argument {argument!r}{near(argument, known)}; it may take {takes}"
+                return f"{name} has no argument {argument!r}{did_you_mean(argument, known)}; it may take {takes}"
             if parameter.default is not parameter.empty or parameter.kind is parameter.KEYWORD_ONLY:
                 return (
                     f"{name} would never be given {argument!r}, which has a default or is keyword-only; make it an "
@@ -66,7 +66,7 @@ class HookSet:
         return None
 
 
-def marker(plugin: object, name: str) -> Mapping[str, Any] | None:
+def hookimpl_options(plugin: object, name: str) -> Mapping[str, Any] | None:
     """The options that `@hookimpl` gave a method; None if it is not marked. Properties are not evaluated."""
     member = inspect.getattr_static(plugin, name)
     function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
@@ -86,7 +86,7 @@ def method_parameters(plugin: object, name: str) -> dict[str, inspect.Parameter]
     return dict(parameters[1:] if has_self else parameters)
 
 
-def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """A hint at the known name that is most like an unknown one; empty if none is by more than `cutoff`."""
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """`; did you mean '...'?` with the known name most like an unknown one; empty if none is like it by `cutoff`."""
     found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {found[0]!r}?" if found else ""

@@ -14,7 +14,7 @@ from corellm.errors import BrokenPluginError
 from corellm.hookspecs import ModelContext
 from corellm.plugin.attributes import AttributeDefaults, check_values
 from corellm.plugin.contract import CONTRACT, Contract
-from corellm.plugin.extensions import ask_extensions
+from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import hook_callers
 from corellm.plugin.tracebacks import own_traceback
 
@@ -75,7 +75,7 @@ def build_manager(
     manager.register(AttributeDefaults(instance, hook_callers(manager)))
     manager.register(instance, name=distribution)
     if extensions is not None:
-        for name, wrapper in ask_extensions("wrap_adapter", _anything, manager=extensions, context=context):
+        for name, wrapper in call_extensions("wrap_adapter", _anything, manager=extensions, context=context):
             where = f"{name}, {type(wrapper).__qualname__}"
             contract.check_wrapper(wrapper, where)
             manager.register(wrapper, name=where)

@@ -21,7 +21,7 @@ def make_image(width: int, height: int, seed: int = 0) -> Image:
     return images.fromarray(pixels)
 
 
-def make_clip(num_frames: int, width: int, height: int, seed: int = 0, fps: float = 4.0) -> Any:
+def make_video(num_frames: int, width: int, height: int, seed: int = 0, fps: float = 4.0) -> Any:
     """Return a video of noise: `(frames [num_frames, height, width, 3] uint8, {"fps": fps})`."""
     import numpy as np
 
@@ -29,7 +29,7 @@ def make_clip(num_frames: int, width: int, height: int, seed: int = 0, fps: floa
     return frames, {"fps": fps}
 
 
-def make_sound(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, Any]:
+def make_audio(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, Any]:
     """Return audio, `[num_samples]` float32: swelling noise over a tone that depends on the seed."""
     import numpy as np
 
@@ -77,11 +77,11 @@ def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
         image = make_image(40, 30, 5)
         return image, {"an array": np.array(image), "the bytes of a PNG file": _encoded(image, "PNG")}
     if modality == "video":
-        frames, metadata = make_clip(4, 60, 50, 5)
+        frames, metadata = make_video(4, 60, 50, 5)
         from PIL import Image as images
 
         return (frames, metadata), {"a list of images": ([images.fromarray(frame) for frame in frames], metadata)}
-    whole = (32767 * make_sound(rate // 2, rate, 5).clip(-1, 1)).astype(np.int16)
+    whole = (32767 * make_audio(rate // 2, rate, 5).clip(-1, 1)).astype(np.int16)
     audio = whole.astype(np.float32) / 32768
     return audio, {"floats with their rate": (audio, rate), "integers": (whole, rate), "a WAV file": _wav(whole, rate)}
 

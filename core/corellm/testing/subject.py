@@ -17,7 +17,7 @@ from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.llm import LLM
 from corellm.multimodal.fields import join_items
 from corellm.multimodal.inputs import MultiModalFeature
-from corellm.testing.items import make_clip, make_image, make_sound
+from corellm.testing.items import make_audio, make_image, make_video
 from corellm.testing.reference import Reference
 from corellm.worker.defaults import floating_to
 
@@ -59,9 +59,9 @@ class Subject:
         if modality == "image":
             return make_image(30 + 17 * seed % 120, 25 + 29 * seed % 90, seed)
         if modality == "video":
-            return make_clip(2 + 2 * (seed % 7), 40 + 13 * seed % 60, 40 + 7 * seed % 40, seed)
+            return make_video(2 + 2 * (seed % 7), 40 + 13 * seed % 60, 40 + 7 * seed % 40, seed)
         rate = self.sampling_rate
-        return make_sound(rate // 10 + 1501 * seed % rate, rate, seed)
+        return make_audio(rate // 10 + 1501 * seed % rate, rate, seed)
 
     @property
     def sampling_rate(self) -> int:
@@ -185,10 +185,10 @@ def extreme_items(subject: Subject, modality: str) -> list[Any]:
     if modality == "image":
         return [make_image(*size, seed) for seed, size in enumerate(EXTREMES)]
     if modality == "video":
-        videos = [make_clip(3, *size, seed) for seed, size in enumerate(EXTREMES)]
-        return [*videos, *(make_clip(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
+        videos = [make_video(3, *size, seed) for seed, size in enumerate(EXTREMES)]
+        return [*videos, *(make_video(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
     rate = subject.sampling_rate
-    return [make_sound(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]
+    return [make_audio(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]
 
 
 def describe_prompt(parts: Sequence[Part]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError
-from corellm.multimodal.pixel_values import quicken
+from corellm.multimodal.pixel_values import patch_processor
 from corellm.plugin.adapters import shipped_checkpoints
 from corellm.worker.checkpoint_files import read_json
 from corellm.worker.remote_code import no_questions
@@ -150,7 +150,7 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None, *,
         processor = _made_by(factory or AutoProcessor, context.model_path, context.trust_remote_code)
         if not own_tokenizer and hasattr(processor, "tokenizer"):
             processor.tokenizer = context.tokenizer
-        quicken(processor)
+        patch_processor(processor)
         return processor
 
 

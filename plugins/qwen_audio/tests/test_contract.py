@@ -6,7 +6,7 @@ from pathlib import Path
 
 from corellm import LLM, SamplingParams
 from corellm.testing import Reference
-from corellm.testing.items import make_sound
+from corellm.testing.items import make_audio
 from corellm_qwen_audio.contract import TestQwen2Audio as TestQwen2Audio
 from corellm_qwen_audio.tiny import make_tiny_checkpoint
 
@@ -19,7 +19,7 @@ def test_thirty_seconds(tmp_path: Path) -> None:
     path = make_tiny_checkpoint(tmp_path)
     reference = Reference(path)
     samples = [[30 * RATE], [336, 30 * RATE - 1, 3 * RATE]]
-    requests = [(PLACEHOLDER * len(group), [make_sound(n, RATE, n) for n in group]) for group in samples]
+    requests = [(PLACEHOLDER * len(group), [make_audio(n, RATE, n) for n in group]) for group in samples]
     params = SamplingParams(temperature=0, max_tokens=8, min_tokens=8)
     with LLM(str(path), dtype="float32", max_num_batched_tokens=256) as llm:
         prompts = [{"prompt": text, "multi_modal_data": {"audio": items}} for text, items in requests]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, MissingExtraError
 from corellm.media.files import check_format
-from corellm.media.forms import is_array, is_image, is_tensor
+from corellm.media.type_checks import is_array, is_image, is_tensor
 from corellm.media.video.video import Video, VideoMetadata
 
 if TYPE_CHECKING:

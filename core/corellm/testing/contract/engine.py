@@ -10,7 +10,7 @@ from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.greedy import QUESTIONS, Examination, GreedyRules
-from corellm.testing.items import make_clip, make_image, make_sound
+from corellm.testing.items import make_audio, make_image, make_video
 from corellm.testing.subject import Subject, same_data
 
 
@@ -129,8 +129,8 @@ def _alike(subject: Subject, modality: str, seed: int) -> Any:
     if modality == "image":
         return make_image(60, 50, seed)
     if modality == "video":
-        return make_clip(4, 60, 50, seed)
-    return make_sound(subject.sampling_rate // 2, subject.sampling_rate, seed)
+        return make_video(4, 60, 50, seed)
+    return make_audio(subject.sampling_rate // 2, subject.sampling_rate, seed)
 
 
 def _token_ids(output: RequestOutput) -> list[int]:

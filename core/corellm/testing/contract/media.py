@@ -6,7 +6,7 @@ from typing import Any
 
 from corellm.errors import MediaError
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.items import forms_of, make_clip, make_image, make_sound, odd_images, turned_image
+from corellm.testing.items import forms_of, make_audio, make_image, make_video, odd_images, turned_image
 from corellm.testing.subject import Subject, describe, extreme_items, same_data
 
 
@@ -63,10 +63,10 @@ class MediaRules(ContractRules):
             return
         rate = subject.sampling_rate
         with self.expecting("audio is processed"):
-            (usual,) = subject.features("audio", make_sound(rate, rate, 3))
+            (usual,) = subject.features("audio", make_audio(rate, rate, 3))
         for other in (rate // 2, 2 * rate):
             with self.expecting(f"audio of {other} samples per second is processed", hook="get_data_parser"):
-                (feature,) = subject.features("audio", (make_sound(other, other, 3), other))
+                (feature,) = subject.features("audio", (make_audio(other, other, 3), other))
             self.require(
                 abs(feature.placeholder.length - usual.placeholder.length) <= 1,
                 "get_data_parser",
@@ -78,13 +78,13 @@ class MediaRules(ContractRules):
     def test_short_clips_and_sounds(self, subject: Subject) -> None:
         """A video of a single frame, as array and as list of images, and short audio are embedded."""
         if "video" in subject.modalities:
-            frames, metadata = make_clip(1, 48, 40)
+            frames, metadata = make_video(1, 48, 40)
             for video in (frames, (frames, metadata), [make_image(48, 40)]):
                 with self.expecting("a video of one frame is processed"):
                     self._fits_placeholder(subject, subject.features("video", video), "a video of one frame")
         if "audio" in subject.modalities:
             with self.expecting("audio of a tenth of a second is processed"):
-                audio = make_sound(subject.sampling_rate // 10, subject.sampling_rate)
+                audio = make_audio(subject.sampling_rate // 10, subject.sampling_rate)
                 self._fits_placeholder(subject, subject.features("audio", audio), "short audio")
 
     def test_broken_media_are_refused(self, subject: Subject) -> None:

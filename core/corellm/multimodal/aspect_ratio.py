@@ -1,7 +1,7 @@
-"""Images much longer than wide: refused only where the model's processor would scale them above the limit.
+"""Images of an extreme aspect ratio: refused only where the model's processor would scale them above the limit.
 
-Many processors accept them, others raise an error of their own; one that scales by the shorter side turns a line of a
-few bytes into gigabytes. Knows Hugging Face image processors from the outside only.
+Many processors accept them, others raise an error of their own; one that scales by the shorter side makes gigabytes of
+an image of a few bytes. Knows Hugging Face image processors from the outside only.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _shortest_edge(part: Any, mm_kwargs: Mapping[str, Any]) -> int | None:
 
 
 @contextmanager
-def naming_extreme_sides(images: Sequence[Image]) -> Iterator[None]:
-    """Raise a processor's errors about images of extreme sides as the request's error, not the adapter's.
+def reraise_for_aspect_ratio(images: Sequence[Image]) -> Iterator[None]:
+    """Raise a processor's error as the request's, not the adapter's, if an image has an extreme aspect ratio.
 
     Raises:
         MediaError: the processor refused one.

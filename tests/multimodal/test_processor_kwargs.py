@@ -19,8 +19,8 @@ from corellm.errors import ContractError, ProcessorKwargsError, SurplusPlacehold
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import MultiModalFieldConfig, PromptReplacement
 from corellm.multimodal.defaults import declared_arguments
-from corellm.multimodal.kwargs import KwargsByModality
 from corellm.multimodal.processor import MultiModalProcessor
+from corellm.multimodal.processor_kwargs import KwargsByModality
 from tests.multimodal.toy import IMAGE, VIDEO, Toy, make, make_image
 
 NAMES = {"image": frozenset({"size", "crop"}), "video": frozenset({"size", "fps"})}
