@@ -1,4 +1,4 @@
-"""The table: what is asked of a GPU beside what was measured, then the figures that explain it, then what failed.
+"""The table: each goal beside the figure that was measured, then the figures that explain it, then what failed.
 
 Knows figures only. What was not measured stands there as "-".
 """

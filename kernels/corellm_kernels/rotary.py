@@ -148,8 +148,8 @@ def rotate_and_cache(
         slot_mapping: `[n]` int64, `block * block_size + offset`; a token with a negative one is not written.
         key_scale, value_scale: `[num_blocks, block_size, kv_heads]` float32 of the same strides, written if the cache
             is quantized.
-        sections: `cos` and `sin` are `[3, n, rotary_size]`, for positions in time, height and width, and so many pairs
-            of each head are rotated by each, in this order; they sum up to `rotary_size // 2`.
+        sections: of M-RoPE, where `cos` and `sin` are `[3, n, rotary_size]`, for positions in time, height and width:
+            how many pairs of each head each of the three rotates, in this order; they sum up to `rotary_size // 2`.
     """
     num_tokens, heads, size = query.shape
     _, kv_heads, value_size = value.shape

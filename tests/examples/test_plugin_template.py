@@ -1,4 +1,4 @@
-"""The example plugin is what it says: whole, correct, and found like anybody's."""
+"""The example plugin is what it says: whole, correct, and found like any other plugin."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def segments(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def jpeg_of_scans(scans: int, side: int) -> bytes:
-    """A progressive JPEG, its last scan repeated until there are so many."""
+    """A progressive JPEG of `scans` scans: its last one is repeated."""
     data = encoded(gradient(side).convert("RGB"), "JPEG", progressive=True)
     starts = [at for marker, at in segments(data) if marker == 0xDA]
     assert len(starts) == 10

@@ -21,7 +21,7 @@ MAX_REQUEST_BYTES = 1 << 29
 _GRACE_SECONDS = 1.0
 """The parent kills the child at the deadline; the timers are for a parent that was killed itself."""
 _THREADS = 2
-"""Processor time counts the seconds of every thread: a request gets as much as so many need until the deadline."""
+"""Processor time counts the seconds of every thread: a request gets what this many threads use until the deadline."""
 
 _MEMORY = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
 """Private memory where the kernel counts it: address space also counts libraries and what is shared."""

@@ -1,8 +1,8 @@
 """Makes method calls atomic: an exception anywhere in a call, Ctrl-C too, undoes what it changed.
 
 Ctrl-C can come between any two lines, also of the scheduler, and leave state half changed. It is not deferred, because
-a step may take seconds. Instead the interrupted call is undone by `restore`: at once or, if that
-is interrupted, too, before the next call. Does not know what the state is.
+a step may take seconds. Instead `restore` undoes the interrupted call: at once or, if that is interrupted, too, before
+the next call. Does not know what the state is.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class LLMEngine(NotPicklable):
         self.input_processor.mm_processor.cache.clear()
         self.scheduler.encoder_cache.discard_unreferenced()
         if not self.scheduler.has_unfinished_requests():  # else the next step tells the worker
-            self._settle()
+            self._drain()
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to compute or outputs to return."""
@@ -233,7 +233,7 @@ class LLMEngine(NotPicklable):
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
         self.num_generated_tokens += sum(request.request_id in result.sampled for request in changed)
         if not self.scheduler.has_unfinished_requests():
-            self._settle()
+            self._drain()
         return self.output_processor.take_outputs()
 
     def _launch(self) -> StepInFlight:
@@ -271,7 +271,7 @@ class LLMEngine(NotPicklable):
 
         return is_healthy(self.runner)
 
-    def _settle(self) -> None:
+    def _drain(self) -> None:
         """When no request is left: end the step in flight, and have the worker release requests and items."""
         step, self._ahead = self._ahead, None
         if step is not None:

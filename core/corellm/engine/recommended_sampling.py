@@ -33,7 +33,7 @@ def recommended_sampling(path: Path) -> SamplingParams:
     if not file.is_file():
         return SamplingParams()
     stated = read_json(file)
-    ours = {ours: stated[theirs] for theirs, ours in _OURS.items() if stated.get(theirs) is not None}
+    ours = {ours: stated[hf_name] for hf_name, ours in _OURS.items() if stated.get(hf_name) is not None}
     if stated.get("do_sample") is False:
         ours["temperature"] = 0.0
     try:

@@ -346,8 +346,8 @@ class Scheduler:
     def schedule_ahead(self) -> ScheduledBatch | None:
         """Schedule the step after the one in flight, before its tokens are known: the same decodes, one token further.
 
-        Requests that reach their length in the step in flight are left out; those that a stop token ends there are
-        computed in vain.
+        Requests that reach their length in the step in flight are left out; of those that a stop token ends there, the
+        result is dropped.
 
         Returns:
             None if the next step needs another batch: a waiting request can be admitted, a prompt is not computed

@@ -125,6 +125,6 @@ class Qwen2Audio:
 
 
 def _lengths(frames: _Count) -> tuple[_Count, _Count]:
-    """Number of positions of so many frames after the strided convolution, and after the pooling."""
+    """Number of positions of `frames` frames after the strided convolution, and after the pooling."""
     positions = (frames - 1) // 2 + 1
     return positions, (positions - 2) // 2 + 1
