@@ -1,4 +1,4 @@
-"""Finding stop strings in a text that comes in pieces.
+"""Finds stop strings in a text that comes in pieces.
 
 Knows text only: no tokens, no tokenizers, no requests.
 """

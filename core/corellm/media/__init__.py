@@ -1,6 +1,6 @@
-"""Media: files and bytes to pixels, frames and samples. Imports neither numpy nor a decoder.
+"""Media: files, bytes and arrays to pixels, frames and samples. Importing this imports neither numpy nor a decoder.
 
-`image`, `audio` and `video` read one item each: they take every accepted form, from a file to an array. Beside them:
+`image`, `audio` and `video` read one item each, in any accepted form from a path to a tensor. Beside them:
 
     files           bytes of paths and `data:` URLs, and which formats are accepted
     pixels          pixels of any mode and depth to 8-bit RGB

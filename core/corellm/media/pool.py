@@ -1,8 +1,8 @@
-"""Decodes files in child processes, with limits on time and memory: a file that makes a decoder hang, crash or eat all
-memory costs its own request alone.
+"""Decodes files in child processes, within limits on time and memory.
 
-`worker` is the child's side, `reply` checks what it returns, `pooled_video` reads frames when they are wanted. Encoded
-bytes and what is decoded of them cross in shared memory.
+A file that makes a decoder hang, crash or use too much memory fails its own request alone. `worker` is the child's
+side, `reply` checks what it returns, `pooled_video` reads frames when they are wanted. Files and what is decoded of
+them are passed in shared memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of processing hooks whose result is checked: a forgotten `return` is named at once."""
+"""Calls processing hooks and checks the types of their results, so that a forgotten `return` is named at once."""
 
 from __future__ import annotations
 

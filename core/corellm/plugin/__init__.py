@@ -1,4 +1,4 @@
-"""What plugins are installed, what they implement, and whether it is what `hookspecs` and `extension_hooks` say.
+"""Finds installed plugins, checks that they keep the contract, and makes the hooks of a loaded model.
 
     adapters        which distribution serves which architecture
     contract        checks of an adapter's class: version, methods (`hookset`), attributes (`attributes`)

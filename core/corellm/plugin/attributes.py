@@ -1,4 +1,4 @@
-"""An adapter's attributes: their checks at load, and the hooks whose defaults they are.
+"""Checks an adapter's attributes at load, and returns them from the hooks that it does not implement.
 
 Knows `AdapterAttributes` of `hookspecs`; does not know versions, nor what the hooks are for.
 """

@@ -13,7 +13,7 @@ from corellm import hookspecs
 
 
 class HookCallers:
-    """A caller for each hook, but those that are called on the adapter's class."""
+    """A caller for each hook except `STATIC_HOOKS`, which are called on the adapter's class."""
 
     get_supported_mm_limits = staticmethod(hookspecs.get_supported_mm_limits)
     refuse_embeddings = staticmethod(hookspecs.refuse_embeddings)
