@@ -347,7 +347,9 @@ def test_a_hook_goes_before_an_attribute(install: Install) -> None:
 )
 def test_wrong_attributes(install: Install, line: str, message: str) -> None:
     """A misspelt name or a wrong value is found at load."""
-    install("toy", f"{GOOD}        {line}\n")
+    source = without("get_dummy_text") if line.startswith("placeholder =") else GOOD
+    source = without("get_supported_mm_limits") if line.startswith("supported_limits") else source
+    install("toy", f"{source}        {line}\n")
     with pytest.raises(ContractError, match=f"toy: Adapter.*{message}"):
         find_adapter(["ToyForCausalLM"]).load()
 
@@ -366,10 +368,13 @@ def test_an_attribute_that_the_constructor_sets(install: Install) -> None:
 
 
 def test_an_authors_own_attributes_are_left_alone(install: Install) -> None:
-    """Those that are not nearly one of the contract's, and methods."""
+    """Those that are not nearly one of the contract's, or of one that a hook stands in for, and methods."""
     own = "        text_per_step = 20\n        image_token = '<image>'\n        def placeholder(self): return ''\n"
     install("toy", GOOD + own)
     assert find_adapter(["ToyForCausalLM"]).load()
+    older = f"{GOOD}        placeholder = '<image>'\n        supported_limits = 2\n"
+    install("older", older, architecture="OlderForCausalLM")
+    assert find_adapter(["OlderForCausalLM"]).load()
 
 
 def test_hook_callers_are_those_of_the_specification() -> None:

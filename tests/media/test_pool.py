@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from corellm.children import memory
+from corellm.children.child import Child
 from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
 from corellm.errors import (
     ConfigError,
@@ -174,6 +175,17 @@ def test_frames_come_in_several_parts(media_pool: MediaPool) -> None:
         next(frames)
 
 
+def test_memory_of_earlier_videos_is_no_ones_fault() -> None:
+    """A child forgets them where a later file needs the memory; that of a file too large is the file's own."""
+    small = encode([plain(n) for n in range(3)])
+    filling = (100 << 20).to_bytes(4, "big") + b"free" + bytes((100 << 20) - 8)
+    limits, pool = MultiModalConfig(max_video_pixels=1 << 16), MediaPool(1, 60.0)
+    opened = [load_video(small + filling, limits, pool) for _ in range(5)]
+    assert load_image(PNG, LIMIT, pool=pool).size == (40, 30)
+    assert [len(list(video.read())) for video in opened] == [3] * 5
+    pool.close()
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the command that installs it."""
     (tmp_path / "soundfile.py").write_text("raise ImportError")
@@ -268,9 +280,35 @@ def test_children_are_started_again_and_closed(odd: MediaPool) -> None:
             time.sleep(0.01)
         time.sleep(0.1)
         odd.close()
-        assert isinstance(failing.exception(), MediaError)
+        with pytest.raises(ProcessingError, match="not decoded any more: the engine was shut down"):
+            failing.result()
     assert children() == others
-    assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
+    with pytest.raises(ProcessingError, match="not decoded any more: the engine was shut down"):
+        load_image(PNG, LIMIT, pool=odd)
+    assert children() == others
+
+
+def test_a_child_that_starts_while_its_pool_is_closed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a thread that waits for one is told at once."""
+    before, pool = children(), MediaPool(1, 60.0)
+    start, starting, closed = Child.start, threading.Event(), threading.Event()
+
+    def slow_start(child: Child) -> None:
+        starting.set()
+        assert closed.wait(60)
+        start(child)
+
+    monkeypatch.setattr(Child, "start", slow_start)
+    with ThreadPoolExecutor(2) as threads:
+        late = threads.submit(load_image, PNG, LIMIT, pool=pool)
+        assert starting.wait(60)
+        waiting = threads.submit(load_image, PNG, LIMIT, pool=pool)
+        pool.close()
+        with pytest.raises(ProcessingError, match="shut down"):
+            waiting.result(30)
+        closed.set()
+        assert late.result().size == (40, 30)
+    assert children() == before
 
 
 def test_an_interrupt_leaves_the_pool_usable(odd: MediaPool) -> None:

@@ -175,12 +175,12 @@ class _Running:
             self.socket.settimeout(_left(deadline))
             part, files, _, _ = socket.recv_fds(self.socket, count, 1, frames.CLOSE_ON_EXEC)
             received.extend(files)
+            if len(received) > 1:  # at once: descriptors are few
+                raise ValueError("more than one file")
             return part
 
         try:
             reply = frames.read(receive, MAX_REPLY_BYTES)
-            if len(received) > 1:
-                raise ValueError("more than one file")
         except BaseException:
             for extra in received:
                 os.close(extra)

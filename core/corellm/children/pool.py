@@ -17,6 +17,10 @@ class BusyError(Exception):
     """All children were lent for as long as a caller waits."""
 
 
+class ClosedError(Exception):
+    """The pool was closed."""
+
+
 class ChildPool:
     """Children of one module, which start when first lent.
 
@@ -27,6 +31,7 @@ class ChildPool:
 
     def __init__(self, count: int, module: str, *arguments: str) -> None:
         self._children = [Child(module, *arguments) for _ in range(count)]
+        self.is_closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -44,24 +49,31 @@ class ChildPool:
 
         Raises:
             BusyError: none was free in this time.
+            ClosedError: the pool is closed.
         """
         if self._pid != os.getpid():  # after a fork: threads that had children, and held the lock, are not in here
             self._begin()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._free, seconds):
+            if not self._changed.wait_for(lambda: self._free or self.is_closed, seconds):
                 raise BusyError
+            if self.is_closed:
+                raise ClosedError
             child = next((child for child in preferred if child in self._free), None) or self._free[-1]
             self._free.remove(child)
         try:
             yield child
         finally:
             with self._changed:
+                if self.is_closed:  # it may have started since
+                    child.kill()
                 self._free.append(child)
                 self._changed.notify()
 
     def close(self) -> None:
-        """End all children, also those that are lent: their requests fail. The pool may be used again."""
+        """End all children, also those that are lent: their requests fail, and nothing is lent any more."""
         with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
             for child in self._children:
                 if child in self._free:
                     child.kill()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.children import memory
 from corellm.children.child import Child, ChildError, ChildTimeoutError, RefusedError
-from corellm.children.pool import BusyError, ChildPool
+from corellm.children.pool import BusyError, ChildPool, ClosedError
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTimeoutError, MediaTooLargeError, ProcessingError
 from corellm.media.reply import Reply
@@ -60,7 +60,7 @@ class MediaPool:
         return cls(workers, config.media_timeout) if workers else None
 
     def close(self) -> None:
-        """End the children; decoding again would start new ones."""
+        """End the children; what is being decoded, or asked for later, fails."""
         self._children.close()
 
     def image(self, data: Encoded, name: str, max_pixels: int, formats: Collection[str]) -> Image.Image:
@@ -123,7 +123,7 @@ class MediaPool:
             MediaError: whatever the decoder raised, or it crashed.
             MediaTooLargeError: it takes too much memory.
             MediaTimeoutError: it takes too long, or no child is free in time.
-            ProcessingError: no child can be started, or the decoder has a fault.
+            ProcessingError: no child can be started, the decoder has a fault, or the pool was closed.
         """
         name, seconds = f"{name} " if name else "", self._seconds
         try:
@@ -136,6 +136,8 @@ class MediaPool:
                 value, received = child.call_with_file(limited, seconds, file)
                 with Reply(value, received, child) as reply:
                     yield reply
+        except ClosedError:
+            raise _closed() from None
         except BusyError:
             raise MediaTimeoutError(
                 f"{name}was not decoded: all {self._workers} processes were busy for {seconds:g} s; try again, "
@@ -154,7 +156,13 @@ class MediaPool:
                 expected=max_memory,
             ) from error
         except ChildError as error:
+            if self._children.is_closed:
+                raise _closed() from error
             raise MediaError(f"{name}is broken: its decoder crashed") from error
+
+
+def _closed() -> ProcessingError:
+    return ProcessingError("media are not decoded any more: the engine was shut down; make a new one")
 
 
 @contextmanager

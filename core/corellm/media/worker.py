@@ -61,16 +61,26 @@ class Worker:
 
     def handle(self, request: dict[str, Any], file: int | None) -> Result:
         """The result of a request, or what was raised. Running out of memory is left to `serving`."""
+        limit_memory(request["memory"] + (0 if file is None else os.fstat(file).st_size))
+        try:
+            return self._do(request, file)
+        except MemoryError:
+            if not self._videos:
+                raise
+        self._videos.clear()  # earlier requests' take memory, too; outside `except`, which keeps what was decoded
+        return self._do(request, file)
+
+    def _do(self, request: dict[str, Any], file: int | None) -> Result:
         actions: dict[str, Callable[[dict[str, Any], int | None], Result]] = {
             "image": self._image, "audio": self._audio, "open": self._open, "read": self._read,
         }  # fmt: skip
-        limit_memory(request["memory"] + (0 if file is None else os.fstat(file).st_size))
         try:
             return actions[request["do"]](request, file)
         except MemoryError:
-            self._videos.clear()
             raise
         except (MediaError, MissingExtraError) as error:
+            if isinstance(error.__cause__, MemoryError):  # FFmpeg's, which is one of its errors, too
+                raise error.__cause__ from None
             limits = (getattr(error, "expected", None), getattr(error, "got", None))
             return {"raised": [type(error).__name__, str(error), *map(_plain, limits)]}, None
         except Exception as error:

@@ -74,8 +74,8 @@ class MultiModalProcessor:
         self.limits = lowered_limits(call_hook(hooks.get_supported_mm_limits), config)
 
     def with_config(self, config: MultiModalConfig) -> MultiModalProcessor:
-        """A processor of the same model with another configuration and its own cache."""
-        return MultiModalProcessor(
+        """A processor of the same model, and its processes, with other limits and its own cache."""
+        other = MultiModalProcessor(
             self.hooks,
             config,
             tokenize=self._tokenize,
@@ -84,6 +84,8 @@ class MultiModalProcessor:
             seq_len=self._seq_len,
             executor=self._executor,
         )
+        other._pool = self._pool  # one owner closes it
+        return other
 
     @cached_property
     def _parser(self) -> DataParser:

@@ -6,7 +6,7 @@ Knows `AdapterAttributes` of `hookspecs`; does not know versions, nor what the h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ContractError
@@ -81,16 +81,30 @@ def check_values(adapter: object, where: str) -> None:
         )
 
 
-def check_names(adapter: type[Any], hooks: Collection[str], where: str) -> None:
+def check_names(adapter: type[Any], hooks: Collection[str], implemented: Set[str], where: str) -> None:
     """Check that no attribute of an adapter's class is a misspelt one, or has the name of a hook.
+
+    What an adapter gives already is not misspelt: one written before there were attributes has hooks instead, and may
+    have a name of its own that is like an attribute's.
+
+    Args:
+        adapter: the class.
+        hooks: all there are.
+        implemented: those that it implements.
+        where: for messages.
 
     Raises:
         ContractError: one is; says which was meant.
     """
+    lacking = [
+        name
+        for name in AdapterAttributes.__annotations__
+        if attribute(adapter, name) is None and not implemented & {*REQUIRED_ATTRIBUTES.get(name, (name,))}
+    ]
     for name, value in inspect.getmembers_static(adapter):
         if name.startswith("_") or name in _FORMS or value is None or attribute(adapter, name) is None:
             continue
-        meant = did_you_mean(name, AdapterAttributes.__annotations__, cutoff=_NEARLY)
+        meant = did_you_mean(name, lacking, cutoff=_NEARLY)
         if name in hooks:
             raise ContractError(f"{where}.{name} is a hook, which must be a method with @hookimpl{meant}")
         if meant and name not in AdapterAttributes.__annotations__:

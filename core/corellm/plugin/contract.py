@@ -66,9 +66,10 @@ class Contract:
             )
         where = f"{distribution}: {adapter.__qualname__}"
         implemented = self._check_methods(adapter, versions, where)
-        check_names(adapter, self.hooks, where)
+        current = {self._renamed.get(name, name) for name in implemented}
+        check_names(adapter, self.hooks, current, where)
         check_values(adapter, where)
-        self._check_required(adapter, {self._renamed.get(name, name) for name in implemented}, where)
+        self._check_required(adapter, current, where)
         try:
             inspect.signature(adapter).bind("the context")
         except TypeError as error:

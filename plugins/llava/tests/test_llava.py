@@ -1,0 +1,52 @@
+"""What the contract's prompts lack: image tokens without a line break, beside text and each other, for each tower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from corellm import LLM
+from corellm.testing.items import make_image
+from corellm_llava.tiny import make_tiny_checkpoint
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "clip": {"vision": "clip"},
+    "clip-full": {"vision": "clip", "vision_feature_select_strategy": "full"},
+    "siglip": {"vision": "siglip", "text": "qwen2"},
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Any]]:
+    """The loaded model and the Hugging Face processor of the same checkpoint."""
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("llava"), **VARIANTS[request.param])
+    with LLM(str(path), dtype="float32") as llm:
+        yield llm, transformers.AutoProcessor.from_pretrained(path)
+
+
+sizes = st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(0, 1000))
+words = st.text(st.characters(codec="utf-8", exclude_characters="<", exclude_categories=["Cs"]), max_size=12)
+
+
+@given(parts=st.lists(st.one_of(words, sizes), min_size=1, max_size=7))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_equals_the_hf_processor(model: tuple[LLM, Any], parts: list[Any]) -> None:
+    """Same token ids and tensors; images of random sizes (1x1 and 1xN included), any count and order."""
+    llm, processor = model
+    text = "x" + "".join(part if isinstance(part, str) else "<image>" for part in parts)
+    images = [make_image(*part) for part in parts if not isinstance(part, str)]
+    want = processor(text=text, images=images or None, return_tensors="pt")
+    for prompt in ({"prompt": text}, {"prompt_token_ids": processor.tokenizer(text)["input_ids"]}):
+        got = llm.engine.input_processor.process({**prompt, "multi_modal_data": {"image": images}})
+        assert got.token_ids == want["input_ids"][0].tolist()
+        assert len(got.features) == len(images)
+        for i, feature in enumerate(got.features):
+            assert torch.equal(feature.data["pixel_values"].data, want["pixel_values"][i])
+            place = feature.placeholder
+            assert set(got.token_ids[place.offset : place.end]) == {llm.engine.context.hf_config.image_token_id}
