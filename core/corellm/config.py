@@ -34,8 +34,8 @@ MEDIA_FORMATS = (
 KWARGS_GROUPS: Mapping[str, str] = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 """`{modality: the key of mm_processor_kwargs that holds arguments for it alone}`, named as transformers has them."""
 
-_MAX_SECONDS = 10**9
-"""Thirty years: far less than what a system's timers take."""
+_MAX_AUDIO_SECONDS, _MAX_TIMEOUT = 1 << 32, 1 << 20
+"""The number of samples stays a number; a socket waits for at most 24 days."""
 
 
 def kwargs_for(modality: str, mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,10 +272,10 @@ class MultiModalConfig:
             raise ConfigError(f'media_formats must be a list like ["jpeg", "png"], got {self.media_formats!r}')
         if self.media_workers is not None:
             _positive("media_workers", self.media_workers, minimum=0)
-        for name in ("max_audio_seconds", "media_timeout"):
+        for name, most in (("max_audio_seconds", _MAX_AUDIO_SECONDS), ("media_timeout", _MAX_TIMEOUT)):
             _not_negative(name, getattr(self, name))
-            if getattr(self, name) > _MAX_SECONDS:
-                raise ConfigError(f"{name} must be at most {_MAX_SECONDS}, got {getattr(self, name)!r}")
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} must be at most {most}, got {getattr(self, name)!r}")
         for name in self.media_formats:
             if name not in MEDIA_FORMATS:
                 raise ConfigError(f"unknown media format {name!r}; known: {', '.join(MEDIA_FORMATS)}")

@@ -85,7 +85,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         process=lambda prompt, **_: prompt,
         check_params=lambda params: None,
         bad_words_ids=lambda params: [],
-        mm_processor=SimpleNamespace(cache={}),
+        mm_processor=SimpleNamespace(cache={}, close=lambda: None),
     )
     model = SimpleNamespace(
         context=SimpleNamespace(tokenizer=tokenizer),
