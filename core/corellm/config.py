@@ -34,6 +34,9 @@ MEDIA_FORMATS = (
 KWARGS_GROUPS: Mapping[str, str] = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 """`{modality: the key of mm_processor_kwargs that holds arguments for it alone}`, named as transformers has them."""
 
+_MAX_AUDIO_SECONDS, _MAX_TIMEOUT = 1 << 32, 1 << 20
+"""The number of samples stays a number; a socket waits for at most 24 days."""
+
 
 def kwargs_for(modality: str, mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the processor arguments for one modality: those for all and its own."""
@@ -265,12 +268,14 @@ class MultiModalConfig:
         _positive("max_image_pixels", self.max_image_pixels)
         for name in ("max_video_pixels", "max_video_frames", "max_video_decoded_pixels", "max_video_bytes"):
             _positive(name, getattr(self, name))
-        _not_negative("max_audio_seconds", self.max_audio_seconds)
         if not isinstance(self.media_formats, (list, tuple, set, frozenset)):
             raise ConfigError(f'media_formats must be a list like ["jpeg", "png"], got {self.media_formats!r}')
         if self.media_workers is not None:
             _positive("media_workers", self.media_workers, minimum=0)
-        _not_negative("media_timeout", self.media_timeout)
+        for name, most in (("max_audio_seconds", _MAX_AUDIO_SECONDS), ("media_timeout", _MAX_TIMEOUT)):
+            _not_negative(name, getattr(self, name))
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} must be at most {most}, got {getattr(self, name)!r}")
         for name in self.media_formats:
             if name not in MEDIA_FORMATS:
                 raise ConfigError(f"unknown media format {name!r}; known: {', '.join(MEDIA_FORMATS)}")

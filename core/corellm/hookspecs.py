@@ -36,8 +36,9 @@ marked *required* have no default. Hooks run per item, per encoder batch or per 
 hook raises fails the one request it was called for, or, at load, the load.
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
-`get_supported_mm_limits`, `get_multimodal_embedding_width`, `register_processor`, `get_data_parser`, `get_dummy_*`,
-`get_mm_kwargs_names`, `get_mm_max_tokens_per_item`; per request, in the front end, `make_context`,
+`get_supported_mm_limits`, `get_data_parser`, `get_dummy_*`, `register_processor` (at the first use of
+`context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`, `get_multimodal_embedding_width`; per
+request, in the front end, `make_context`,
 `get_placeholder_str`, `refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`,
 `apply_hf_processor_tokens_only`, `get_prompt_updates`; in the worker, once per request `get_rope_positions`, and per
 step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.

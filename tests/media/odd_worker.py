@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from typing import Any
 
@@ -42,6 +43,15 @@ class OddWorker(Worker):
             return {"width": 8, "height": 8, "at": 1}, shared
         if command == "a pipe":
             return {"width": 8, "height": 8, "at": 1}, os.pipe()[0]
+        if command in FRAMES:
+            with socket.socket(fileno=os.dup(1)) as parent:
+                parent.sendall(len(FRAMES[command]).to_bytes(8, "big") + FRAMES[command])
+            time.sleep(1000)
+        if command == "many files":
+            with socket.socket(fileno=os.dup(1)) as parent:
+                parent.sendall((1000).to_bytes(8, "big"))
+                for _ in range(1000):
+                    socket.send_fds(parent, [b" "], [1])
         if command == "noise":
             os.write(1, b"\0\0\0\0\0\0\0\2no")
         return super().handle(request, file)
@@ -59,7 +69,11 @@ LIES: dict[str, Any] = {
     "no dict": [8, 8],
     "another error": {"raised": ["SystemExit", "bye", None, None]},
     "half an error": {"raised": ["MediaError"]},
+    "an error of no name": {"raised": [["MediaError"], "bye", None, None]},
+    "no time": {"width": 8, "height": 8, "duration": 10**400, "fps": None, "frames": 1},
 }
+FRAMES = {"deep": b"[" * 100_000, "long": b"[" + b"[]," * 100_000 + b"0]"}
+"""Whole messages. Reading the long one would take a hundred times its bytes."""
 
 if __name__ == "__main__":
     serve_files(OddWorker().handle)

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from corellm.media.image import load_image
 from corellm.media.pool import MediaPool
 from corellm.media.video import load_video
 from tests.media import test_audio, test_audio_streams, test_image, test_video_files
-from tests.media.odd_worker import LIES
+from tests.media.odd_worker import FRAMES, LIES
 from tests.media.videos import encode, moving, plain
 
 LIMIT = test_image.LIMIT
@@ -207,7 +209,8 @@ FAULTS = {
     "no file": (MediaError, "its decoder crashed"),
     "a pipe": (MediaError, "its decoder crashed"),
     "noise": (MediaError, "its decoder crashed"),
-    **dict.fromkeys(LIES, (MediaError, "its decoder crashed")),
+    "many files": (MediaError, "its decoder crashed"),
+    **dict.fromkeys((*LIES, *FRAMES), (MediaError, "its decoder crashed")),
 }
 
 
@@ -234,6 +237,28 @@ def test_a_fault_costs_its_own_request_alone(odd: MediaPool, name: str) -> None:
     assert len(children()) <= before[1]
 
 
+def test_numbers_beyond_floats(odd: MediaPool) -> None:
+    """A video that lasts longer than a float can say is a lie, too."""
+    with pytest.raises(MediaError, match="its decoder crashed"):
+        odd.video(b"no time!", "mov", MultiModalConfig())
+
+
+def test_files_of_any_size_and_their_neighbours() -> None:
+    """What a child remembers of videos counts for no other file, and a video's own bytes do not count for its frames.
+
+    More than Python and the libraries may take, and each frame is small.
+    """
+    small = encode([moving(n) for n in range(6)], options={"x264-params": test_video_files.X264})
+    data = small + (300 << 20).to_bytes(4, "big") + b"free" + bytes((300 << 20) - 8)
+    pool, limits = MediaPool(1, 60.0), MultiModalConfig(max_video_pixels=1 << 20)
+    for _ in range(3):
+        video = load_video(data, limits, pool)
+        assert load_image(PNG, LIMIT, pool=pool).size == (40, 30)
+        assert len(list(video.read())) == 6
+        assert load_image(PNG, LIMIT, pool=pool).size == (40, 30)
+    pool.close()
+
+
 def test_memory_that_may_shrink_is_copied(odd: MediaPool) -> None:
     """A mapping of it could end this process."""
     with pytest.raises(MediaError, match="its decoder crashed"):  # one byte less than announced, from byte 1 on
@@ -255,7 +280,7 @@ def test_when_all_are_busy_others_wait_no_longer_than_the_limit(odd: MediaPool) 
     """And are told so; those that get a child in time are read."""
     with ThreadPoolExecutor(3) as threads:
         hanging = [threads.submit(load_image, b"hang!", LIMIT, pool=odd) for _ in range(2)]
-        while len(odd._children._free):
+        while len(odd._children._free()):
             time.sleep(0.01)
         odd._seconds = 0.1
         with pytest.raises(MediaTimeoutError, match=r"not decoded: all 2 processes were busy for 0\.1 s; .*media_work"):
@@ -276,7 +301,7 @@ def test_children_are_started_again_and_closed(odd: MediaPool) -> None:
     others = children() - {child._running.process.pid for child in odd._children._children if child._running}
     with ThreadPoolExecutor(1) as threads:
         failing = threads.submit(load_image, b"hang!", LIMIT, pool=odd)
-        while len(odd._children._free) == 2:
+        while len(odd._children._free()) == 2:
             time.sleep(0.01)
         time.sleep(0.1)
         odd.close()
@@ -322,17 +347,63 @@ def test_an_interrupt_leaves_the_pool_usable(odd: MediaPool) -> None:
     assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
 
 
+def test_interrupts_of_every_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals between any two bytecodes, also before a child is ready: the only child is not lost, nor any file."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # in a callback they are lost to Python itself
+    rng, interrupted = Random(3), 0
+    pool = MediaPool(1, 10.0)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_name == "load_image":
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(8):
+            for _ in range(5):
+                signal.setitimer(signal.ITIMER_REAL, rng.choice([1e-5, 1e-4, 1e-3, 0.2]) * (1 + rng.random()))
+                try:
+                    load_image(PNG, LIMIT, pool=pool)
+                except KeyboardInterrupt:
+                    interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert load_image(PNG, LIMIT, pool=pool).size == (40, 30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 5
+    pool.close()
+
+
+def test_a_child_ends_where_an_interrupt_left_its_lock(odd: MediaPool) -> None:
+    """Python's own, around waiting for a process."""
+    running = odd._children._children[0]._running
+    assert running is not None
+    lock: threading.Lock = vars(running.process)["_waitpid_lock"]
+    lock.acquire()
+    closing = threading.Thread(target=odd.close, daemon=True)
+    closing.start()
+    closing.join(30.0)
+    assert not closing.is_alive()
+    lock.release()
+    running.process.wait()
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_process_has_children_of_its_own(odd: MediaPool) -> None:
     """Also if the parent's children were lent when it forked, and it leaves none behind."""
     with ThreadPoolExecutor(2) as threads:
         hanging = [threads.submit(load_image, b"hang!", LIMIT, pool=odd) for _ in range(2)]
-        while len(odd._children._free):
+        while len(odd._children._free()):
             time.sleep(0.01)
         pid = os.fork()
         if pid == 0:
             odd._seconds = 60.0
-            os._exit(0 if load_image(PNG, LIMIT, pool=odd).size == (40, 30) else 1)
+            size = load_image(PNG, LIMIT, pool=odd).size
+            odd.close()
+            os._exit(0 if size == (40, 30) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert all(isinstance(one.exception(), MediaTimeoutError) for one in hanging)
     assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
@@ -407,6 +478,9 @@ def test_the_configuration() -> None:
     for value in (-1, 1.5, "2", True):
         with pytest.raises(ConfigError, match="media_workers must be an integer of at least 0"):
             EngineConfig.from_kwargs(model="m", media_workers=value)
+    for value in (1e7, 10**400):
+        with pytest.raises(ConfigError, match="media_timeout must be at most"):
+            MultiModalConfig(media_timeout=value)
     for value in (-1, float("inf"), "10"):
         with pytest.raises(ConfigError, match="media_timeout must be a finite number"):
             EngineConfig.from_kwargs(model="m", media_timeout=value)

@@ -5,6 +5,7 @@ Knows nothing of what the child does. Not for several threads at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -17,6 +18,9 @@ from corellm.children import frames
 
 START_SECONDS = 60.0
 """Time limit for starting Python and its imports, also on a busy machine."""
+
+_END_SECONDS = 5.0
+"""How long to wait for a child that was killed."""
 
 MAX_REPLY_BYTES = 1 << 28
 
@@ -47,10 +51,11 @@ class Child:
     Args:
         module: run as `python -m`; it calls `serving.serve`.
         arguments: its command line.
+        max_reply_bytes: the longest message to take from it; read whole, it takes many times the memory.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        self._module, self._arguments = module, arguments
+    def __init__(self, module: str, *arguments: str, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
+        self._module, self._arguments, self._max_reply_bytes = module, arguments, max_reply_bytes
         self._running: _Running | None = None
 
     def start(self) -> None:
@@ -65,6 +70,7 @@ class Child:
         if self._running is None:
             self._running = _Running(self._module, *self._arguments)
             self._exchange(None, START_SECONDS)
+            self._running.is_ready = True
 
     def call(self, request: Any, seconds: float) -> Any:
         """Send a request and return the child's result.
@@ -125,11 +131,12 @@ class Child:
         """Send and receive one frame and a file; kill the child if that fails, as the rest of a frame may follow."""
         assert self._running is not None
         try:
-            return self._running.exchange(data, file, time.monotonic() + max(seconds, 0.0))
+            deadline = time.monotonic() + max(seconds, 0.0)
+            return self._running.exchange(data, file, deadline, self._max_reply_bytes)
         except TimeoutError as error:
             self.kill()
             raise ChildTimeoutError(f"no result within {seconds:.1f} s") from error
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, RecursionError) as error:
             process = self._running.process
             self.kill()
             raise ChildError(f"{self._module} ended with status {process.returncode}") from error
@@ -158,13 +165,16 @@ class _Running:
         finally:
             theirs.close()
         self._pid = os.getpid()
+        self.is_ready = False
         self.end = weakref.finalize(self, _end, self.socket, self.process, self._pid)
 
     def is_usable(self) -> bool:
-        """Whether it runs and belongs to this process: after a fork it still belongs to the parent."""
-        return self._pid == os.getpid() and self.process.poll() is None
+        """Whether it has started, runs and belongs to this process: after a fork it still belongs to the parent."""
+        return self.is_ready and self._pid == os.getpid() and self.process.poll() is None
 
-    def exchange(self, data: bytes | None, file: int | None, deadline: float) -> tuple[Any, int | None]:
+    def exchange(
+        self, data: bytes | None, file: int | None, deadline: float, max_reply_bytes: int
+    ) -> tuple[Any, int | None]:
         if data is not None:
             self.socket.settimeout(_left(deadline))
             sent = 0 if file is None else socket.send_fds(self.socket, [data], [file])
@@ -180,7 +190,7 @@ class _Running:
             return part
 
         try:
-            reply = frames.read(receive, MAX_REPLY_BYTES)
+            reply = frames.read(receive, max_reply_bytes)
         except BaseException:
             for extra in received:
                 os.close(extra)
@@ -196,9 +206,10 @@ def _left(deadline: float) -> float:
 
 
 def _end(ours: socket.socket, process: subprocess.Popen[bytes], pid: int) -> None:
-    ours.close()
-    if pid != os.getpid():
+    if pid == os.getpid():
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # an interrupt may have left Popen's lock locked for ever
+            process.wait(_END_SECONDS)
+    else:
         process.returncode = 0  # another process's child: Popen must not wait for it or warn of it here
-        return
-    process.kill()
-    process.wait()
+    ours.close()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from corellm.children.child import Child
+from corellm.children.child import MAX_REPLY_BYTES, Child
 
 
 class BusyError(Exception):
@@ -21,23 +22,37 @@ class ClosedError(Exception):
     """The pool was closed."""
 
 
+class _Loan:
+    """Held by the caller that has a child, and by nothing else: it ends with its holder, at an interrupt too."""
+
+
 class ChildPool:
     """Children of one module, which start when first lent.
 
     Args:
         count: how many.
-        module, arguments: as of `Child`.
+        module, arguments, max_reply_bytes: as of `Child`.
     """
 
-    def __init__(self, count: int, module: str, *arguments: str) -> None:
-        self._children = [Child(module, *arguments) for _ in range(count)]
+    def __init__(self, count: int, module: str, *arguments: str, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
+        self._children = [Child(module, *arguments, max_reply_bytes=max_reply_bytes) for _ in range(count)]
+        """The one that was returned last is last."""
         self.is_closed = False
         self._begin()
 
     def _begin(self) -> None:
-        self._free: list[Child] = list(self._children)
+        self._loans: weakref.WeakKeyDictionary[_Loan, Child] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
         self._pid = os.getpid()
+
+    def _begin_again_after_fork(self) -> None:
+        """Forget the loans of threads that are not in this process; one of them may have held the lock."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def _free(self) -> list[Child]:
+        lent = list(self._loans.values())
+        return [child for child in self._children if child not in lent]
 
     @contextmanager
     def lend(self, seconds: float, preferred: Sequence[Child | None] = ()) -> Iterator[Child]:
@@ -51,31 +66,36 @@ class ChildPool:
             BusyError: none was free in this time.
             ClosedError: the pool is closed.
         """
-        if self._pid != os.getpid():  # after a fork: threads that had children, and held the lock, are not in here
-            self._begin()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._free or self.is_closed, seconds):
-                raise BusyError
-            if self.is_closed:
-                raise ClosedError
-            child = next((child for child in preferred if child in self._free), None) or self._free[-1]
-            self._free.remove(child)
+        self._begin_again_after_fork()
+        loan = _Loan()
         try:
+            with self._changed:
+                free = self._changed.wait_for(lambda: self.is_closed or self._free(), seconds)
+                if self.is_closed:
+                    raise ClosedError
+                if not isinstance(free, list) or not free:
+                    raise BusyError
+                child = next((child for child in preferred if child in free), free[-1])
+                self._loans[loan] = child
             yield child
         finally:
             with self._changed:
-                if self.is_closed:  # it may have started since
-                    child.kill()
-                self._free.append(child)
-                self._changed.notify()
+                if loan in self._loans:
+                    if self.is_closed:  # it may have started since
+                        child.kill()
+                    self._children.sort(key=lambda child: child is self._loans[loan])
+                    del self._loans[loan]
+                    self._changed.notify()
 
     def close(self) -> None:
         """End all children, also those that are lent: their requests fail, and nothing is lent any more."""
+        self._begin_again_after_fork()
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
+            free = self._free()
             for child in self._children:
-                if child in self._free:
+                if child in free:
                     child.kill()
                 else:
                     child.interrupt()

@@ -160,7 +160,7 @@ def _measure_profile_run(
     memory: DeviceMemory,
 ) -> None:
     """Measure the memory of the largest step that the configuration allows."""
-    longest = wanted_len(config, context)
+    longest, features = wanted_len(config, context), mm_processor.profile.features
     with memory.explaining(
         "the busiest step",
         "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
@@ -171,7 +171,7 @@ def _measure_profile_run(
                 token_budget(config, context, longest),
                 sequences_at_once(config, context),
                 longest,
-                mm_processor.profile.features,
+                features,
             )
         )
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 MAX_WORKERS = 4
 """Most children by default."""
 
-_BASE_MEMORY = 1 << 28
-"""Bytes for Python and libraries; what is allowed beyond that depends on what is decoded."""
 _BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 12, 16
 """For each pixel of the largest image, and for each sample."""
 _MAX_HEADER = 64
 """Bytes before the pixels of an image."""
+_MAX_REPLY_BYTES = 1 << 16
+"""Sizes or an error, in JSON; what is decoded comes in shared memory."""
 
 Encoded = bytes | bytearray | memoryview
 
@@ -49,7 +49,7 @@ class MediaPool:
     """
 
     def __init__(self, workers: int, seconds: float, module: str = "corellm.media.worker") -> None:
-        self._children = ChildPool(workers, module)
+        self._children = ChildPool(workers, module, max_reply_bytes=_MAX_REPLY_BYTES)
         self._workers, self._seconds = workers, seconds
 
     @classmethod
@@ -132,8 +132,7 @@ class MediaPool:
                     child.start()
                 except (ChildError, OSError) as error:
                     raise ProcessingError(f"the process that decodes media cannot be started: {error}") from error
-                limited = {"memory": _BASE_MEMORY + max_memory, **request}
-                value, received = child.call_with_file(limited, seconds, file)
+                value, received = child.call_with_file({"memory": max_memory, **request}, seconds, file)
                 with Reply(value, received, child) as reply:
                     yield reply
         except ClosedError:

@@ -5,8 +5,8 @@ Sizes are checked against limits and the file's real size, and values are copied
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ class Reply:
     def number(self, key: str) -> float | None:
         """An entry that must be a finite number or None."""
         value = self._value.get(key)
-        self.require(value is None or (isinstance(value, (int, float)) and math.isfinite(value)))
+        self.require(value is None or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max))
         return None if value is None else float(value)
 
     @contextmanager
@@ -88,13 +88,13 @@ class Reply:
             target.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)
 
     def _raise(self, raised: Any) -> None:
-        self.require(isinstance(raised, list) and len(raised) == 4 and raised[0] in _RAISED)
-        kind, message = _RAISED[raised[0]], str(raised[1])[:_MAX_MESSAGE]
+        self.require(isinstance(raised, list) and len(raised) == 4 and str(raised[0]) in _RAISED)
+        kind, message = _RAISED[str(raised[0])], str(raised[1])[:_MAX_MESSAGE]
         if issubclass(kind, MediaError):
             raise kind(message, expected=_untupled(raised[2]), got=_untupled(raised[3]))
         raise kind(message)
 
 
 def _untupled(value: Any) -> Any:
-    """A value from JSON, where tuples became lists."""
-    return tuple(map(_untupled, value)) if isinstance(value, list) else value
+    """A value from JSON, where a tuple became a list."""
+    return tuple(value) if isinstance(value, list) else value

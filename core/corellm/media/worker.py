@@ -30,15 +30,17 @@ _CHUNK_SECONDS, _CHUNK_BYTES = 0.5, 1 << 25
 _KEPT_BYTES = 1 << 25
 """Shared memory of up to this size is used again: fresh memory takes longer than what is written to it."""
 _MAX_VIDEOS = 2
+_BASE_MEMORY = 1 << 28
+"""Bytes for Python and libraries; what is allowed beyond that depends on what is decoded."""
 
 Result = tuple[dict[str, Any], int | None]
 
 
 class _Video:
-    """A video that is open, and where its last reader is."""
+    """A video that is open, and where its last reader is; `memory` is what it may hold, its file included."""
 
-    def __init__(self, source: FrameSource) -> None:
-        self.source = source
+    def __init__(self, source: FrameSource, memory: int) -> None:
+        self.source, self.memory = source, memory
         self.reader: int | None = None
         self.left: list[int] = []
         self.frames: Iterator[np.ndarray[Any, Any]] = iter(())
@@ -61,31 +63,30 @@ class Worker:
 
     def handle(self, request: dict[str, Any], file: int | None) -> Result:
         """The result of a request, or what was raised. Running out of memory is left to `serving`."""
-        limit_memory(request["memory"] + (0 if file is None else os.fstat(file).st_size))
-        try:
-            return self._do(request, file)
-        except MemoryError:
-            if not self._videos:
-                raise
-        self._videos.clear()  # earlier requests' take memory, too; outside `except`, which keeps what was decoded
-        return self._do(request, file)
-
-    def _do(self, request: dict[str, Any], file: int | None) -> Result:
         actions: dict[str, Callable[[dict[str, Any], int | None], Result]] = {
             "image": self._image, "audio": self._audio, "open": self._open, "read": self._read,
         }  # fmt: skip
+        self._limit_memory(request, file)
         try:
             return actions[request["do"]](request, file)
         except MemoryError:
+            self._videos.clear()
             raise
         except (MediaError, MissingExtraError) as error:
             if isinstance(error.__cause__, MemoryError):  # FFmpeg's, which is one of its errors, too
+                self._videos.clear()
                 raise error.__cause__ from None
             limits = (getattr(error, "expected", None), getattr(error, "got", None))
             return {"raised": [type(error).__name__, str(error), *map(_plain, limits)]}, None
         except Exception as error:
             message = str(error) if isinstance(error, CorellmError) else f"{type(error).__name__} while decoding"
             return {"raised": ["ProcessingError", message, None, None]}, None
+
+    def _limit_memory(self, request: dict[str, Any], file: int | None) -> None:
+        """Allow what a request takes, beside what the videos hold that are remembered: one of them may be its own."""
+        held = sum(video.memory for video in self._videos.values())
+        own = 0 if request.get("video") in self._videos else _memory_for(request, file)
+        limit_memory(_BASE_MEMORY + held + own)
 
     def _image(self, request: dict[str, Any], file: int | None) -> Result:
         from PIL.Image import DecompressionBombWarning
@@ -114,16 +115,16 @@ class Worker:
 
         from corellm.media.video.loading import open_frames
 
-        source = open_frames(_content(file), request["container"], MultiModalConfig(**request["limits"]))
-        self._videos[request["video"]] = _Video(source)
-        if len(self._videos) > _MAX_VIDEOS:
+        while len(self._videos) >= _MAX_VIDEOS:
             self._videos.popitem(last=False)
+        source = open_frames(_content(file), request["container"], MultiModalConfig(**request["limits"]))
+        self._videos[request["video"]] = _Video(source, _memory_for(request, file))
         about = {"width": source.width, "height": source.height, "duration": source.duration, "fps": source.fps}
         return about | {"frames": len(source.times)}, self._share(np.asarray(source.times, np.float64).data)
 
     def _read(self, request: dict[str, Any], file: int | None) -> Result:
         if request["opening"] is not None:
-            self._open(request["opening"], file)
+            self._open(request | request["opening"], file)
         video = self._videos.get(request["video"])
         if video is None:
             return {"forgotten": True}, None
@@ -145,6 +146,8 @@ class Worker:
             video.error = error  # after the frames before it
         self._size = max(self._size, at)
         video.left = video.left[count:]
+        if not video.left:
+            del self._videos[request["video"]]  # few are read twice
         return {"frames": count}, shared
 
     def _share(self, data: bytes | memoryview) -> int:
@@ -154,6 +157,11 @@ class Worker:
             self._memory, self._size = memory.create(), 0
         self._size = max(self._size, memory.write(self._memory, data))
         return self._memory
+
+
+def _memory_for(request: dict[str, Any], file: int | None) -> int:
+    """Bytes that a request takes: as it says, and the encoded file."""
+    return int(request["memory"]) + (0 if file is None else os.fstat(file).st_size)
 
 
 def _content(file: int | None) -> bytes:

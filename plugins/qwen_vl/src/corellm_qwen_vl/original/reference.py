@@ -162,7 +162,8 @@ class PlainModel:
         x = w["transformer.wte.weight"][torch.tensor(ids)]
         begins = [i for i, token in enumerate(ids) if token == start]
         ends = [i for i, token in enumerate(ids) if token == start + 1]
-        for begin, end, image in zip(begins, ends, images, strict=True):
+        count = len(images)  # the prompt's come first; tags that were generated stand for no image
+        for begin, end, image in zip(begins[:count], ends[:count], images, strict=True):
             x[begin + 1 : end] = image
         for i in range(self.config["num_hidden_layers"]):
             block = f"transformer.h.{i}"
