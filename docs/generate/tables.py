@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from docs.generate.quotes import field_docs
+from corellm.cli.fields import class_docs
 
 ROOT = Path(__file__).resolve().parents[2]
 _WIDTH = "100"
@@ -38,15 +38,16 @@ def command_help(command: str | None = None) -> str:
 
 
 def arguments(config: str) -> str:
-    """Return a table of the fields of a class of `corellm.config`.
+    """Return a table of the fields of a class of `corellm.config` or `corellm.server.options`.
 
     Raises:
         KeyError: there is no such class.
     """
     import corellm.config
+    import corellm.server.options
 
-    configured = fields(vars(corellm.config)[config])
-    documented = field_docs(Path(corellm.config.__file__).read_text(encoding="utf-8"), config)
+    config_class = (vars(corellm.config) | vars(corellm.server.options))[config]
+    configured, documented = fields(config_class), class_docs(config_class)
     rows = ["| argument | default | meaning |", "|---|---|---|"]
     for field in configured:
         annotation, words = documented[field.name]
