@@ -144,9 +144,10 @@ def _part(where: str, given: Any, sources: list[Source]) -> dict[str, Any]:
         return {"type": "text", "text": media}
     if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= _MAX_UUID):
         raise _wrong(where, f"uuid must be a string of 1 to {_MAX_UUID} characters")
-    if media is None and uuid is None:
+    name = _name(where, kind, media)
+    if name is None and uuid is None:
         raise _wrong(where, f"a part of type {kind} needs {kind!r}")
-    engine_part = {"type": modality, modality: _name(where, kind, media), **({} if uuid is None else {"uuid": uuid})}
+    engine_part = {"type": modality, modality: name, **({} if uuid is None else {"uuid": uuid})}
     sources.append(Source(where, modality, engine_part))
     return engine_part
 

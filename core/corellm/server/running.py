@@ -92,9 +92,10 @@ class HttpServer:
             return runner.run(self._run(on_listening))
 
     def stop(self) -> None:
-        """Begin to shut down, from any thread; called again, wait for no request."""
+        """Begin to shut down, from any thread; called again, wait for no request. A server that ended is left alone."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._stop)
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         self._num_stops += 1

@@ -30,7 +30,9 @@ def chat_params(request: ChatRequest, defaults: SamplingParams, limits: RequestL
     name = "max_tokens" if given is None else "max_completion_tokens"
     max_tokens = request.max_tokens if given is None else given
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return _params(request, defaults, limits, name, max_tokens or limits.max_tokens, logprobs)
+    if max_tokens is None:
+        max_tokens = limits.max_tokens
+    return _params(request, defaults, limits, name, max_tokens, logprobs)
 
 
 def completion_params(request: CompletionRequest, defaults: SamplingParams, limits: RequestLimits) -> SamplingParams:
