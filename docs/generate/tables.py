@@ -57,6 +57,26 @@ def arguments(config: str) -> str:
     return "\n".join(rows)
 
 
+def request_fields(name: str) -> str:
+    """Return a table of a request's fields: taken, ignored, refused.
+
+    Raises:
+        KeyError: there is no such request.
+    """
+    from corellm.server.requests.chat import ChatRequest
+    from corellm.server.requests.completion import CompletionRequest
+
+    body = {"ChatRequest": ChatRequest, "CompletionRequest": CompletionRequest}[name]
+    rows = ["| field | |", "|---|---|"]
+    rows += [f"| `{field}` | {described.description} |" for field, described in sorted(body.model_fields.items())]
+    ignored = ", ".join(f"`{field}` ({meaning})" for field, meaning in body.IGNORED.items())
+    refused = [f"| `{field}` | {instead} |" for field, (_, instead) in body.REFUSED.items()]
+    return "\n".join([
+        *rows, "", f"Accepted without an effect: {ignored}.", "", "Refused, unless the value asks for nothing:", "",
+        "| field | instead |", "|---|---|", *refused,
+    ])  # fmt: skip
+
+
 def _default(field: Any) -> str:
     if field.default is not MISSING:
         shown = f"{field.default:_}" if type(field.default) is int and field.default >= 10_000 else repr(field.default)

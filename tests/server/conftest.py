@@ -50,12 +50,25 @@ class Running:
         return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0)
 
 
+class FakeFetcher:
+    """Fetches by a function."""
+
+    def __init__(self, fetch: Callable[..., Any]) -> None:
+        self.fetch = fetch
+        self.is_closed = False
+
+    async def close(self) -> None:
+        """What a server does with it at the end."""
+        self.is_closed = True
+
+
 @contextmanager
 def serving(client: Any, fetch: Any = None, **options: Any) -> Iterator[Running]:
     """Serve an engine client; options are those of both classes."""
     limits = {name: options.pop(name) for name in [f.name for f in fields(RequestLimits)] if name in options}
     chosen = ServerOptions(**{"port": 0, "served_model_name": MODEL, "shutdown_timeout": 0.0, **options})
-    service = Service(client, MODEL, ServerConfig(options=chosen, limits=RequestLimits(**limits)), fetch)
+    fetcher = None if fetch is None else FakeFetcher(fetch)
+    service = Service(client, MODEL, ServerConfig(options=chosen, limits=RequestLimits(**limits)), fetcher)
     bound = bind(chosen)
     server, listening = HttpServer(service, bound), threading.Event()
     running = Running(url_of(bound, chosen), service, server, [])
@@ -68,6 +81,7 @@ def serving(client: Any, fetch: Any = None, **options: Any) -> Iterator[Running]
         server.stop()
         thread.join(30)
     assert not thread.is_alive()
+    assert fetcher is None or fetcher.is_closed
 
 
 @pytest.fixture(scope="session")

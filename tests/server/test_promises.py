@@ -191,7 +191,8 @@ def test_row_5_unknown_model(running: Running) -> None:
 
 SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.1}, "temperature"), ({"temperature": -0.1}, "temperature"),
-    ({"temperature": "1"}, "temperature"), ({"temperature": True}, "temperature"), ({"temperature": 10**400}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": True}, "temperature"), ({"temperature": 10**400}, "temperature"),
     ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 1.5}, "min_p"),
     ({"n": 0}, "n"), ({"n": 17}, "n"), ({"n": 1.5}, "n"), ({"n": 10**30}, "n"),
     ({"presence_penalty": 2.1}, "presence_penalty"), ({"frequency_penalty": -2.1}, "frequency_penalty"),

@@ -51,8 +51,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; returns 1 if the engine died."""
+def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
+    """The server's configuration, and the engine's arguments.
+
+    Raises:
+        ConfigError: an option is wrong, or there is no model.
+    """
     given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
     given |= given_fields(vars(args), _CONFIGS)
     if "model" not in given:
@@ -61,6 +65,12 @@ def run(args: argparse.Namespace) -> int:
         options=ServerOptions(**given_fields(given, [ServerOptions])),
         limits=RequestLimits(**given_fields(given, [RequestLimits])),
     )
+    return config, given_fields(given, ENGINE_CONFIGS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; returns 1 if the engine died."""
+    config, engine_args = configured(args)
     try:
         from corellm.server.running import HttpServer, bind, url_of
         from corellm.server.service import Service
@@ -74,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     bound = bind(options)
     from corellm.engine.async_llm import AsyncLLM
 
-    llm = AsyncLLM(given.pop("model"), **given_fields(given, ENGINE_CONFIGS))
+    llm = AsyncLLM(**engine_args)
     try:
-        service = Service(llm, str(llm.engine.config.model.model), config)
+        service = Service(llm, engine_args["model"], config)
         url = url_of(bound, options)
         return HttpServer(service, bound).run(
             lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
@@ -90,5 +100,3 @@ def _warn(options: ServerOptions) -> None:
     logger = logging.getLogger("corellm.server")
     if options.host not in ("127.0.0.1", "::1", "localhost") and not options.api_key:
         logger.warning("every machine that reaches %s may use this server: it has no --api-key", options.host)
-    if "*" in options.allowed_media_domains:
-        logger.warning("media are fetched from every public host (--allowed-media-domains '*')")

@@ -19,11 +19,14 @@ from corellm.server.errors import ApiError
 _LONGEST_NAME = 4096
 
 
-class Fetch(Protocol):
-    """Fetches the bytes of a URL that the operator allows."""
+class Fetcher(Protocol):
+    """Fetches what the operator allows."""
 
-    async def __call__(self, url: str, *, kind: str) -> bytes:
-        """The bytes; raises a `MediaError` that says why not."""
+    async def fetch(self, url: str, *, kind: str) -> bytes:
+        """The bytes of a URL; raises a `MediaError` that says why not."""
+
+    async def close(self) -> None:
+        """Close what is open."""
 
 
 class MediaSources:
@@ -31,12 +34,12 @@ class MediaSources:
 
     Args:
         root: directory whose files requests may name; None for no files.
-        fetch: fetches URLs; None for no URLs.
+        fetcher: fetches URLs; None for no URLs.
     """
 
-    def __init__(self, root: str | None, fetch: Fetch | None) -> None:
+    def __init__(self, root: str | None, fetcher: Fetcher | None) -> None:
         self._root = None if root is None else Path(root).resolve()
-        self._fetch = fetch
+        self._fetcher = fetcher
 
     async def load(self, sources: Sequence[Source]) -> None:
         """Replace the names in all parts; the first failure cancels the others.
@@ -50,6 +53,7 @@ class MediaSources:
         finally:
             for task in loading:
                 task.cancel()
+            await asyncio.gather(*loading, return_exceptions=True)
 
     async def _load(self, source: Source) -> None:
         try:
@@ -60,11 +64,9 @@ class MediaSources:
     async def _content(self, source: Source) -> bytes:
         name = source.name or ""
         if name[:8].lower().startswith(("http://", "https://")):
-            if self._fetch is None:
-                raise MediaError(
-                    "URLs are not fetched by this server: send a data: URL, or start it with --allowed-media-domains"
-                )
-            return await self._fetch(name, kind=source.modality)
+            if self._fetcher is None:
+                raise MediaError("URLs are not fetched by this server: send a data: URL")
+            return await self._fetcher.fetch(name, kind=source.modality)
         if self._root is None:
             raise MediaError(
                 "files are not read by this server: send a data: URL (data:image/png;base64,...), or start it with "

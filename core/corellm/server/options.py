@@ -38,8 +38,6 @@ class ServerOptions:
     """Origins whose web pages may use the server, e.g. https://example.org; `*` for all."""
     allowed_local_media_path: str | None = None
     """Directory whose files requests may name (`file:` URLs and paths); none unless given."""
-    allowed_media_domains: Collection[str] = ()
-    """Hosts that media are fetched from, e.g. example.org, *.example.net; `*` for any public one; none unless given."""
     allow_request_templates: bool = False
     """Let requests bring chat templates of their own."""
     allowed_template_kwargs: Collection[str] = ("enable_thinking",)

@@ -19,7 +19,7 @@ from corellm.sampling_params import SamplingParams
 from corellm.server.conversation import CheckedMessages, check_messages
 from corellm.server.engine_client import EngineClient
 from corellm.server.errors import ApiError
-from corellm.server.media_sources import Fetch, MediaSources
+from corellm.server.media_sources import Fetcher, MediaSources
 from corellm.server.options import ServerConfig
 from corellm.server.requests.chat import Conversation
 from corellm.server.requests.completion import Prompt
@@ -34,12 +34,12 @@ class Preparation:
     Args:
         client: the engine.
         config: what requests may hold and name.
-        fetch: fetches URLs; None for no URLs.
+        fetcher: fetches URLs; None for no URLs.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig, fetch: Fetch | None) -> None:
+    def __init__(self, client: EngineClient, config: ServerConfig, fetcher: Fetcher | None) -> None:
         self._client, self._config = client, config
-        self._sources = MediaSources(config.options.allowed_local_media_path, fetch)
+        self._sources = MediaSources(config.options.allowed_local_media_path, fetcher)
         # two pools: a short text never waits for another request's media or long text
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")

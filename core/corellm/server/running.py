@@ -35,17 +35,19 @@ def bind(options: ServerOptions) -> socket.socket:
     Raises:
         ConfigError: the address is in use, or not of this machine.
     """
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {options.host} port {options.port}: {error.strerror}; choose another --port or --host"
-        ) from error
+    with contextlib.ExitStack() as opened:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(
+                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            bound = opened.enter_context(socket.socket(family, kind))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {options.host} port {options.port}: {error.strerror}; choose another --port or --host"
+            ) from error
+        opened.pop_all()
     return bound
 
 
@@ -122,7 +124,7 @@ class HttpServer:
             self._uvicorn.should_exit = True
             await serving
         finally:
-            self._service.close()
+            await self._service.close()
             self._bound.close()
         return int(is_dead)
 

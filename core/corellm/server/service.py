@@ -15,7 +15,7 @@ from corellm.server.engine_client import EngineClient
 from corellm.server.errors import ApiError
 from corellm.server.exchange import Exchange
 from corellm.server.intake import Intake
-from corellm.server.media_sources import Fetch
+from corellm.server.media_sources import Fetcher
 from corellm.server.metrics import ServerMetrics
 from corellm.server.options import ServerConfig
 from corellm.server.preparation import Preparation
@@ -28,16 +28,17 @@ class Service:
         client: its engine.
         model: the name it was loaded by.
         config: of the server.
-        fetch: fetches URLs of media; None for no URLs.
+        fetcher: fetches URLs of media, and is closed with the service; None for no URLs.
     """
 
-    def __init__(self, client: EngineClient, model: str, config: ServerConfig, fetch: Fetch | None = None) -> None:
+    def __init__(self, client: EngineClient, model: str, config: ServerConfig, fetcher: Fetcher | None = None) -> None:
         self.client, self.config = client, config
         self.names: Sequence[str] = tuple(config.options.served_model_name) or (model,)
         self.created = int(time.time())
         self.intake = Intake(config.options.max_queue, config.limits.max_held_bytes)
         self.metrics = ServerMetrics()
-        self.preparation = Preparation(client, config, fetch)
+        self.preparation = Preparation(client, config, fetcher)
+        self._fetcher = fetcher
 
     def check_model(self, name: str | None) -> str:
         """The model's name, as the client gave it; None for any.
@@ -78,9 +79,11 @@ class Service:
         async with contextlib.aclosing(self.generate(exchange, prompt, params, request_id)) as outputs:
             return [output async for output in outputs][-1]
 
-    def close(self) -> None:
-        """End the threads of preparation. The engine is not the service's own."""
+    async def close(self) -> None:
+        """End the threads of preparation, and fetching. The engine is not the service's own."""
         self.preparation.close()
+        if self._fetcher is not None:
+            await self._fetcher.close()
 
 
 async def all_results(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
