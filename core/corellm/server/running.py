@@ -45,7 +45,7 @@ def bind(options: ServerOptions) -> socket.socket:
             bound.bind(address)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {options.host} port {options.port}: {error.strerror}; choose another --port or --host"
+                f"cannot listen on {options.host} port {options.port}: {error.strerror}; choose another --port"
             ) from error
         opened.pop_all()
     return bound
