@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
 from corellm.engine.exits import stop_at_exit
-from corellm.engine.input_processor import ProcessedPrompt, with_request_id
+from corellm.engine.input_processor import InputProcessor, ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.stream import Stream
 from corellm.engine.text_limit import CHEAP_CHARACTERS
@@ -79,6 +79,16 @@ class AsyncLLM(AsyncUpkeep, NotPicklable):
     def dead(self) -> EngineDeadError | None:
         """Why the engine stopped; None while it serves."""
         return self._dead
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, that the model and the KV cache take."""
+        return self.engine.scheduler.limits.max_total_tokens
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Prepares prompts, in any thread, without running them."""
+        return self.engine.input_processor
 
     def get_default_sampling_params(self) -> SamplingParams:
         """As `LLM.get_default_sampling_params`."""

@@ -104,7 +104,7 @@ class InputProcessor:
         """Prepare a prompt: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, with media beside it.
 
         Args:
-            prompt: as above; ids in a list, an array or a tensor.
+            prompt: as above; ids in a list, an array or a tensor. One that was prepared is returned as it is.
             priority: replaces the prompt's own, unless None.
 
         Raises:
@@ -112,6 +112,8 @@ class InputProcessor:
             MultiModalError: an item is wrong.
             ProcessingError: the adapter, or a library behind it, raised.
         """
+        if isinstance(prompt, ProcessedPrompt):
+            return prompt
         with _preparing():
             fields = self._fields(prompt)
             return self._process(fields if priority is None else {**fields, "priority": priority})

@@ -136,7 +136,7 @@ class LLMEngine(NotPicklable):
         params = self.own_params(params)
         self.input_processor.check_params(params)
         try:
-            processed = prompt if isinstance(prompt, ProcessedPrompt) else self.input_processor.process(prompt)
+            processed = self.input_processor.process(prompt)
         except CorellmError as error:
             raise with_request_id(error, request_id) from error.__cause__
         processed = truncated(processed, params, self.scheduler.limits.max_total_tokens)

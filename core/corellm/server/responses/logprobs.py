@@ -1,0 +1,83 @@
+"""Log-probabilities, in the forms of chat and of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openai.types.chat import ChatCompletionTokenLogprob
+from openai.types.chat.chat_completion_token_logprob import TopLogprob
+from openai.types.completion_choice import Logprobs
+
+from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs
+
+_REPLACEMENT = "\ufffd"
+_LOWEST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+def chat_logprobs(output: CompletionOutput, num_top: int) -> list[ChatCompletionTokenLogprob]:
+    """A completion's log-probabilities, one entry per token."""
+    return [
+        ChatCompletionTokenLogprob(
+            token=_text(position[token]),
+            logprob=_value(position[token]),
+            bytes=_bytes(position[token]),
+            top_logprobs=[
+                TopLogprob(token=_text(one), logprob=_value(one), bytes=_bytes(one)) for one in _top(position, num_top)
+            ],
+        )
+        for token, position in zip(output.token_ids, output.logprobs or (), strict=True)
+    ]
+
+
+def _text(one: Logprob) -> str:
+    return one.decoded_token or ""
+
+
+def _value(one: Logprob) -> float:
+    return max(one.logprob, _LOWEST)
+
+
+def _bytes(one: Logprob) -> list[int] | None:
+    """None for a token that is a part of a character, whose bytes the text does not have."""
+    text = _text(one)
+    return None if _REPLACEMENT in text else list(text.encode())
+
+
+def _top(position: PositionLogprobs, num_top: int) -> list[Logprob]:
+    return sorted(position.values(), key=lambda one: -one.logprob)[:num_top]
+
+
+class TokenTable:
+    """The log-probabilities of a text, token by token, with the places of tokens in it.
+
+    Args:
+        num_top: how many most likely tokens of each position.
+    """
+
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
+        self._offset = 0
+
+    def take(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> Logprobs:
+        """The entries of the next tokens.
+
+        Args:
+            token_ids: the tokens.
+            positions: their log-probabilities; None for a token without any, as a prompt's first.
+        """
+        tokens: list[str] = []
+        offsets, logprobs = [], []
+        tops: list[dict[str, float] | None] = []
+        for token, position in zip(token_ids, positions, strict=True):
+            text = "" if position is None else _text(position[token])
+            tokens.append(text)
+            offsets.append(self._offset)
+            self._offset += len(text)
+            logprobs.append(None if position is None else _value(position[token]))
+            tops.append(None if position is None else self._tops(position))
+        # not validated: OpenAI's own type does not allow the None of a first token, which its API sends
+        return Logprobs.model_construct(tokens=tokens, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets)
+
+    def _tops(self, position: PositionLogprobs) -> dict[str, float]:
+        return {_text(one): _value(one) for one in _top(position, self._num_top)}
