@@ -16,7 +16,6 @@ from collections import deque
 MAX_MESSAGE_BYTES = 1 << 28
 
 _HEADER = struct.Struct(">Q?")
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Channel:
@@ -62,12 +61,14 @@ class Channel:
         messages: list[tuple[bytes, int | None]] = []
         wait = None if seconds is None else seconds * 1000
         while self._poll.poll(0 if messages else wait):
-            data, files, flags, _ = socket.recv_fds(self._socket, 1 << 18, 1, _CLOSE_ON_EXEC)
+            data, files, flags, _ = socket.recv_fds(self._socket, 1 << 18, 1)
             if not data:
                 if messages:
                     break  # the next call tells
                 raise EOFError("the other side closed the channel")
             self._buffer += data
+            for file in files:
+                os.set_inheritable(file, False)
             # the system drops a descriptor if this process has too many; its message comes without
             self._files.extend(files or ([None] if flags & socket.MSG_CTRUNC else []))
             messages += self._complete()
