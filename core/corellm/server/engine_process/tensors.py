@@ -6,7 +6,7 @@ tensors and nested lists of them; knows no requests.
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -64,22 +64,21 @@ class TensorMemory:
         file = _anonymous_file()
         try:
             os.posix_fallocate(file, 0, self._size)  # or a write would end the process where memory is short
-            with mmap.mmap(file, self._size) as memory:
-                for offset, tensor in self._tensors:
-                    if tensor.numel():
-                        _tensor_at(memory, offset, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+            memory = _map(file, shared=True)
+            for offset, tensor in self._tensors:
+                _tensor_at(memory, offset, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
         except BaseException:
             os.close(file)
             raise
         return file
 
 
-def map_memory(file: int | None) -> mmap.mmap | None:
+def map_memory(file: int | None) -> torch.UntypedStorage | None:
     """Map what `TensorMemory.write` returned; writes stay in this process. The descriptor may be closed after."""
-    return None if file is None else mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    return None if file is None else _map(file, shared=False)
 
 
-def restore(data: Any, memory: mmap.mmap | None) -> Any:
+def restore(data: Any, memory: torch.UntypedStorage | None) -> Any:
     """What was given to `refer`; its tensors share the memory and keep it mapped."""
     if isinstance(data, list):
         return [restore(part, memory) for part in data]
@@ -96,12 +95,20 @@ def restore(data: Any, memory: mmap.mmap | None) -> Any:
     return _tensor_at(memory, offset, dtype, shape)
 
 
-def _tensor_at(memory: mmap.mmap, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor in the memory; the view by bytes is for dtypes that numpy does not have."""
+def _map(file: int, *, shared: bool) -> torch.UntypedStorage:
     import torch
 
-    nbytes = dtype.itemsize * torch.Size(shape).numel()
-    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset).view(dtype).view(shape)
+    # Python's mmap would keep a descriptor open for every waiting request
+    memory = torch.UntypedStorage.from_file(f"/dev/fd/{file}", shared, os.fstat(file).st_size)
+    assert isinstance(memory, torch.UntypedStorage)
+    return memory
+
+
+def _tensor_at(memory: torch.UntypedStorage, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    whole = torch.empty(0, dtype=torch.uint8).set_(memory)
+    return whole[offset : offset + dtype.itemsize * math.prod(shape)].view(dtype).view(shape)
 
 
 def _anonymous_file() -> int:
