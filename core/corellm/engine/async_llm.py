@@ -54,7 +54,7 @@ class AsyncLLM(AsyncUpkeep, NotPicklable):
 
     @refusing({}, ConfigError)
     def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
-        self.engine = LLMEngine.from_kwargs(model=model, **engine_args)
+        self.engine = self._load_engine(model=model, **engine_args)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
         """By the engine's own request ids, which are unique; callers may reuse theirs."""
@@ -68,6 +68,9 @@ class AsyncLLM(AsyncUpkeep, NotPicklable):
         self._thread = threading.Thread(target=self._run, name="corellm-engine", daemon=True)
         self._thread.start()
         stop_at_exit(self._stop)
+
+    def _load_engine(self, **engine_args: Any) -> LLMEngine:
+        return LLMEngine.from_kwargs(**engine_args)
 
     async def __aenter__(self) -> Self:
         return self

@@ -190,6 +190,8 @@ class LLMEngine(NotPicklable):
         self.output_processor.finish_outside_step(finished)
         if silently:
             self.output_processor.discard(request_id)
+            if finished and not self.scheduler.has_unfinished_requests():  # else the next step tells the worker
+                self._settle()
         return bool(finished)
 
     @whole
