@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: HTTP in front, the engine in a process of its own, media fetched from the web."""
