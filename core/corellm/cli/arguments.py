@@ -60,7 +60,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--revision", help="branch, tag or commit of a hub model")
     group.add_argument("--tokenizer", metavar="MODEL", help="directory or hub name with another tokenizer")
     group.add_argument(
-        "--hf-overrides", type=_json_object, default={}, metavar="JSON",
+        "--hf-overrides", type=json_object, default={}, metavar="JSON",
         help="changes of the model's configuration, e.g. '{\"text_config\": {\"sliding_window\": null}}'",
     )  # fmt: skip
     group.add_argument(
@@ -68,12 +68,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="dummy for random weights, to try out speed and memory",
     )  # fmt: skip
     group.add_argument(
-        "--limit-mm-per-prompt", type=_json_object, default={}, metavar="JSON",
+        "--limit-mm-per-prompt", type=json_object, default={}, metavar="JSON",
         help="most items per prompt, and for which size memory is planned, e.g. "
         "'{\"image\": {\"count\": 2, \"width\": 512}}'",
     )  # fmt: skip
     group.add_argument(
-        "--mm-processor-kwargs", type=_json_object, default={}, metavar="JSON",
+        "--mm-processor-kwargs", type=json_object, default={}, metavar="JSON",
         help="arguments of the model's processor, e.g. '{\"max_pixels\": 200704}'",
     )  # fmt: skip
     group.add_argument(
@@ -123,7 +123,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Read an option's JSON object."""
     try:
         arguments = json.loads(text)
     except ValueError as error:

@@ -31,9 +31,11 @@ class Host:
 async def listening(respond: Respond, *, tls: bool = False) -> AsyncIterator[Host]:
     """A host that reads the head of a request, responds, and waits for the client to close where `respond` does not."""
     host = Host()
+    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host.num_connections += 1
+        writers.append(writer)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             host.heads.append(head)
@@ -55,6 +57,8 @@ async def listening(respond: Respond, *, tls: bool = False) -> AsyncIterator[Hos
         yield host
     finally:
         server.close()
+        for writer in writers:
+            writer.transport.abort()  # or one that could not send everything would stay open
 
 
 def responding(content: bytes, *, close: bool = True) -> Respond:
@@ -67,6 +71,10 @@ def responding(content: bytes, *, close: bool = True) -> Respond:
             writer.close()
 
     return respond
+
+
+async def silent(head: bytes, writer: asyncio.StreamWriter) -> None:
+    """Never responds."""
 
 
 def ok(body: bytes, **headers: str) -> bytes:

@@ -23,6 +23,7 @@ from tests.server.fetching.hosts import (
     ok,
     redirect,
     responding,
+    silent,
 )
 
 
@@ -253,10 +254,6 @@ def test_huge_files_are_refused(head: bytes) -> None:
             await asyncio.wait_for(host.closed.wait(), 30)
 
     asyncio.run(main())
-
-
-async def silent(head: bytes, writer: asyncio.StreamWriter) -> None:
-    """Never responds."""
 
 
 async def dripping(head: bytes, writer: asyncio.StreamWriter) -> None:
