@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -169,7 +170,30 @@ def test_the_system_resolves() -> None:
         resolver = SystemResolver(1)
         assert "127.0.0.1" in await resolver("localhost")
         assert await resolver("a" * 64 + ".invalid") == []
-        resolver.close()
+
+    asyncio.run(main())
+
+
+def test_a_hanging_name_server_takes_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread whose caller was cancelled counts until it ends; none keeps the process from exiting."""
+    answered = threading.Event()
+    hanging: list[threading.Thread] = []
+
+    def hang(*_: object, **__: object) -> list[object]:
+        hanging.append(threading.current_thread())
+        answered.wait(30)
+        return []
+
+    async def main() -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", hang)
+        resolver = SystemResolver(2)
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(resolver("slow.test"), 0.05)
+        assert len(hanging) == 2
+        assert all(thread.daemon for thread in hanging)
+        answered.set()
+        assert await resolver("slow.test") == []
 
     asyncio.run(main())
 

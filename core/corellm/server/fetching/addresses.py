@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 _NOT_PUBLIC_V4 = tuple(
@@ -74,22 +75,37 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 class SystemResolver:
-    """The system's resolver, in threads of its own: a slow name server holds up nothing but fetching."""
+    """The system's resolver, in threads of its own: a slow name server holds up fetching only, and no process's exit.
 
-    def __init__(self, threads: int) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="corellm-resolve")
+    Args:
+        at_once: most threads; one that no caller waits for any more counts until it ends.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._free = asyncio.Semaphore(at_once)
 
     async def __call__(self, host: str) -> Sequence[str]:
         """All addresses of a host name; none if it does not exist."""
+        await self._free.acquire()
         loop = asyncio.get_running_loop()
-        try:
-            found = await loop.run_in_executor(
-                self._threads, lambda: socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-            )
-        except (OSError, UnicodeError):
-            return []
-        return [str(address[0]) for *_, address in found]
+        found: asyncio.Future[list[str]] = loop.create_future()
 
-    def close(self) -> None:
-        """Let the threads end, without waiting for them."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        def end(addresses: list[str]) -> None:
+            self._free.release()
+            if not found.done():
+                found.set_result(addresses)
+
+        def look_up() -> None:
+            addresses = _addresses_of(host)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(end, addresses)
+
+        threading.Thread(target=look_up, name="corellm-resolve", daemon=True).start()
+        return await found
+
+
+def _addresses_of(host: str) -> list[str]:
+    try:
+        return [str(address[0]) for *_, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []

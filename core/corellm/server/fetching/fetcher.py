@@ -47,8 +47,7 @@ class Fetcher:
         verify: ssl.SSLContext | bool = True,
     ) -> None:
         self._settings = settings
-        self._resolver = SystemResolver(settings.max_concurrent_fetches)
-        self._resolve = resolve or self._resolver
+        self._resolve = resolve or SystemResolver(settings.max_concurrent_fetches)
         self._is_allowed = is_allowed
         self._slots = asyncio.Semaphore(settings.max_concurrent_fetches)
         # The transport alone: a client would add cookies, proxies and redirects of its own. Connections are not kept,
@@ -59,7 +58,6 @@ class Fetcher:
 
     async def close(self) -> None:
         """Close what is open; downloads under way fail."""
-        self._resolver.close()
         await self._transport.aclose()
 
     async def fetch(self, url: str, *, kind: str) -> bytes:
