@@ -47,6 +47,7 @@ class Fetcher:
         verify: ssl.SSLContext | bool = True,
     ) -> None:
         self._settings = settings
+        self._patterns = settings.patterns()
         self._resolve = resolve or SystemResolver(settings.max_concurrent_fetches)
         self._is_allowed = is_allowed
         self._slots = asyncio.Semaphore(settings.max_concurrent_fetches)
@@ -110,7 +111,7 @@ class Fetcher:
 
     async def _addresses(self, url: MediaUrl) -> Sequence[str]:
         """The addresses of an allowed host, resolved once; all are allowed."""
-        if not any(pattern.allows(url) for pattern in self._settings.patterns):
+        if not any(pattern.allows(url) for pattern in self._patterns):
             logger.info("refused to fetch from %s: not in allowed_media_domains", url.authority)
             raise MediaError("its host, or its port, is not among those that this server fetches from "
                              "(--allowed-media-domains)")  # fmt: skip

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from corellm.errors import ConfigError
 from corellm.server.fetching.url import MediaUrl
 
 _PATTERN = re.compile(r"(?P<host>\*|(?:\*\.)?[a-z0-9_.-]*[a-z0-9_-]|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?", re.ASCII)
 _USUAL_PORTS = (80, 443)
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class HostPattern:
 class FetchSettings:
     """Limits of fetching; by default nothing is fetched."""
 
-    allowed_media_domains: tuple[str, ...] = ()
+    allowed_media_domains: Collection[str] = ()
     """Hosts that media may be fetched from: `example.org`, `*.example.org` for its subdomains, `*` for all. Ports are
     80 and 443, or the one of `example.org:8443`. Private addresses are refused whatever is allowed here."""
     max_fetch_bytes: int = 1 << 26
@@ -61,7 +59,6 @@ class FetchSettings:
     """Seconds that connecting to one address may take."""
     max_concurrent_fetches: int = 16
     """Downloads at the same time; others wait. They hold at most this times `max_fetch_bytes`."""
-    patterns: tuple[HostPattern, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.allowed_media_domains, str):
@@ -70,6 +67,8 @@ class FetchSettings:
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} must be positive, got {value!r}")
-        object.__setattr__(self, "patterns", tuple(map(HostPattern.parse, self.allowed_media_domains)))
-        if any(pattern.host == "*" for pattern in self.patterns):
-            logger.warning("requests may have media fetched from any public host: allowed_media_domains has '*'")
+        self.patterns()
+
+    def patterns(self) -> tuple[HostPattern, ...]:
+        """`allowed_media_domains`, parsed."""
+        return tuple(map(HostPattern.parse, self.allowed_media_domains))
