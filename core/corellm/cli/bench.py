@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -86,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         plot.check_plotting(args.plot)
     for path in filter(None, (args.json, args.plot)):
-        if not Path(path).absolute().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: there is no such directory")
+        if not os.access(Path(path).absolute().parent, os.W_OK):
+            raise ConfigError(f"cannot write {path}: there is no such directory, or it is not writable")
     with tqdm(total=settings.num, delay=1.0, desc="Requests", unit="request", dynamic_ncols=True) as bar:
         model, results = _measure(settings, bar)
     print(report.as_text(settings, model, results))
