@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy", "PIL")
+HEAVY = ("torch", "transformers", "numpy", "PIL", "httpx")
 
 
 def imported_by(statement: str) -> set[str]:
@@ -27,7 +27,7 @@ def imported_by(statement: str) -> set[str]:
     ],
 )
 def test_imports_nothing_heavy(statement: str) -> None:
-    """The contract, discovery and the command line import no torch, transformers, numpy or PIL."""
+    """The contract, discovery and the command line import no torch, transformers, numpy, PIL or httpx."""
     assert imported_by(statement) == set()
 
 

@@ -104,7 +104,7 @@ def _reading(name: str, hint: Any) -> dict[str, Any]:
     if bool in origins:
         return {"action": argparse.BooleanOptionalAction}
     if Mapping in origins:
-        return {"type": _json_object, "metavar": "JSON"}
+        return {"type": json_object, "metavar": "JSON"}
     if Collection in origins:
         return {"type": _names, "action": "extend", "metavar": "NAME[,NAME]"}
     if Literal in origins:
@@ -134,7 +134,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Read an option's JSON object."""
     try:
         arguments = json.loads(text)
     except ValueError as error:
