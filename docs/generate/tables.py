@@ -38,13 +38,13 @@ def command_help(command: str | None = None) -> str:
 
 
 def arguments(config: str) -> str:
-    """Return a table of the fields of a class of `corellm.config` or `corellm.server.options`.
+    """Return a table of the fields of a class of `corellm.config` or `corellm.server`.
 
     Raises:
         KeyError: there is no such class.
     """
     import corellm.config
-    import corellm.server.options
+    import corellm.server.options  # with the settings of fetching
 
     config_class = (vars(corellm.config) | vars(corellm.server.options))[config]
     configured, documented = fields(config_class), class_docs(config_class)

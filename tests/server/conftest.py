@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -122,14 +123,19 @@ def chat(messages: Any, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 6, **fields}
 
 
+def in_engine(llm: Any, function: Callable[[Any], Any]) -> Future[Any]:
+    """Have the engine's thread call a function with the engine between two steps."""
+    future: Future[Any] = Future()
+    llm._inbox.put(lambda: future.set_result(function(llm.engine)))
+    return future
+
+
 def idle(running: Running) -> bool:
     """Whether the engine has no request and no block is held."""
-    import asyncio
-
-    future = running.service.client.call_in_engine(  # type: ignore[attr-defined]
-        lambda e: not e.has_unfinished_requests() and e.scheduler.blocks.num_free_blocks == e.scheduler.blocks.capacity
+    future = in_engine(
+        running.service.client,
+        lambda e: not e.has_unfinished_requests() and e.scheduler.blocks.num_free_blocks == e.scheduler.blocks.capacity,
     )
-    assert not isinstance(future, asyncio.Future)
     return bool(future.result(30))
 
 

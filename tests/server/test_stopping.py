@@ -16,7 +16,7 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.errors import EngineDeadError
-from tests.server.conftest import Running, chat, serving, user, wait_until
+from tests.server.conftest import Running, chat, in_engine, serving, user, wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -38,7 +38,7 @@ def test_requests_in_flight_are_aborted(tiny_llava: Path, *, stream: bool) -> No
     try:
         with serving(llm) as running:
             stall = threading.Event()
-            llm.call_in_engine(lambda _: stall.wait(20))
+            in_engine(llm, lambda _: stall.wait(20))
             thread, responses = held(running, stream=stream)
             running.server.stop()
             thread.join(30)
@@ -60,7 +60,7 @@ def test_a_stream_that_began_ends_with_an_error_event(tiny_llava: Path) -> None:
             with client.stream("POST", CHAT, json=body) as response:
                 lines = response.iter_lines()
                 events = [next(lines)]
-                llm.call_in_engine(lambda _: stall.wait(20))
+                in_engine(llm, lambda _: stall.wait(20))
                 running.server.stop()
                 events += [line for line in lines if line]
                 stall.set()
@@ -73,7 +73,7 @@ def test_draining_lets_requests_finish(llm: AsyncLLM) -> None:
     """Those in flight are served to the end; new ones and `/ready` get a 503 meanwhile."""
     with serving(llm, shutdown_timeout=30.0) as running:
         stall = threading.Event()
-        llm.call_in_engine(lambda _: stall.wait(20))
+        in_engine(llm, lambda _: stall.wait(20))
         thread, responses = held(running)
         running.server.stop()
         wait_until(lambda: running.service.intake.is_draining)
@@ -89,12 +89,12 @@ def test_draining_lets_requests_finish(llm: AsyncLLM) -> None:
 
 def test_a_hung_engine_is_not_ready(llm: AsyncLLM) -> None:
     """`/ready` is 503 while no step is completed, `/health` is not, and a request ends at its deadline."""
-    with serving(llm, ready_timeout=0.2, request_timeout=0.3) as running:
+    with serving(llm, ready_timeout=2, request_timeout=0.3) as running:
         assert running.get("/ready").status_code == 200
         stall = threading.Event()
-        llm.call_in_engine(lambda _: stall.wait(20))
-        refused = running.get("/ready")
-        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the engine completes no step")
+        in_engine(llm, lambda _: stall.wait(20))
+        wait_until(lambda: running.get("/ready").status_code == 503)
+        assert running.get("/ready").json()["error"]["message"] == "the engine completes no step"
         assert running.get("/health").status_code == 200
         assert b"corellm:requests_total" in running.get("/metrics").content
         late = running.post(CHAT, chat(user("x")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.fields import add_fields, given_fields, read_config
 from corellm.errors import ConfigError, MissingExtraError
+from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
 
 _HELP = """\
@@ -28,7 +30,7 @@ ask it:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"model": "demo", "messages": [{"role": "user", "content": "What is in the image?"}]}'
 """
-_CONFIGS = (ServerOptions, RequestLimits, *ENGINE_CONFIGS)
+_CONFIGS = (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,6 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_fields(parser, "server", ServerOptions)
     add_fields(parser, "limits of requests", RequestLimits)
+    add_fields(parser, "fetching", FetchSettings)
     for config in ENGINE_CONFIGS:
         add_fields(parser, f"engine: {config.__name__}", config, skip=("model",))
     parser.set_defaults(run=run)
@@ -64,6 +67,7 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
     config = ServerConfig(
         options=ServerOptions(**given_fields(given, [ServerOptions])),
         limits=RequestLimits(**given_fields(given, [RequestLimits])),
+        fetching=FetchSettings(**given_fields(given, [FetchSettings])),
     )
     return config, given_fields(given, ENGINE_CONFIGS)
 
@@ -72,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns 1 if the engine died."""
     config, engine_args = configured(args)
     try:
+        from corellm.server.engine_process.client import ProcessLLM
+        from corellm.server.fetching.fetcher import Fetcher
         from corellm.server.running import HttpServer, bind, url_of
         from corellm.server.service import Service
     except ImportError as error:
@@ -80,23 +86,20 @@ def run(args: argparse.Namespace) -> int:
         raise MissingExtraError(f"the server needs {error.name}; install it: pip install 'corellm[serve]'") from error
     options = config.options
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
-    _warn(options)
-    bound = bind(options)
-    from corellm.engine.async_llm import AsyncLLM
-
-    llm = AsyncLLM(**engine_args)
-    try:
-        service = Service(llm, engine_args["model"], config)
+    _warn(config)
+    with bind(options) as bound, contextlib.closing(ProcessLLM(**engine_args)) as llm:
+        fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
+        service = Service(llm, engine_args["model"], config, fetcher)
         url = url_of(bound, options)
         return HttpServer(service, bound).run(
             lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
         )
-    finally:
-        llm.close()
 
 
-def _warn(options: ServerOptions) -> None:
+def _warn(config: ServerConfig) -> None:
     """Say aloud what opens the server."""
-    logger = logging.getLogger("corellm.server")
+    logger, options = logging.getLogger("corellm.server"), config.options
     if options.host not in ("127.0.0.1", "::1", "localhost") and not options.api_key:
         logger.warning("every machine that reaches %s may use this server: it has no --api-key", options.host)
+    if any(pattern.host == "*" for pattern in config.fetching.patterns()):
+        logger.warning("requests may name any public host to fetch media from (--allowed-media-domains)")

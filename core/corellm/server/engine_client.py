@@ -20,6 +20,10 @@ class EngineClient(Protocol):
         """Why the engine stopped; None while it serves."""
 
     @property
+    def seconds_silent(self) -> float:
+        """Seconds since the engine's last sign of life: a finished step, or having nothing to do."""
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and output together, that the model and the KV cache take."""
 

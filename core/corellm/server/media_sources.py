@@ -12,7 +12,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from corellm.errors import MediaError
-from corellm.multimodal.files import read_file
+from corellm.media.files import read_file
 from corellm.server.conversation import Source
 from corellm.server.errors import ApiError
 

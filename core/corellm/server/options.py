@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from corellm.errors import ConfigError
+from corellm.server.fetching.settings import FetchSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,8 @@ class ServerOptions:
         _tuples(self)
         _number("port", self.port, 0, 65535, whole=True)
         _number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
-        for name in ("request_timeout", "ready_timeout"):
-            _number(name, getattr(self, name), 0.001, 1e9)
+        _number("request_timeout", self.request_timeout, 0.001, 1e9)
+        _number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives
         _number("shutdown_timeout", self.shutdown_timeout, 0, 1e9)
         for key in self.api_key:
             if not re.fullmatch(r"[\x21-\x7e]{1,512}", key):
@@ -129,6 +130,7 @@ class ServerConfig:
 
     options: ServerOptions = field(default_factory=ServerOptions)
     limits: RequestLimits = field(default_factory=RequestLimits)
+    fetching: FetchSettings = field(default_factory=FetchSettings)
 
 
 def _tuples(options: ServerOptions) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corellm.server.fetching import Fetcher, FetchSettings
+from corellm.server.fetching.fetcher import Fetcher
+from corellm.server.fetching.settings import FetchSettings
 
 CERTIFICATE = Path(__file__).with_name("media.test.pem")
 """Of the host `media.test`, signed by itself, with its key."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
+from corellm.engine.metrics import Metric
 from corellm.errors import EngineDeadError
 from corellm.server.endpoints.replies import ERRORS
 from corellm.server.errors import unavailable
@@ -24,6 +27,9 @@ def status_routes(service: Service) -> APIRouter:
     """The endpoints, for one server."""
     router = APIRouter(responses=ERRORS)
 
+    def is_silent() -> bool:
+        return service.client.seconds_silent > service.config.options.ready_timeout
+
     @router.get("/health")
     async def health() -> Status:
         """Whether the engine lives."""
@@ -36,21 +42,18 @@ def status_routes(service: Service) -> APIRouter:
         if service.intake.is_draining:
             raise unavailable("the server is shutting down")
         await service.client.check_health()
-        try:
-            async with asyncio.timeout(service.config.options.ready_timeout):
-                await service.client.get_metrics()  # given between two steps
-        except TimeoutError:
-            raise unavailable("the engine completes no step") from None
+        if is_silent():
+            raise unavailable("the engine completes no step")
         return Status()
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Metrics in Prometheus's format; the server's own also where the engine is dead or hangs."""
-        try:
-            async with asyncio.timeout(service.config.options.ready_timeout):
-                engine_metrics = await service.client.get_metrics()
-        except (TimeoutError, EngineDeadError):
-            engine_metrics = []
+        engine_metrics: Sequence[Metric] = []
+        with contextlib.suppress(TimeoutError, EngineDeadError):
+            if not is_silent():
+                async with asyncio.timeout(service.config.options.ready_timeout):
+                    engine_metrics = await service.client.get_metrics()
         return Response(service.metrics.text(engine_metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return router

@@ -97,7 +97,7 @@ class EngineLoop:
         if message.method == "get_metrics":
             return [(type(metric).__name__, metric.name, metric.value) for metric in read_metrics(self._engine)]
         if message.method == "start_profile":
-            return upkeep.start_profile(self._engine, message.argument)
+            return upkeep.start_profile(message.argument, self._engine)
         if message.method == "stop_profile":
             return str(upkeep.stop_profile(self._engine))
         if message.method == "reset_mm_cache":

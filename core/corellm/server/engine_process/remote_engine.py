@@ -194,7 +194,7 @@ class RemoteEngine:
             raise EngineDeadError("the engine's process ended") from error
 
     def start_reading(
-        self, deliver: Callable[[RequestOutput], None], report_end: Callable[[EngineDeadError], None]
+        self, deliver: Callable[[list[RequestOutput]], None], report_end: Callable[[EngineDeadError], None]
     ) -> None:
         """Deliver outputs from now on, and at last why the engine ended; both are called in a thread of their own."""
         self._reader = threading.Thread(
@@ -202,7 +202,9 @@ class RemoteEngine:
         )
         self._reader.start()
 
-    def _read(self, deliver: Callable[[RequestOutput], None], report_end: Callable[[EngineDeadError], None]) -> None:
+    def _read(
+        self, deliver: Callable[[list[RequestOutput]], None], report_end: Callable[[EngineDeadError], None]
+    ) -> None:
         reason: EngineDeadError | None = None
         try:
             while True:
@@ -224,15 +226,17 @@ class RemoteEngine:
             reason = EngineDeadError(f"the engine's messages cannot be read: {error}")
         report_end(reason)
 
-    def _deliver(self, message: Outputs, deliver: Callable[[RequestOutput], None]) -> None:
+    def _deliver(self, message: Outputs, deliver: Callable[[list[RequestOutput]], None]) -> None:
         self.num_steps = message.num_steps
+        outputs = []
         for delta in message.deltas:
             request = self._requests.get(delta.request_id)
             if request is None:
                 continue  # aborted meanwhile
             if delta.finished:
                 self._requests.pop(delta.request_id, None)
-            deliver(request.output(delta))
+            outputs.append(request.output(delta))
+        deliver(outputs)
 
     def _return(self, message: Returned) -> None:
         future = self._calls.pop(message.number)

@@ -1,12 +1,5 @@
 """Fetches media that requests refer to by URL, from hosts that the operator allows, at public addresses only.
 
 `url` parses and knows which hosts are allowed, `addresses` resolves and knows which addresses are public, `fetcher`
-downloads.
+downloads. Only `fetcher` imports an HTTP library.
 """
-
-from __future__ import annotations
-
-from corellm.server.fetching.fetcher import Fetcher
-from corellm.server.fetching.settings import FetchSettings
-
-__all__ = ["FetchSettings", "Fetcher"]
