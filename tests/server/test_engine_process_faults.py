@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,9 @@ import pytest
 from corellm import SamplingParams
 from corellm.engine import opening
 from corellm.errors import CheckpointError, ConfigError, EngineDeadError
+from corellm.server.engine_process import remote_engine
 from corellm.server.engine_process.client import ProcessLLM
+from corellm.server.engine_process.process import Process
 
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 1024}
 ENDLESS = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
@@ -146,11 +149,35 @@ def test_an_engine_that_is_killed_while_it_loads(tiny_llava: Path, monkeypatch: 
     assert children() == []
 
 
+def test_an_engine_that_is_ready_first(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signs of life do not take the place of the sizes that this process waits for."""
+    open_model, started = opening.open_model, []
+
+    class Noted(Process):
+        def __init__(self) -> None:
+            super().__init__()
+            started.append(self)
+
+    def open_late(*args: Any) -> Any:
+        def num_bytes() -> int:
+            return len(started[0].channel._socket.recv(1 << 16, socket.MSG_PEEK))
+
+        first = num_bytes()  # waits until the engine is ready
+        asyncio.run(until(lambda: num_bytes() > first))
+        return open_model(*args)
+
+    monkeypatch.setattr(remote_engine, "Process", Noted)
+    monkeypatch.setattr(opening, "open_model", open_late)
+    ProcessLLM(str(tiny_llava), **ENGINE).close()
+
+
 SCRIPT = """
 import asyncio, sys
 from corellm import SamplingParams
 from corellm.server.engine_process import process
+from corellm.server.engine_process import remote_engine
 from corellm.server.engine_process.client import ProcessLLM
+from corellm.server.engine_process.process import Process
 
 class Announced(process.Process):
     def __init__(self):

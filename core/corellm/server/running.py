@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1
 """For responses of aborted requests to get out."""
+_DEAD_SECONDS = 1.0
+"""For clients and probes to see that the engine is dead."""
 _LOOK_SECONDS = 0.1
 """Between two looks at whether the engine lives."""
 
@@ -121,6 +123,8 @@ class HttpServer:
             if is_dead:
                 logger.error("the engine stopped: %s", self._service.client.dead)
             await self._drain(0 if is_dead else self._service.config.options.shutdown_timeout)
+            if is_dead:
+                await asyncio.sleep(_DEAD_SECONDS)
             self._uvicorn.should_exit = True
             await serving
         finally:

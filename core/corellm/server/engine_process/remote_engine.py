@@ -86,7 +86,7 @@ class RemoteEngine:
 
     def _wait_until_ready(self) -> Ready:
         try:
-            ((data, _),) = self._process.channel.receive(None)
+            (data, _), *_ = self._process.channel.receive(None)  # signs of life follow, if this process was slower
         except (EOFError, OSError):
             raise EngineDeadError(
                 f"the engine's process ended with {self._process.wait(_DEATH_SECONDS)} while it loaded the model"
