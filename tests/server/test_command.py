@@ -1,4 +1,4 @@
-"""`corellm serve` as users run it: its processes, what is fetched of files, and how it ends, by signals and by crashes."""
+"""`corellm serve` as users run it: its processes, and how it ends, by signals and by crashes."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.server.fetching.fetcher import Fetcher
 from corellm.server.fetching.addresses import is_public
+from corellm.server.fetching.fetcher import Fetcher
 from tests.server.fetching.hosts import (
     CERTIFICATE,
     HOME,

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corellm.errors import ConfigError, MediaError
-from corellm.server.fetching.settings import FetchSettings
 from corellm.server.fetching.addresses import SystemResolver, is_public
-from corellm.server.fetching.settings import HostPattern
+from corellm.server.fetching.settings import FetchSettings, HostPattern
 from corellm.server.fetching.url import MediaUrl, parse_url
 from tests.server.fetching.hosts import fetching, listening, ok, responding
 

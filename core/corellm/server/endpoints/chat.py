@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from fastapi import APIRouter, Request
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 from starlette.responses import Response
 
 from corellm.engine.input_processor import ProcessedPrompt
@@ -42,7 +43,7 @@ def chat_routes(service: Service) -> APIRouter:
 
     async def events(
         request: Request, response: ChatResponse, prompt: ProcessedPrompt, params: SamplingParams, *, with_usage: bool
-    ) -> AsyncGenerator[ChatCompletionChunk, None]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         outputs = service.generate(exchange_of(request.scope), prompt, params, f"chat-{uuid.uuid4().hex}")
         async with contextlib.aclosing(outputs):
             async for output in outputs:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from openai.types import Completion
@@ -73,7 +74,7 @@ def completion_routes(service: Service) -> APIRouter:
 
     async def events(
         body: CompletionRequest, response: CompletionResponse, streams: Sequence[AsyncGenerator[RequestOutput, None]]
-    ) -> AsyncGenerator[Completion, None]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         async with contextlib.aclosing(merged(streams)) as outputs:
             async for index, output in outputs:
                 for chunk in response.chunks(index, output):

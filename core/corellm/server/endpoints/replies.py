@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -56,6 +57,6 @@ class JsonBody(APIRoute):
         return read
 
 
-def json_response(value: BaseModel) -> Response:
-    """A response with the fields that were set."""
-    return Response(value.model_dump_json(exclude_unset=True), media_type="application/json")
+def json_response(value: dict[str, Any]) -> Response:
+    """A response of JSON."""
+    return Response(msgspec.json.encode(value), media_type="application/json")

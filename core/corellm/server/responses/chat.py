@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
-from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
-from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
+from typing import Any
 
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.server.responses.logprobs import chat_logprobs
@@ -33,33 +28,24 @@ class ChatResponse:
         self._open: set[int] | None = None
         """Completions that still grow, once there was an output."""
 
-    def whole(self, output: RequestOutput) -> ChatCompletion:
-        """The response to a finished request."""
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        """The response to a finished request, as OpenAI's `ChatCompletion`."""
         self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
         self.usage.add_outputs(output.outputs)
-        return ChatCompletion(
-            id=self._id, object="chat.completion", created=self._created, model=self._model,
-            choices=[self._choice(completion) for completion in output.outputs],
-            usage=self.usage.reported(),
-        )  # fmt: skip
+        choices = [
+            self._choice(one, {"message": {"role": "assistant", "content": one.text, "refusal": None}})
+            for one in output.outputs
+        ]
+        return {**self._response("chat.completion", choices), "usage": self.usage.reported()}
 
-    def _choice(self, output: CompletionOutput) -> Choice:
-        logprobs = None if self._num_top is None else ChoiceLogprobs(content=chat_logprobs(output, self._num_top))
-        return Choice(
-            index=output.index,
-            message=ChatCompletionMessage(role="assistant", content=output.text, refusal=None),
-            finish_reason=finish_reason(output) or "stop",
-            logprobs=logprobs,
-        )
-
-    def chunks(self, output: RequestOutput) -> Iterator[ChatCompletionChunk]:
+    def chunks(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new: completions' roles first, then their text, each with its own index."""
         if self._open is None:
             self._open = {completion.index for completion in output.outputs}
             self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
             for index in sorted(self._open):
-                delta = ChoiceDelta(role="assistant", content="", refusal=None)
-                yield self._chunk([ChunkChoice(index=index, delta=delta, finish_reason=None, logprobs=None)])
+                delta = {"role": "assistant", "content": "", "refusal": None}
+                yield self._chunk([{"index": index, "delta": delta, "finish_reason": None, "logprobs": None}])
         for completion in output.outputs:
             if completion.index not in self._open:
                 continue  # ended before
@@ -68,27 +54,26 @@ class ChatResponse:
             elif not completion.token_ids:
                 continue
             self.usage.add_outputs([completion])
-            yield self._chunk([self._delta(completion)])
+            yield self._chunk([self._choice(completion, {"delta": {"content": completion.text}})])
 
-    def _delta(self, output: CompletionOutput) -> ChunkChoice:
-        logprobs = None
-        if self._num_top is not None:
-            logprobs = ChunkLogprobs(content=chat_logprobs(output, self._num_top))
-        return ChunkChoice(
-            index=output.index,
-            delta=ChoiceDelta(content=output.text),
-            finish_reason=finish_reason(output),
-            logprobs=logprobs,
-        )
-
-    def last_chunk(self) -> ChatCompletionChunk:
+    def last_chunk(self) -> dict[str, Any]:
         """The event with the numbers of tokens."""
-        return self._chunk([], ended=True)
+        return {**self._chunk([]), "usage": self.usage.reported()}
 
-    def _chunk(self, choices: list[ChunkChoice], *, ended: bool = False) -> ChatCompletionChunk:
-        chunk = ChatCompletionChunk(
-            id=self._id, object="chat.completion.chunk", created=self._created, model=self._model, choices=choices
-        )
-        if self._include_usage:
-            chunk.usage = self.usage.reported() if ended else None
-        return chunk
+    def _choice(self, output: CompletionOutput, content: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "index": output.index,
+            **content,
+            "finish_reason": finish_reason(output),
+            "logprobs": None if self._num_top is None else chat_logprobs(output, self._num_top),
+        }
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """An event, as OpenAI's `ChatCompletionChunk`."""
+        chunk = self._response("chat.completion.chunk", choices)
+        return {**chunk, "usage": None} if self._include_usage else chunk
+
+    def _response(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices,
+        }  # fmt: skip

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-
-from openai.types import Completion, CompletionChoice
-from openai.types.completion_choice import Logprobs
+from typing import Any
 
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm.server.responses.logprobs import TokenTable
@@ -47,33 +45,28 @@ class CompletionResponse:
         self._counted: set[int] = set()
         """Prompts whose tokens were counted."""
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The response to finished requests, one per prompt."""
         choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
-        completion = self._completion(choices)
-        completion.usage = self.usage.reported()
-        return completion
+        return {**self._completion(choices), "usage": self.usage.reported()}
 
-    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[Completion]:
+    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new of a prompt's completions."""
         for choice in self._choices(prompt, output):
             yield self._completion([choice])
 
-    def last_chunk(self) -> Completion:
+    def last_chunk(self) -> dict[str, Any]:
         """The event with the numbers of tokens."""
-        completion = self._completion([])
-        completion.usage = self.usage.reported()
-        return completion
+        return {**self._completion([]), "usage": self.usage.reported()}
 
-    def _completion(self, choices: list[CompletionChoice]) -> Completion:
-        completion = Completion(
-            id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices
-        )
-        if self._include_usage:
-            completion.usage = None
-        return completion
+    def _completion(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        completion = {
+            "id": self._id, "object": "text_completion", "created": self._created, "model": self._model,
+            "choices": choices,
+        }  # fmt: skip
+        return {**completion, "usage": None} if self._include_usage else completion
 
-    def _choices(self, prompt: int, output: RequestOutput) -> Iterator[CompletionChoice]:
+    def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         if prompt not in self._counted:
             self._counted.add(prompt)
             self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
@@ -85,20 +78,18 @@ class CompletionResponse:
                 self._ended.add(index)
             yield self._choice(index, prompt, output, completion)
 
-    def _choice(self, index: int, prompt: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
+    def _choice(self, index: int, prompt: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         echo = self._echoes[prompt] if self._echoes is not None and index not in self._tables else ""
         text, reason = completion.text, finish_reason(completion)
         if self._prompt_only:
             text, reason = "", reason and "length"
         else:
             self.usage.add_outputs([completion])
-        choice = CompletionChoice.model_construct(
-            index=index, text=echo + text, finish_reason=reason, logprobs=self._logprobs(index, output, completion)
-        )
+        logprobs = self._logprobs(index, output, completion)
         self._tables.setdefault(index, TokenTable(0))
-        return choice
+        return {"index": index, "text": echo + text, "finish_reason": reason, "logprobs": logprobs}
 
-    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> Logprobs | None:
+    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any] | None:
         if self._num_top is None:
             return None
         is_first = index not in self._tables

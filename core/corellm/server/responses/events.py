@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from typing import Any
 
-from pydantic import BaseModel
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -31,12 +32,12 @@ class EventStream(Response):
         later: the others.
     """
 
-    def __init__(self, first: BaseModel | None, later: AsyncGenerator[BaseModel, None]) -> None:
+    def __init__(self, first: dict[str, Any] | None, later: AsyncGenerator[dict[str, Any], None]) -> None:
         super().__init__()
         self._first, self._later = first, later
 
     @classmethod
-    async def begun(cls, events: AsyncGenerator[BaseModel, None]) -> EventStream:
+    async def begun(cls, events: AsyncGenerator[dict[str, Any], None]) -> EventStream:
         """A response whose first event is there.
 
         Raises:
@@ -62,6 +63,6 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": _DONE})
 
 
-def _message(event: BaseModel) -> dict[str, object]:
-    data = b"data: " + event.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+def _message(event: dict[str, Any]) -> dict[str, object]:
+    data = b"data: " + msgspec.json.encode(event) + b"\n\n"
     return {"type": "http.response.body", "body": data, "more_body": True}

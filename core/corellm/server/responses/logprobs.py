@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from openai.types.chat import ChatCompletionTokenLogprob
-from openai.types.chat.chat_completion_token_logprob import TopLogprob
-from openai.types.completion_choice import Logprobs
+from typing import Any
 
 from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs
 
@@ -15,19 +12,18 @@ _LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
-def chat_logprobs(output: CompletionOutput, num_top: int) -> list[ChatCompletionTokenLogprob]:
-    """A completion's log-probabilities, one entry per token."""
-    return [
-        ChatCompletionTokenLogprob(
-            token=_text(position[token]),
-            logprob=_value(position[token]),
-            bytes=_bytes(position[token]),
-            top_logprobs=[
-                TopLogprob(token=_text(one), logprob=_value(one), bytes=_bytes(one)) for one in _top(position, num_top)
-            ],
-        )
-        for token, position in zip(output.token_ids, output.logprobs or (), strict=True)
-    ]
+def chat_logprobs(output: CompletionOutput, num_top: int) -> dict[str, Any]:
+    """A completion's log-probabilities as OpenAI's `ChoiceLogprobs`, one entry per token."""
+    return {
+        "content": [
+            {**_entry(position[token]), "top_logprobs": [_entry(one) for one in _top(position, num_top)]}
+            for token, position in zip(output.token_ids, output.logprobs or (), strict=True)
+        ]
+    }
+
+
+def _entry(one: Logprob) -> dict[str, Any]:
+    return {"token": _text(one), "logprob": _value(one), "bytes": _bytes(one)}
 
 
 def _text(one: Logprob) -> str:
@@ -59,8 +55,8 @@ class TokenTable:
         self._num_top = num_top
         self._offset = 0
 
-    def take(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> Logprobs:
-        """The entries of the next tokens.
+    def take(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
+        """The entries of the next tokens, as OpenAI's `Logprobs`.
 
         Args:
             token_ids: the tokens.
@@ -76,8 +72,7 @@ class TokenTable:
             self._offset += len(text)
             logprobs.append(None if position is None else _value(position[token]))
             tops.append(None if position is None else self._tops(position))
-        # not validated: OpenAI's own type does not allow the None of a first token, which its API sends
-        return Logprobs.model_construct(tokens=tokens, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets)
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _tops(self, position: PositionLogprobs) -> dict[str, float]:
         return {_text(one): _value(one) for one in _top(position, self._num_top)}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
-
-from openai.types import CompletionUsage
-from openai.types.completion_usage import PromptTokensDetails
+from typing import Any, Literal
 
 from corellm.outputs import CompletionOutput
 from corellm.server.errors import ApiError
@@ -27,14 +24,14 @@ class Usage:
         """Count tokens of completions."""
         self.num_output_tokens += sum(len(output.token_ids) for output in outputs)
 
-    def reported(self) -> CompletionUsage:
-        """The numbers as OpenAI's clients know them."""
-        return CompletionUsage(
-            prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=self.num_output_tokens,
-            total_tokens=self.num_prompt_tokens + self.num_output_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.num_cached_tokens),
-        )
+    def reported(self) -> dict[str, Any]:
+        """The numbers as OpenAI's `CompletionUsage`."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
 
 
 def finish_reason(output: CompletionOutput) -> Literal["stop", "length"] | None:
