@@ -103,10 +103,10 @@ def main() -> None:
     """Print one line per dtype."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=32, help="requests at once (default 32)")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens per output (default 128)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per output (default 64)")
     parser.add_argument("--hidden", type=int, default=512, help="width of the text model (default 512)")
     parser.add_argument("--layers", type=int, default=8, help="layers of the text model (default 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each (default 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of each (default 2)")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

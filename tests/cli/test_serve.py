@@ -12,6 +12,7 @@ import pytest
 from corellm.cli import build_parser, main, serve
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
+from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import RequestLimits, ServerOptions
 
 
@@ -24,7 +25,7 @@ def test_every_field_is_an_option() -> None:
     """Of the server's classes and the engine's; each has help."""
     parser = build_parser()._subparsers._group_actions[0].choices["serve"]  # type: ignore[union-attr,index,call-overload]
     options = {option: action for action in parser._actions for option in action.option_strings}
-    for config in (ServerOptions, RequestLimits, *ENGINE_CONFIGS):
+    for config in (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS):
         for field in fields(config):
             if field.name != "model":
                 assert len(options[f"--{field.name.replace('_', '-')}"].help or "") > 10
@@ -60,6 +61,8 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         (["demo", "--allowed-local-media-path", "/nowhere"], "there is no directory '/nowhere'"),
         (["demo", "--root-path", "llm/"], "root_path must be like /llm"),
         (["demo", "--max-queue", "0"], "max_queue must be an integer"),
+        (["demo", "--ready-timeout", "1"], "ready_timeout must be a number from 2"),
+        (["demo", "--allowed-media-domains", "http://x"], "is not a host"),
         (["demo", "--config", "/nowhere"], "No such file"),
     ],
 )
@@ -84,6 +87,18 @@ def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         configured("demo", "--config", str(file))
+
+
+def test_what_opens_the_server_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    """Fetching from every host, on whichever port, and an address without a key; a host that is named is not."""
+    for arguments, num_warnings in (
+        (["--allowed-media-domains", "*:8080"], 1), (["--allowed-media-domains", "example.org,*"], 1),
+        (["--allowed-media-domains", "*.example.org"], 0), (["--host", "0.0.0.0"], 1), ([], 0),
+    ):  # fmt: skip
+        caplog.clear()
+        config, _ = serve.configured(build_parser().parse_args(["serve", "demo", *arguments]))
+        serve.warn(config)
+        assert len(caplog.records) == num_warnings, arguments
 
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from corellm import AsyncLLM
 from corellm.errors import MediaError
+from corellm.server.fetching.fetcher import Fetcher
+from corellm.server.fetching.settings import FetchSettings
 from corellm.server.media_sources import read_below
 from tests.conftest import random_image
 from tests.server.conftest import chat, data_url, serving, user
@@ -70,6 +76,39 @@ def test_files_and_urls_are_the_same_image(llm: AsyncLLM, tmp_path: Path) -> Non
         assert asked == [("https://example.org/image.png", "image")]
         refused = running.post("/v1/chat/completions", chat(user("x", {"image": "../secret"})))
         assert refused.json()["error"]["param"] == "messages[0].content[1]"
+
+
+def test_an_image_by_http(llm: AsyncLLM) -> None:
+    """The real fetcher and a host on the loopback interface, which only this test allows: the output of the bytes."""
+    content = base64.b64decode(data_url(7).partition(",")[2])
+
+    class Host(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Host) as host:
+        thread = threading.Thread(target=host.serve_forever)
+        thread.start()
+        settings = FetchSettings(allowed_media_domains=[f"127.0.0.1:{host.server_port}"])
+        allowing = Fetcher(settings, is_allowed=lambda address: address == "127.0.0.1")
+        url, texts = f"http://127.0.0.1:{host.server_port}/image.png", []
+        with serving(llm, allowing.fetch) as running:
+            for name in (data_url(7), url):
+                response = running.post("/v1/chat/completions", chat(user({"image": name}, "what?")))
+                texts.append(response.json()["choices"][0]["message"]["content"])
+        assert texts[0] == texts[1]
+        with serving(llm, Fetcher(settings).fetch) as running:
+            response = running.post("/v1/chat/completions", chat(user({"image": url}, "what?")))
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[0].content[0]")
+            assert "no public address" in response.json()["error"]["message"]
+        host.shutdown()
+        thread.join()
 
 
 def test_a_failed_fetch_cancels_the_others(llm: AsyncLLM) -> None:

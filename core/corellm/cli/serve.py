@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise MissingExtraError(f"the server needs {error.name}; install it: pip install 'corellm[serve]'") from error
     options = config.options
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
-    _warn(config)
+    warn(config)
     with bind(options) as bound, contextlib.closing(ProcessLLM(**engine_args)) as llm:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         service = Service(llm, engine_args["model"], config, fetcher)
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         )
 
 
-def _warn(config: ServerConfig) -> None:
+def warn(config: ServerConfig) -> None:
     """Say aloud what opens the server."""
     logger, options = logging.getLogger("corellm.server"), config.options
     if options.host not in ("127.0.0.1", "::1", "localhost") and not options.api_key:

@@ -65,7 +65,9 @@ class MediaSources:
         name = source.name or ""
         if name[:8].lower().startswith(("http://", "https://")):
             if self._fetcher is None:
-                raise MediaError("URLs are not fetched by this server: send a data: URL")
+                raise MediaError(
+                    "URLs are not fetched by this server: send a data: URL, or start it with --allowed-media-domains"
+                )
             return await self._fetcher.fetch(name, kind=source.modality)
         if self._root is None:
             raise MediaError(
