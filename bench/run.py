@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("sizes", "hot_path", "startup", "engine_overhead", "attention", "media", "processing", "throughput")
+BENCHMARKS = (
+    "sizes", "hot_path", "startup", "engine_overhead", "attention", "media", "processing", "throughput", "server",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy", "PIL")
+HEAVY = ("torch", "transformers", "numpy", "PIL", "httpx")
 
 
 def imported_by(statement: str) -> set[str]:
@@ -22,12 +22,12 @@ def imported_by(statement: str) -> set[str]:
         "import corellm",
         "from corellm import SamplingParams, RequestOutput",
         "import corellm.hookspecs, corellm.plugin.adapters, corellm.plugin.extension_hooks",
-        "import corellm.cli",
+        "import corellm.cli; corellm.cli.build_parser()",
         "from corellm.plugin.extensions import load_extensions; load_extensions()",
     ],
 )
 def test_imports_nothing_heavy(statement: str) -> None:
-    """The contract, discovery and the command line import no torch, transformers, numpy or PIL."""
+    """The contract, discovery and the command line import no torch, transformers, numpy, PIL or httpx."""
     assert imported_by(statement) == set()
 
 

@@ -3,6 +3,7 @@
     diagram NAME            a drawing of `docs/img/`
     help [COMMAND]          the output of `corellm [COMMAND] --help`
     arguments CLASS         a table of a configuration class's fields
+    fields CLASS            a table of the fields of a request to the server
     errors                  the tree of errors
     rules                   the contract's rules
     imports                 import lines of scripts for vLLM, and their replacements
@@ -36,6 +37,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "diagram": inclusion.diagram,
     "help": tables.command_help,
     "arguments": tables.arguments,
+    "fields": tables.request_fields,
     "errors": tables.error_tree,
     "rules": tables.rules,
     "imports": usages.imports,

@@ -49,14 +49,3 @@ def _names(node: ast.stmt) -> list[str]:
 def _is_docstring(nodes: list[ast.stmt]) -> bool:
     """Return whether the next statement is a string, the docstring of a constant."""
     return bool(nodes) and isinstance(nodes[0], ast.Expr) and isinstance(nodes[0].value, ast.Constant)
-
-
-def field_docs(source: str, name: str) -> dict[str, tuple[str, str]]:
-    """Return `{field: (annotation, docstring)}` of a dataclass whose fields are followed by docstrings."""
-    (node,) = (n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)
-    return {
-        field.target.id: (ast.unparse(field.annotation), ast.literal_eval(words.value))
-        for field, words in zip(node.body, node.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_docstring([words])
-        and isinstance(words, ast.Expr)
-    }  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from docs.generate.quotes import field_docs
+from corellm.cli.fields import class_docs
 
 ROOT = Path(__file__).resolve().parents[2]
 _WIDTH = "100"
@@ -38,15 +38,16 @@ def command_help(command: str | None = None) -> str:
 
 
 def arguments(config: str) -> str:
-    """Return a table of the fields of a class of `corellm.config`.
+    """Return a table of the fields of a class of `corellm.config` or `corellm.server`.
 
     Raises:
         KeyError: there is no such class.
     """
     import corellm.config
+    import corellm.server.options  # with the settings of fetching
 
-    configured = fields(vars(corellm.config)[config])
-    documented = field_docs(Path(corellm.config.__file__).read_text(encoding="utf-8"), config)
+    config_class = (vars(corellm.config) | vars(corellm.server.options))[config]
+    configured, documented = fields(config_class), class_docs(config_class)
     rows = ["| argument | default | meaning |", "|---|---|---|"]
     for field in configured:
         annotation, words = documented[field.name]
@@ -54,6 +55,26 @@ def arguments(config: str) -> str:
         name = f'<span id="{field.name}"></span>`{field.name}`<br><small><code>{kind}</code></small>'
         rows.append(f"| {name} | {_default(field)} | {' '.join(words.split())} |")
     return "\n".join(rows)
+
+
+def request_fields(name: str) -> str:
+    """Return a table of a request's fields: taken, ignored, refused.
+
+    Raises:
+        KeyError: there is no such request.
+    """
+    from corellm.server.requests.chat import ChatRequest
+    from corellm.server.requests.completion import CompletionRequest
+
+    body = {"ChatRequest": ChatRequest, "CompletionRequest": CompletionRequest}[name]
+    rows = ["| field | |", "|---|---|"]
+    rows += [f"| `{field}` | {described.description} |" for field, described in sorted(body.model_fields.items())]
+    ignored = ", ".join(f"`{field}` ({meaning})" for field, meaning in body.IGNORED.items())
+    refused = [f"| `{field}` | {instead} |" for field, (_, instead) in body.REFUSED.items()]
+    return "\n".join([
+        *rows, "", f"Accepted without an effect: {ignored}.", "", "Refused, unless the value asks for nothing:", "",
+        "| field | instead |", "|---|---|", *refused,
+    ])  # fmt: skip
 
 
 def _default(field: Any) -> str:

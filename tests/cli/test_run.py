@@ -270,7 +270,7 @@ def test_sizes_may_have_units(text: str, size: int) -> None:
     ("arguments", "message"),
     [
         (["--kv-cache-memory", "1Q"], "not a size: '1Q'; write bytes, or 512M, 2G"),
-        (["--dtype", "float8"], "invalid choice: 'float8'"),
+        (["--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
         (["--attention-bakend", "cpu"], "unknown option --attention-bakend; did you mean --attention-backend?"),
         (["--nonsense"], "unknown option --nonsense (see"),
     ],

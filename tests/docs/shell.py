@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import os
 import re
 import runpy
@@ -21,8 +22,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from corellm.cli import main
+from corellm.cli import build_parser, main, serve
 from corellm.plugin.extensions import load_extensions
+from corellm.server.requests.chat import ChatRequest
 from tests.docs.stand_ins import write_published
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,10 @@ class Shell:
 
     def _kind(self, words: list[str]) -> Callable[[], tuple[int, str]] | None:
         name, rest = words[0], words[1:]
+        if words[:2] == ["corellm", "serve"]:
+            return lambda: self._check_serving(rest)
+        if name == "curl" and "-d" in rest:
+            return lambda: self._check_request(words)
         if name == "corellm":
             return lambda: self._corellm(rest, _Terminal())
         if name == "make":
@@ -113,6 +119,17 @@ class Shell:
             return self._call(lambda: main(arguments))
         finally:
             sys.stdin = before
+
+    def _check_serving(self, arguments: list[str]) -> tuple[int, str]:
+        """Check only the options: it would not end."""
+        args = build_parser().parse_args(["serve", *arguments[1:]])
+        serve.configured(args)
+        return 0, ""
+
+    def _check_request(self, words: list[str]) -> tuple[int, str]:
+        """Check only that the body is one that the server takes."""
+        ChatRequest.model_validate(json.loads(words[words.index("-d") + 1]))
+        return 0, ""
 
     def _python(self, arguments: list[str]) -> tuple[int, str]:
         """Run `-c CODE`, `-m MODULE ...` or `FILE ...` in this process."""

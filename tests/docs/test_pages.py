@@ -17,6 +17,8 @@ unknown kind fails, so no block is skipped by accident.
 
 A block with `title="path"` is written to that file, for the blocks after it; Python in it is not run.
 
+    corellm serve   its options are checked
+    curl            its body is checked
     corellm         run, in this process. A hub model is replaced by a tiny random one of the same architecture
     python          run, in this process
     pytest          run, in a process

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         prepare,
         by_modality(files),
         model=args.model,
-        adapter=args.adapter,
+        adapter=getattr(args, "adapter", None),
     )
     if args.html is not None:
         from corellm.inspection.page import make_page

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
 from corellm.engine.at_exit import stop_at_exit
-from corellm.engine.input_processor import ProcessedPrompt, with_request_id
+from corellm.engine.input_processor import InputProcessor, ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import AsyncMaintenance, end_trace
-from corellm.engine.stream import Stream
+from corellm.engine.stream import Stream, put_all
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
@@ -54,7 +54,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
 
     @refusing({}, ConfigError)
     def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
-        self.engine = LLMEngine.from_kwargs(model=model, **engine_args)
+        self.engine = self._load_engine(model=model, **engine_args)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
         """By the engine's own request ids, which are unique; callers may reuse theirs."""
@@ -64,10 +64,15 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
         self._ids = itertools.count()
         self._dead: EngineDeadError | None = None
+        self._busy_since: float | None = None
+        """When the engine last finished a step, or got something to do; None while it has nothing to do."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="corellm-engine", daemon=True)
         self._thread.start()
         stop_at_exit(self._stop)
+
+    def _load_engine(self, **engine_args: Any) -> LLMEngine:
+        return LLMEngine.from_kwargs(**engine_args)
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,6 +84,22 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
     def dead(self) -> EngineDeadError | None:
         """Why the engine stopped; None while it serves."""
         return self._dead
+
+    @property
+    def seconds_silent(self) -> float:
+        """Seconds since the engine's last sign of life: a finished step, or having nothing to do."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, that the model and the KV cache take."""
+        return self.engine.scheduler.limits.max_total_tokens
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Prepares prompts, in any thread, without running them."""
+        return self.engine.input_processor
 
     def get_default_sampling_params(self) -> SamplingParams:
         """As `LLM.get_default_sampling_params`."""
@@ -263,12 +284,12 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             if stream.is_aborted:
                 self.engine.abort_request(name)
 
-    def _deliver(self, output: RequestOutput) -> None:
-        stream = self._streams.get(output.request_id)
-        if stream is not None:
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        read = [(self._streams[output.request_id], output) for output in outputs if output.request_id in self._streams]
+        for stream, output in read:
             output.request_id = stream.request_id
-            if not stream.put(output):
-                self._forget_lost()
+        if not put_all(read):
+            self._forget_lost()
 
     def _run(self) -> None:
         """The engine's thread: run calls from the inbox, step, deliver outputs; sleep when there is no request."""
@@ -276,8 +297,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             while not self._stopping:
                 self._take_in(wait=not self.engine.has_unfinished_requests())
                 if self.engine.has_unfinished_requests():
-                    for output in self.engine.step():
-                        self._deliver(output)
+                    self._deliver(self.engine.step())
         except BaseException as error:
             logger.exception("the engine stopped")
             self._die(error if isinstance(error, EngineDeadError) else EngineDeadError(f"the engine stopped: {error}"))
@@ -285,8 +305,11 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             self._die(EngineDeadError("the engine was shut down"))
 
     def _take_in(self, *, wait: bool) -> None:
+        self._busy_since = None if wait else time.monotonic()
         if wait:
-            self._inbox.get()()
+            call = self._inbox.get()
+            self._busy_since = time.monotonic()
+            call()
         while not self._inbox.empty():
             self._inbox.get()()
 

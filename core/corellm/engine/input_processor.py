@@ -84,8 +84,8 @@ class InputProcessor:
         self.mm_processor = mm_processor
         self._encode_text = TextTokenizer(tokenizer)
         self._text_limit = TextLimit(self._encode_text.backend, max_model_len)
-        self._vocab_size = vocab_size
-        self._embedding_size = embedding_size
+        self.vocab_size = vocab_size
+        self.embedding_size = embedding_size
         self._chat = ChatProcessor(
             tokenizer,
             self.tokenize,
@@ -104,7 +104,7 @@ class InputProcessor:
         """Prepare a prompt: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, with media beside it.
 
         Args:
-            prompt: as above; ids in a list, an array or a tensor.
+            prompt: as above; ids in a list, an array or a tensor. One that was prepared is returned as it is.
             priority: replaces the prompt's own, unless None.
 
         Raises:
@@ -112,6 +112,8 @@ class InputProcessor:
             MultiModalError: an item is wrong.
             ProcessingError: the adapter, or a library behind it, raised.
         """
+        if isinstance(prompt, ProcessedPrompt):
+            return prompt
         with _preparing():
             fields = self._fields(prompt)
             return self._process(fields if priority is None else {**fields, "priority": priority})
@@ -189,7 +191,7 @@ class InputProcessor:
 
     def _known(self, token_ids: list[int]) -> list[int]:
         """Return the tokens after checking that the model knows each; a million take milliseconds."""
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._embedding_size:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.embedding_size:
             for token in token_ids:
                 self._check_token(token)
         return token_ids
@@ -200,11 +202,11 @@ class InputProcessor:
         Raises:
             PromptError: the token is unknown.
         """
-        known = 0 <= token < self._embedding_size or token in self.mm_processor.profile.placeholder_token_ids
+        known = 0 <= token < self.embedding_size or token in self.mm_processor.profile.placeholder_token_ids
         if not known:
             raise PromptError(
                 f"the prompt has token {shown(token)}, which this model does not know; "
-                f"token ids go from 0 to {self._embedding_size - 1}"
+                f"token ids go from 0 to {self.embedding_size - 1}"
             )
 
     # --- conversations ----------------------------------------------------------------------------------------------
@@ -274,9 +276,9 @@ class InputProcessor:
         """
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             for token in getattr(params, name) or ():
-                if token >= self._vocab_size:
+                if token >= self.vocab_size:
                     raise InvalidParameterError(
-                        f"{name}: {shown(token)} is no token id of this model; they are below {self._vocab_size}",
+                        f"{name}: {shown(token)} is no token id of this model; they are below {self.vocab_size}",
                         param=name,
                     )
 

@@ -136,7 +136,7 @@ class LLMEngine(NotPicklable):
         params = self.own_params(params)
         self.input_processor.check_params(params)
         try:
-            processed = prompt if isinstance(prompt, ProcessedPrompt) else self.input_processor.process(prompt)
+            processed = self.input_processor.process(prompt)
         except CorellmError as error:
             raise with_request_id(error, request_id) from error.__cause__
         processed = truncated(processed, params, self.scheduler.limits.max_total_tokens)
@@ -190,6 +190,8 @@ class LLMEngine(NotPicklable):
         self.output_processor.finish_outside_step(finished)
         if silently:
             self.output_processor.discard(request_id)
+            if finished and not self.scheduler.has_unfinished_requests():  # else the next step tells the worker
+                self._drain()
         return bool(finished)
 
     @atomic

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +24,10 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
-from corellm.engine.opening import OpenedModel, open_model
+from corellm.engine.opening import OpenedModel, at_load, make_input_processor, make_mm_processor, open_model
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
-from corellm.engine.text_tokenizer import TextTokenizer
-from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
+from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.multimodal.profile import DummyProfile
@@ -91,27 +89,13 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
-    with _at_load(config.model.model), no_questions():
+    with at_load(config.model.model), no_questions():
         opened = open_model(config, located)
         with on_device(opened.context.device):
             model = _load(config, opened)
             if check_encoders:
                 model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
         return model
-
-
-@contextmanager
-def _at_load(model: str) -> Iterator[None]:
-    """Turn untyped errors of libraries and adapters into a `CheckpointError` of one line."""
-    try:
-        yield
-    except CorellmError:
-        raise
-    except Exception as error:
-        raise CheckpointError(
-            f"{model}: loading failed with {type(error).__name__}: {' '.join(str(error).split())} "
-            f"({raised_at(error)}); the checkpoint's files do not fit together, or its adapter is at fault"
-        ) from error
 
 
 def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
@@ -126,7 +110,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
         weights = _load_weights(config, hooks, context)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
-    mm_processor = _make_processor(config, opened, executor, wanted_len(config, context))
+    mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     _measure_profile_run(config, context, make_runner, mm_processor, memory)
 
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
@@ -134,7 +118,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = sizes.max_model_len
     if sizes.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
-        mm_processor = _make_processor(config, opened, executor, sizes.max_model_len)
+        mm_processor = make_mm_processor(config, opened, executor, sizes.max_model_len)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
     if backend.capturable and context.device.type == "cuda" and not config.model.enforce_eager:
@@ -142,7 +126,9 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
             _capture_graphs(config, runner, sizes, mm_processor.profile)
     return LoadedModel(
         context=context,
-        input_processor=_make_input_processor(config, opened, weights, mm_processor, sizes.max_model_len),
+        input_processor=make_input_processor(
+            config, opened, mm_processor, weights.vocab_size, weights.embedding_size, sizes.max_model_len
+        ),
         scheduler=_make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
         runner=runner,
         executor=executor,
@@ -176,22 +162,6 @@ def _measure_profile_run(
         )
 
 
-def _make_input_processor(
-    config: EngineConfig, opened: OpenedModel, weights: _Weights, mm_processor: MultiModalProcessor, max_model_len: int
-) -> InputProcessor:
-    """Return the processor of prompts."""
-    return InputProcessor(
-        opened.context.tokenizer,
-        opened.hooks,
-        mm_processor,
-        vocab_size=weights.vocab_size,
-        embedding_size=weights.embedding_size,
-        max_model_len=max_model_len,
-        chat_template=opened.context.chat_template,
-        scheduling_policy=config.scheduler.scheduling_policy,
-    )
-
-
 def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[AttentionBackend, torch.dtype]:
     """Return the attention backend and the dtype of its cache."""
     backend = select_backend(context.device, context.dtype, config.model.attention_backend)
@@ -202,24 +172,6 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
             f"on {context.device}; leave it out"
         )
     return backend, kv_dtype
-
-
-def _make_processor(
-    config: EngineConfig, opened: OpenedModel, executor: ThreadPoolExecutor, max_model_len: int
-) -> MultiModalProcessor:
-    """Return the processor of items, for sequences of up to `max_model_len` tokens."""
-    context = opened.context
-    context.max_model_len = max_model_len
-    return MultiModalProcessor(
-        opened.hooks,
-        config.multimodal,
-        # cached because adapters tokenize the same few texts for every prompt
-        tokenize=lru_cache(maxsize=256)(partial(TextTokenizer(context.tokenizer), add_special_tokens=False)),
-        token_text=context.tokenizer.convert_ids_to_tokens,
-        namespace=opened.namespace,
-        seq_len=max_model_len,
-        executor=executor,
-    )
 
 
 def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContext) -> _Weights:

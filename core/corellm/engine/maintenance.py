@@ -34,11 +34,11 @@ class Maintenance(ABC):
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing done, while requests are in flight."""
-        return self._in_engine(_reset_prefix_cache)
+        return self._in_engine(reset_prefix_cache)
 
     def reset_mm_cache(self) -> None:
         """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
-        self._in_engine(_reset_mm_cache)
+        self._in_engine(reset_mm_cache)
 
     def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
         """Call a function with the model, an `nn.Module`; returns its result in a list of one, as there is one worker.
@@ -60,7 +60,7 @@ class Maintenance(ABC):
         Raises:
             InvalidParameterError: this process has a trace already, or `trace_file` cannot be written.
         """
-        self._in_engine(partial(_start_profile, trace_file))
+        self._in_engine(partial(start_profile, trace_file))
 
     def stop_profile(self) -> Path:
         """End the trace and write it; returns its file, which <https://ui.perfetto.dev> shows.
@@ -68,7 +68,7 @@ class Maintenance(ABC):
         Raises:
             InvalidParameterError: there is no trace, or another thread began it.
         """
-        return self._in_engine(_stop_profile)
+        return self._in_engine(stop_profile)
 
 
 class AsyncMaintenance(ABC):
@@ -80,11 +80,11 @@ class AsyncMaintenance(ABC):
 
     async def reset_prefix_cache(self) -> bool:
         """As `LLM.reset_prefix_cache`."""
-        return await self._in_engine(_reset_prefix_cache)
+        return await self._in_engine(reset_prefix_cache)
 
     async def reset_mm_cache(self) -> None:
         """As `LLM.reset_mm_cache`."""
-        await self._in_engine(_reset_mm_cache)
+        await self._in_engine(reset_mm_cache)
 
     async def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
         """As `LLM.apply_model`; the function is called in the engine's thread."""
@@ -96,11 +96,11 @@ class AsyncMaintenance(ABC):
 
     async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
         """As `LLM.start_profile`."""
-        await self._in_engine(partial(_start_profile, trace_file))
+        await self._in_engine(partial(start_profile, trace_file))
 
     async def stop_profile(self) -> Path:
         """As `LLM.stop_profile`."""
-        return await self._in_engine(_stop_profile)
+        return await self._in_engine(stop_profile)
 
 
 def end_trace(engine: LLMEngine) -> None:
@@ -110,12 +110,14 @@ def end_trace(engine: LLMEngine) -> None:
         trace.close()
 
 
-def _reset_prefix_cache(engine: LLMEngine) -> bool:
+def reset_prefix_cache(engine: LLMEngine) -> bool:
+    """As `LLM.reset_prefix_cache`."""
     _runner(engine)
     return engine.reset_prefix_cache()
 
 
-def _reset_mm_cache(engine: LLMEngine) -> None:
+def reset_mm_cache(engine: LLMEngine) -> None:
+    """As `LLM.reset_mm_cache`."""
     _runner(engine)
     engine.reset_mm_cache()
 
@@ -124,12 +126,14 @@ def _apply_model(function: Callable[[Any], _Result], engine: LLMEngine) -> list[
     return [function(_runner(engine).model)]
 
 
-def _start_profile(trace_file: str | os.PathLike[str] | None, engine: LLMEngine) -> None:
+def start_profile(trace_file: str | os.PathLike[str] | None, engine: LLMEngine) -> None:
+    """As `LLM.start_profile`."""
     _runner(engine)
     engine.trace = Trace(trace_file)
 
 
-def _stop_profile(engine: LLMEngine) -> Path:
+def stop_profile(engine: LLMEngine) -> Path:
+    """As `LLM.stop_profile`."""
     if engine.trace is None:
         raise InvalidParameterError("no trace is running; call start_profile() first")
     file = engine.trace.stop()

@@ -1,13 +1,21 @@
-"""Opens a located checkpoint: its configuration, tokenizer and the hooks of its adapter, without weights."""
+"""Opens a located checkpoint without weights: configuration, tokenizer, the adapter's hooks, processors of prompts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from corellm.config import EngineConfig
+from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
+from corellm.engine.text_tokenizer import TextTokenizer
+from corellm.errors import CheckpointError, CorellmError, raised_at
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
@@ -28,6 +36,20 @@ class OpenedModel:
     """What item hashes depend on besides the item."""
     templates: TemplateRenderer
     """Renders chat templates; must be closed."""
+
+
+@contextmanager
+def at_load(model: str) -> Iterator[None]:
+    """Turn untyped errors of libraries and adapters into a `CheckpointError` of one line."""
+    try:
+        yield
+    except CorellmError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{model}: loading failed with {type(error).__name__}: {' '.join(str(error).split())} "
+            f"({raised_at(error)}); the checkpoint's files do not fit together, or its adapter is at fault"
+        ) from error
 
 
 def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
@@ -77,3 +99,42 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     )
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     return OpenedModel(context, hooks, namespace, templates)
+
+
+def make_mm_processor(
+    config: EngineConfig, opened: OpenedModel, executor: Executor, max_model_len: int
+) -> MultiModalProcessor:
+    """Return the processor of items, for sequences of up to `max_model_len` tokens."""
+    context = opened.context
+    context.max_model_len = max_model_len
+    return MultiModalProcessor(
+        opened.hooks,
+        config.multimodal,
+        # cached because adapters tokenize the same few texts for every prompt
+        tokenize=lru_cache(maxsize=256)(partial(TextTokenizer(context.tokenizer), add_special_tokens=False)),
+        token_text=context.tokenizer.convert_ids_to_tokens,
+        namespace=opened.namespace,
+        seq_len=max_model_len,
+        executor=executor,
+    )
+
+
+def make_input_processor(
+    config: EngineConfig,
+    opened: OpenedModel,
+    mm_processor: MultiModalProcessor,
+    vocab_size: int,
+    embedding_size: int,
+    max_model_len: int,
+) -> InputProcessor:
+    """Return the processor of prompts."""
+    return InputProcessor(
+        opened.context.tokenizer,
+        opened.hooks,
+        mm_processor,
+        vocab_size=vocab_size,
+        embedding_size=embedding_size,
+        max_model_len=max_model_len,
+        chat_template=opened.context.chat_template,
+        scheduling_policy=config.scheduler.scheduling_policy,
+    )

@@ -52,6 +52,10 @@ class OutputGroup:
         """Whether a change makes an output."""
         return self.kind is not RequestOutputKind.FINAL_ONLY or self.finished
 
+    def release(self) -> None:
+        """Forget the completions, which refer to the group: its items are freed now, not by the garbage collector."""
+        self.completions.clear()
+
     def take(self) -> RequestOutput:
         """Return the output as of now: a copy."""
         metrics = self.metrics

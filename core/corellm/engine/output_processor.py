@@ -84,8 +84,10 @@ class OutputProcessor:
         """Forget a caller's request: it has no more outputs."""
         group = self._groups.pop(request_id, None)
         self._changed.pop(request_id, None)
-        for request in group.requests if group is not None else ():
-            self._completions.pop(request.request_id, None)
+        if group is not None:
+            for request in group.requests:
+                self._completions.pop(request.request_id, None)
+            group.release()
 
     # --- after a step -----------------------------------------------------------------------------------------------
 
@@ -127,6 +129,7 @@ class OutputProcessor:
         for group in due:
             if group.finished:
                 self._groups.pop(group.request_id, None)
+                group.release()
         return outputs
 
     def _take_token(

@@ -6,6 +6,7 @@ Knows event loops and outputs; knows no engine.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind
@@ -61,3 +62,25 @@ class Stream:
         if isinstance(item, BaseException):
             raise item
         return item
+
+
+def put_all(outputs: Iterable[tuple[Stream, RequestOutput]]) -> bool:
+    """Set the newest outputs of streams, from any thread; returns False if an event loop was closed.
+
+    Each event loop is woken once, however many of its streams get an output.
+    """
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
+    for stream, output in outputs:
+        by_loop.setdefault(stream._loop, []).append((stream, output))
+    is_open = True
+    for loop, own in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, own)
+        except RuntimeError:  # the loop was closed
+            is_open = False
+    return is_open
+
+
+def _set_all(outputs: Iterable[tuple[Stream, RequestOutput]]) -> None:
+    for stream, output in outputs:
+        stream._set(output)

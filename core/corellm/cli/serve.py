@@ -1,0 +1,105 @@
+"""`corellm serve MODEL`: an HTTP server that OpenAI's clients can use."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import sys
+from typing import Any
+
+from corellm.cli.arguments import ENGINE_CONFIGS
+from corellm.cli.fields import add_fields, given_fields, read_config
+from corellm.errors import ConfigError, MissingExtraError
+from corellm.server.fetching.settings import FetchSettings
+from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+
+_HELP = """\
+Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready,
+/version and /metrics. Only this machine can reach the server, nothing is fetched and no file is read for a request,
+unless options say so."""
+
+_EPILOG = """\
+examples:
+  corellm serve demo
+  corellm serve demo-video --port 9000 --max-model-len 2048
+  corellm serve llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key KEY --max-num-seqs 32
+  corellm serve --config server.yaml            # options by name, `model:` among them
+
+ask it:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "demo", "messages": [{"role": "user", "content": "What is in the image?"}]}'
+"""
+_CONFIGS = (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "serve", help="serve a model over HTTP, as OpenAI's API", usage="corellm serve MODEL [OPTION ...]",
+        description=_HELP, epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS,
+        help="a directory, a hub name (owner/name), `demo` or `demo-video`",
+    )  # fmt: skip
+    parser.add_argument("--config", metavar="FILE", help="YAML file with options; those of the command line go first")
+    parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_fields(parser, "server", ServerOptions)
+    add_fields(parser, "limits of requests", RequestLimits)
+    add_fields(parser, "fetching", FetchSettings)
+    for config in ENGINE_CONFIGS:
+        add_fields(parser, f"engine: {config.__name__}", config, skip=("model",))
+    parser.set_defaults(run=run)
+
+
+def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
+    """The server's configuration, and the engine's arguments.
+
+    Raises:
+        ConfigError: an option is wrong, or there is no model.
+    """
+    given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
+    given |= given_fields(vars(args), _CONFIGS)
+    if "model" not in given:
+        raise ConfigError("which model? corellm serve MODEL, e.g. corellm serve demo")
+    config = ServerConfig(
+        options=ServerOptions(**given_fields(given, [ServerOptions])),
+        limits=RequestLimits(**given_fields(given, [RequestLimits])),
+        fetching=FetchSettings(**given_fields(given, [FetchSettings])),
+    )
+    return config, given_fields(given, ENGINE_CONFIGS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; returns 1 if the engine died."""
+    config, engine_args = configured(args)
+    try:
+        from corellm.server.engine_process.client import ProcessLLM
+        from corellm.server.fetching.fetcher import Fetcher
+        from corellm.server.running import HttpServer, bind, url_of
+        from corellm.server.service import Service
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in ("corellm", ""):
+            raise
+        raise MissingExtraError(f"the server needs {error.name}; install it: pip install 'corellm[serve]'") from error
+    options = config.options
+    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    warn(config)
+    with bind(options) as bound, contextlib.closing(ProcessLLM(**engine_args)) as llm:
+        fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
+        service = Service(llm, engine_args["model"], config, fetcher)
+        url = url_of(bound, options)
+        return HttpServer(service, bound).run(
+            lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
+        )
+
+
+def warn(config: ServerConfig) -> None:
+    """Say aloud what opens the server."""
+    logger, options = logging.getLogger("corellm.server"), config.options
+    if options.host not in ("127.0.0.1", "::1", "localhost") and not options.api_key:
+        logger.warning("every machine that reaches %s may use this server: it has no --api-key", options.host)
+    if any(pattern.host == "*" for pattern in config.fetching.patterns()):
+        logger.warning("requests may name any public host to fetch media from (--allowed-media-domains)")

@@ -1,0 +1,64 @@
+"""The application: endpoints of one service behind the gate."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from corellm import __version__
+from corellm.server.endpoints.chat import chat_routes
+from corellm.server.endpoints.completions import completion_routes
+from corellm.server.endpoints.models import model_routes
+from corellm.server.endpoints.status import status_routes
+from corellm.server.endpoints.tokens import token_routes
+from corellm.server.errors import ApiError, as_api_error
+from corellm.server.exchange import Exchange
+from corellm.server.gate import Gate
+from corellm.server.logs import log_exchange
+from corellm.server.requests.body import wrong_body
+from corellm.server.service import Service, exchange_of
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The whole ASGI application of a service."""
+    options = service.config.options
+    app = FastAPI(
+        title="corellm", version=__version__, docs_url=None, redoc_url=None, root_path=options.root_path,
+        description="One multimodal model, as OpenAI's API.",
+    )  # fmt: skip
+    declared = [*app.routes]
+    for routes in (chat_routes, completion_routes, token_routes, model_routes, status_routes):
+        router = routes(service)
+        declared += router.routes
+        app.include_router(router)
+    app.add_exception_handler(RequestValidationError, _refuse_body)
+    app.add_exception_handler(Exception, _fail)
+
+    def on_end(exchange: Exchange, route: str) -> None:
+        service.metrics.ended(exchange, route)
+        log_exchange(exchange, route, as_json=options.log_format == "json")
+
+    gate: ASGIApp = Gate(app, declared, service.config, service.intake, on_end)
+    if options.cors_origins:
+        gate = CORSMiddleware(
+            gate, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"], expose_headers=["X-Request-Id"],
+        )  # fmt: skip
+    return gate
+
+
+async def _refuse_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _response(request, wrong_body(error.errors()))
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    return _response(request, as_api_error(error))
+
+
+def _response(request: Request, error: ApiError) -> Response:
+    exchange_of(request.scope).failure = error
+    return Response(error.encoded(), error.status, error.headers, media_type="application/json")

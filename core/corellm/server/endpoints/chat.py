@@ -1,0 +1,55 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from openai.types.chat import ChatCompletion
+from starlette.responses import Response
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.sampling_params import SamplingParams
+from corellm.server.endpoints.replies import ERRORS, JsonBody, json_response
+from corellm.server.requests.chat import ChatRequest
+from corellm.server.responses.chat import ChatResponse
+from corellm.server.responses.events import EventStream
+from corellm.server.sampling import chat_params
+from corellm.server.service import Service, exchange_of
+
+
+def chat_routes(service: Service) -> APIRouter:
+    """The endpoint, for one model."""
+    router = APIRouter(route_class=JsonBody)
+
+    @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}, **ERRORS}, response_model=None)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Complete a conversation."""
+        exchange = exchange_of(request.scope)
+        model = service.check_model(body.model)
+        params = chat_params(body, service.client.get_default_sampling_params(), service.config.limits)
+        prompt = await service.preparation.conversation(body, salt=exchange.salt, priority=body.priority)
+        is_capped = body.max_tokens is not None or body.max_completion_tokens is not None
+        service.preparation.check_fit(prompt, params, is_capped=is_capped, where="messages")
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        response = ChatResponse(f"chatcmpl-{uuid.uuid4().hex}", model, params.logprobs, include_usage=usage)
+        if body.stream:
+            return await EventStream.begun(events(request, response, prompt, params, with_usage=usage))
+        output = await service.complete(exchange, prompt, params, f"chat-{uuid.uuid4().hex}")
+        return json_response(response.whole(output))
+
+    async def events(
+        request: Request, response: ChatResponse, prompt: ProcessedPrompt, params: SamplingParams, *, with_usage: bool
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        outputs = service.generate(exchange_of(request.scope), prompt, params, f"chat-{uuid.uuid4().hex}")
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                for chunk in response.chunks(output):
+                    yield chunk
+        if with_usage:
+            yield response.last_chunk()
+
+    return router

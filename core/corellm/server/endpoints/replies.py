@@ -1,0 +1,62 @@
+"""What endpoints share of FastAPI: the body that the gate has read, and JSON responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from corellm.server.service import exchange_of
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every response that is an error."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply} for status in (400, 401, 404, 405, 408, 413, 415, 422, 500, 503)
+}
+"""Statuses of errors, for the OpenAPI document."""
+
+
+class _ReadRequest(Request):
+    """A request whose body the gate has read, checked and parsed."""
+
+    async def body(self) -> bytes:
+        return b"{}"
+
+    async def json(self) -> Any:
+        return exchange_of(self.scope).body
+
+
+class JsonBody(APIRoute):
+    """A route that takes its body from the gate."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, with such a request."""
+        handle = super().get_route_handler()
+
+        async def read(request: Request) -> Response:
+            return await handle(_ReadRequest(request.scope, request.receive))
+
+        return read
+
+
+def json_response(value: dict[str, Any]) -> Response:
+    """A response of JSON."""
+    return Response(msgspec.json.encode(value), media_type="application/json")

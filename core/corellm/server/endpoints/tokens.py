@@ -1,0 +1,72 @@
+"""`POST /tokenize`, `POST /detokenize`: how many tokens a request has, before paying for it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from corellm.server.endpoints.replies import ERRORS, JsonBody
+from corellm.server.errors import ApiError
+from corellm.server.requests.tokens import DetokenizeRequest, TokenizeRequest
+from corellm.server.service import Service, exchange_of
+
+
+class Tokens(BaseModel):
+    """A prompt's tokens, placeholders of items expanded."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(BaseModel):
+    """The text of tokens."""
+
+    prompt: str
+
+
+def token_routes(service: Service) -> APIRouter:
+    """The endpoints, for one model."""
+    router = APIRouter(route_class=JsonBody, responses=ERRORS)
+    processor = service.client.input_processor
+
+    @router.post("/tokenize", response_model_exclude_unset=True)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+        """The tokens of a text, or of a conversation with its media."""
+        service.check_model(body.model)
+        salt = exchange_of(request.scope).salt
+        if (body.prompt is None) == (not body.messages):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if body.prompt is None:
+            prompt = await service.preparation.conversation(body, salt=salt, priority=None)
+            tokens = prompt.token_ids
+        elif body.add_special_tokens is False:
+            text = body.prompt
+            tokens = await service.preparation.in_pool(lambda: processor.tokenize(text), takes_long=True)
+        else:
+            prompt = await service.preparation.prompt(body.prompt, "prompt", salt=salt, priority=None)
+            tokens = prompt.token_ids
+        result = Tokens(count=len(tokens), max_model_len=service.client.max_model_len, tokens=tokens)
+        if body.return_token_strs:
+            tokenizer = await service.tokenizer()
+            result.token_strs = [str(text) for text in tokenizer.convert_ids_to_tokens(tokens)]
+        return result
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Text:
+        """The text of tokens, special ones included."""
+        service.check_model(body.model)
+        tokenizer = await service.tokenizer()
+        known = len(tokenizer)
+        for index, token in enumerate(body.tokens):
+            if not 0 <= token < known:
+                shown = token if abs(token) < 1 << 63 else "an absurdly large number"
+                raise ApiError(
+                    400, f"tokens[{index}]: {shown} is no token id of this model; they are below {known}",
+                    param=f"tokens[{index}]",
+                )  # fmt: skip
+        text = await service.preparation.in_pool(lambda: str(tokenizer.decode(body.tokens)), takes_long=True)
+        return Text(prompt=text)
+
+    return router

@@ -1,0 +1,136 @@
+"""`AsyncLLM` with its engine in a process of its own: what a crash of the engine costs is its requests.
+
+Knows event loops and threads; the process and the messages are `remote_engine`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from corellm.config import EngineConfig
+from corellm.engine.async_llm import AsyncLLM
+from corellm.engine.input_processor import InputProcessor
+from corellm.engine.metrics import Counter, Gauge, Metric
+from corellm.errors import AbsentMethodError, EngineDeadError
+from corellm.server.engine_process.messages import UpkeepMethod
+from corellm.server.engine_process.remote_engine import RemoteEngine
+
+_Result = TypeVar("_Result")
+_METRICS: dict[str, type[Metric]] = {"Counter": Counter, "Gauge": Gauge}
+
+
+class ProcessLLM(AsyncLLM):
+    """A loaded model in a process of its own, that serves many coroutines of this one.
+
+    Args:
+        model, **engine_args: as for `LLM`; plain data only, and no functions.
+
+    Raises:
+        ConfigError, CheckpointError, PluginError: the model cannot be served.
+        EngineDeadError: the engine's process ended while it loaded the model.
+    """
+
+    engine: Any  # a `RemoteEngine`, which has what `AsyncLLM` uses of an `LLMEngine`
+
+    def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
+        super().__init__(model, **engine_args)
+        self._remote.start_reading(self._deliver, self._end)
+
+    def _load_engine(self, **engine_args: Any) -> Any:
+        self._remote = RemoteEngine(EngineConfig.from_kwargs(**engine_args))
+        return self._remote
+
+    def _end(self, reason: EngineDeadError) -> None:
+        """Stop the thread that sends, with the reason why the process ended."""
+
+        def stop() -> None:
+            if not self._stopping:
+                raise reason
+
+        self._inbox.put(stop)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, that the model and the KV cache take."""
+        return self._remote.sizes.max_total_tokens
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Prepares prompts, in any thread, without running them."""
+        return self._remote.input_processor
+
+    @property
+    def pid(self) -> int:
+        """Id of the engine's process."""
+        return self._remote.pid
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine finished."""
+        return self._remote.num_steps
+
+    @property
+    def seconds_silent(self) -> float:
+        """Seconds since the engine's last sign of life: a finished step, or once a second that it has none to do.
+
+        A server whose engine is silent for longer than its longest step is not ready.
+        """
+        return self._remote.seconds_silent
+
+    def close(self) -> None:
+        """As `AsyncLLM.close`; kills the engine's process if its step in flight does not end."""
+        self._stopping = True
+        self._remote.end()
+        super().close()
+
+    # --- maintenance ------------------------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self) -> bool:
+        """As `LLM.reset_prefix_cache`."""
+        return bool(await self._call("reset_prefix_cache"))
+
+    async def reset_mm_cache(self) -> None:
+        """Forget processed items, and encoder outputs that no request in flight needs."""
+        self.input_processor.mm_processor.cache.clear()
+        await self._call("reset_mm_cache")
+
+    async def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
+        """Refuse: a function cannot be sent to another process.
+
+        Raises:
+            AbsentMethodError: always.
+        """
+        raise AbsentMethodError("apply_model: the model is in another process; use it with AsyncLLM or LLM")
+
+    async def get_metrics(self) -> list[Metric]:
+        """As `LLM.get_metrics`; items are processed and counted in this process."""
+        metrics = [_METRICS[kind](name, value) for kind, name, value in await self._call("get_metrics")]
+        cache = self.input_processor.mm_processor.cache
+        own = {"corellm:mm_cache_queries": cache.hits + cache.misses, "corellm:mm_cache_hits": cache.hits}
+        return [replace(metric, value=own.get(metric.name, metric.value)) for metric in metrics]
+
+    async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
+        """As `LLM.start_profile`."""
+        await self._call("start_profile", None if trace_file is None else os.fspath(trace_file))
+
+    async def stop_profile(self) -> Path:
+        """As `LLM.stop_profile`."""
+        return Path(await self._call("stop_profile"))
+
+    async def _call(self, method: UpkeepMethod, argument: str | None = None) -> Any:
+        future: Future[Any] = Future()
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        self._inbox.put(partial(self._remote.call, future, method, argument))
+        if self._dead is not None:
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(self._dead)
+        return await asyncio.wrap_future(future)

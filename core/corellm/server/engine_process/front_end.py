@@ -1,0 +1,60 @@
+"""What prepares prompts in the API process: everything of a model but its weights.
+
+Knows how a model is opened; knows no process and no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from corellm.config import EngineConfig
+from corellm.engine.input_processor import InputProcessor
+from corellm.engine.locating import LocatedModel
+from corellm.hookspecs import ModelContext
+from corellm.server.engine_process.messages import Ready
+from corellm.templates.renderer import TemplateRenderer
+from corellm.worker.process import usable_cpus
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """The parts that prepare prompts."""
+
+    context: ModelContext
+    input_processor: InputProcessor
+    executor: ThreadPoolExecutor
+    templates: TemplateRenderer
+
+    def close(self) -> None:
+        """End its threads and processes."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.templates.close()
+        self.input_processor.mm_processor.close()
+
+
+def open_front_end(
+    config: EngineConfig, located: LocatedModel, wait_until_ready: Callable[[], Ready]
+) -> tuple[FrontEnd, Ready]:
+    """Return the front end of a model that another process loads, and the sizes of that process.
+
+    Args:
+        config, located: the model.
+        wait_until_ready: waits for the other process; called when nothing else can be done without its sizes.
+
+    Raises:
+        CheckpointError, PluginError, ConfigError: the model cannot be served.
+    """
+    from corellm.engine import opening  # torch comes in here, while the other process loads the model
+
+    with opening.at_load(config.model.model):
+        opened = opening.open_model(config, located)
+        ready = wait_until_ready()
+        executor = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="corellm-processor")
+        mm_processor = opening.make_mm_processor(config, opened, executor, ready.max_model_len)
+        processor = opening.make_input_processor(
+            config, opened, mm_processor, ready.vocab_size, ready.embedding_size, ready.max_model_len
+        )
+        _ = mm_processor.profile  # measured now, not in the first request
+    return FrontEnd(opened.context, processor, executor, opened.templates), ready

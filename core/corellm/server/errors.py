@@ -1,0 +1,80 @@
+"""Errors as clients get them: OpenAI's shape, our own words, at most 1,000 characters.
+
+Knows statuses and the typed errors of `corellm.errors`. The text of a library's exception never gets out: it may have
+addresses and paths; it is logged under an id that the client is told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, MissingExtraError, RequestError
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 1000
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
+
+
+class ApiError(CorellmError):
+    """An error that a client gets.
+
+    Args:
+        status: of HTTP.
+        message: who did what wrong, and the way out.
+        param: the field at fault.
+        code: a fixed word that programs may look at.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The error as the JSON object that OpenAI's clients know."""
+        fallback = "invalid_request_error" if self.status < 500 else "server_error"
+        message = _ADDRESS.sub("0x...", str(self))
+        if len(message) > _MAX_MESSAGE:
+            message = message[: _MAX_MESSAGE - 3] + "..."
+        kind = _TYPES.get(self.status, fallback)
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+    def encoded(self) -> bytes:
+        """The body as bytes; what is not ASCII is escaped, so that any string of a request can be repeated."""
+        return json.dumps(self.body()).encode()
+
+
+def unavailable(message: str, *, retry_after: int = 1) -> ApiError:
+    """A 503 that asks the client to come again."""
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after)})
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """The error that a client gets for an exception; an unexpected one is logged with its traceback."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, "the engine stopped; the server is about to exit", code="engine_dead")
+    if isinstance(error, InvalidParameterError):
+        return ApiError(400, str(error), param=error.param)
+    if isinstance(error, RequestError | MissingExtraError):
+        return ApiError(error.status, str(error))
+    incident = secrets.token_hex(8)
+    logger.error("internal error %s", incident, exc_info=error)
+    return ApiError(500, f"internal error {incident}; the server's log has its cause", code="internal_error")

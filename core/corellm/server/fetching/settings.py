@@ -1,0 +1,74 @@
+"""What may be fetched, and at most how much, how long and how many at once. Knows hosts' patterns, no requests."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from corellm.errors import ConfigError
+from corellm.server.fetching.url import MediaUrl
+
+_PATTERN = re.compile(r"(?P<host>\*|(?:\*\.)?[a-z0-9_.-]*[a-z0-9_-]|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?", re.ASCII)
+_USUAL_PORTS = (80, 443)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPattern:
+    """Hosts that may be fetched from: one, the subdomains of one (`*.example.org`), or all (`*`)."""
+
+    host: str
+    port: int | None
+    """The one port that is allowed; 80 and 443 if None."""
+
+    @classmethod
+    def parse(cls, text: str) -> HostPattern:
+        """Read `host`, `*.host` or `*`, each with or without `:port`.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        found = _PATTERN.fullmatch(text.strip().lower())
+        if found is None or not 0 < int(found["port"] or 80) < 1 << 16:
+            raise ConfigError(
+                f"allowed_media_domains: {text[:100]!r} is not a host; write example.org, *.example.org, "
+                "example.org:8443, or * for all"
+            )
+        return cls(found["host"].strip("[]"), int(found["port"]) if found["port"] else None)
+
+    def allows(self, url: MediaUrl) -> bool:
+        """Whether the URL's host and port are among them."""
+        if url.port != self.port if self.port else url.port not in _USUAL_PORTS:
+            return False
+        return url.host.endswith(self.host[1:]) if self.host.startswith("*") else url.host == self.host
+
+
+@dataclass(frozen=True)
+class FetchSettings:
+    """Limits of fetching; by default nothing is fetched."""
+
+    allowed_media_domains: Collection[str] = ()
+    """Hosts that media may be fetched from: `example.org`, `*.example.org` for its subdomains, `*` for all. Ports are
+    80 and 443, or the one of `example.org:8443`. Private addresses are refused whatever is allowed here."""
+    max_fetch_bytes: int = 1 << 26
+    """Largest file that is fetched."""
+    fetch_timeout: float = 30.0
+    """Seconds that one file may take, redirects and waiting for other downloads included."""
+    fetch_connect_timeout: float = 5.0
+    """Seconds that connecting to one address may take."""
+    max_concurrent_fetches: int = 16
+    """Downloads at the same time; others wait. They hold at most this times `max_fetch_bytes`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.allowed_media_domains, str):
+            raise ConfigError(f"allowed_media_domains must be a list of hosts, got {self.allowed_media_domains!r}")
+        for name in ("max_fetch_bytes", "fetch_timeout", "fetch_connect_timeout", "max_concurrent_fetches"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{name} must be positive, got {value!r}")
+        self.patterns()
+
+    def patterns(self) -> tuple[HostPattern, ...]:
+        """`allowed_media_domains`, parsed."""
+        return tuple(map(HostPattern.parse, self.allowed_media_domains))

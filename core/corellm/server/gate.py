@@ -1,0 +1,137 @@
+"""The gate that every request passes, before the application sees it and until its response is complete.
+
+Order: API key, route, method, room in the server, content type, size, JSON. Then the application runs; it is cancelled
+when the client leaves, the deadline passes or the server stops. Knows ASGI and limits; knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corellm.server.errors import ApiError, as_api_error
+from corellm.server.exchange import Exchange
+from corellm.server.intake import Intake
+from corellm.server.keys import ApiKeys
+from corellm.server.options import ServerConfig
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+"""For probes, which have no keys."""
+
+
+class Gate:
+    """Pure ASGI middleware around the whole application.
+
+    Args:
+        app: what is behind the gate.
+        routes: of the application.
+        config: keys, limits, deadline.
+        intake: counts requests.
+        on_end: called with every exchange that ended, and its route.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[BaseRoute],
+        config: ServerConfig,
+        intake: Intake,
+        on_end: Callable[[Exchange, str], None],
+    ) -> None:
+        self._app, self._routes, self._config = app, routes, config
+        self._intake, self._on_end = intake, on_end
+        self._keys = ApiKeys(config.options.api_key)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["path"] = self._below_root(scope["path"])
+        exchange, route = Exchange(scope, send), "other"
+        try:
+            if scope["path"] not in OPEN_ROUTES:
+                exchange.salt = self._keys.salt_of(exchange.headers.get(b"authorization"))
+            route = self._route_of(scope)
+            if scope["method"] == "POST":
+                self._intake.enter(exchange)
+                await exchange.read_body(receive, self._config.limits, self._intake.hold)
+            await self._run(exchange, scope, receive)
+        except ConnectionError:
+            exchange.stop(None)
+        except Exception as error:
+            with contextlib.suppress(ConnectionError):
+                await exchange.fail(as_api_error(error))
+        finally:
+            self._intake.leave(exchange, exchange.num_bytes)
+            self._on_end(exchange, route)
+
+    def _below_root(self, path: str) -> str:
+        """The path within the application, where a proxy passes its own prefix on."""
+        root = self._config.options.root_path
+        return path[len(root) :] if root and path.startswith(root + "/") else path
+
+    def _route_of(self, scope: Scope) -> str:
+        """The path of the request's route, as it is declared.
+
+        Raises:
+            ApiError: 404, there is none; 405, it does not take the method.
+        """
+        allowed: set[str] = set()
+        for route in self._routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return str(getattr(route, "path", "other"))
+            if match is Match.PARTIAL:
+                allowed |= getattr(route, "methods", None) or set()
+        if allowed:
+            methods = ", ".join(sorted(allowed))
+            raise ApiError(405, f"this URL takes {methods} only", headers={"Allow": methods})
+        raise ApiError(404, f"there is no {scope['path']!r:.100} here", code="unknown_url")
+
+    async def _run(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+        """Run the application until it is done, or the exchange must end."""
+        work: asyncio.Future[None] = asyncio.ensure_future(self._serve(scope, exchange))
+        watch = asyncio.ensure_future(_watch(exchange, receive))
+        late = ApiError(
+            503, f"the request took longer than the {self._config.options.request_timeout:g} s allowed", code="timeout"
+        )
+        deadline = asyncio.get_running_loop().call_later(
+            self._config.options.request_timeout, lambda: exchange.stop(late)
+        )
+        try:
+            waited: set[asyncio.Future[Any]] = {work, exchange.ended}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                reason = exchange.ended.result()
+                if reason is not None:
+                    await exchange.fail(reason)
+            elif not work.cancelled():
+                work.result()
+        finally:
+            deadline.cancel()
+            for task in (work, watch):
+                task.cancel()
+
+    async def _serve(self, scope: Scope, exchange: Exchange) -> None:
+        await self._app(scope, _never, exchange.send)
+
+
+async def _watch(exchange: Exchange, receive: Receive) -> None:
+    """End the exchange when its client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    exchange.stop(None)
+
+
+async def _never() -> Message:
+    """What the application receives: its body was read by the gate, which also watches for the client's leaving."""
+    message: Message = await asyncio.get_running_loop().create_future()
+    return message

@@ -1,0 +1,43 @@
+"""API keys: which client a request comes from. Knows keys and headers only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Collection
+
+from corellm.server.errors import ApiError
+
+
+class ApiKeys:
+    """Tells clients apart by their keys.
+
+    Args:
+        keys: those that are let in; none for all clients.
+    """
+
+    def __init__(self, keys: Collection[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def salt_of(self, authorization: bytes | None) -> str | None:
+        """The cache salt of the client that sent an `Authorization` header; None if the server has no keys.
+
+        Takes the same time for every wrong key, whatever part of it is right.
+
+        Raises:
+            ApiError: 401, the key is missing or wrong.
+        """
+        if not self._digests:
+            return None
+        scheme, _, key = (authorization or b"").strip().partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        is_known = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != b"bearer" or not any(is_known):
+            told = "is wrong" if authorization else "is missing"
+            raise ApiError(
+                401,
+                f"the API key {told}; send one that the server was started with, as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return "key-" + hashlib.sha256(b"corellm cache salt\0" + digest).hexdigest()

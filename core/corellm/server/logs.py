@@ -1,0 +1,31 @@
+"""The server's log: one line per finished request, never its content."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from corellm.server.exchange import Exchange
+from corellm.server.metrics import outcome_of
+
+logger = logging.getLogger(__name__)
+
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
+
+
+def log_exchange(exchange: Exchange, route: str, *, as_json: bool) -> None:
+    """Log what became of a request: its id, route, outcome, tokens and seconds."""
+    level = logging.DEBUG if route in _PROBES else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    told = {
+        "request_id": exchange.request_id,
+        "route": route,
+        "status": exchange.status,
+        "outcome": outcome_of(exchange),
+        "prompt_tokens": exchange.num_prompt_tokens,
+        "output_tokens": exchange.num_output_tokens,
+        "seconds": round(time.monotonic() - exchange.began, 4),
+    }
+    logger.log(level, "%s", json.dumps(told) if as_json else " ".join(f"{key}={value}" for key, value in told.items()))

@@ -1,0 +1,152 @@
+"""Options of `corellm serve`: where it listens, who may ask, what a request may hold.
+
+Frozen, documented and validated once, like `corellm.config`; imports neither the engine nor a web framework.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from corellm.errors import ConfigError
+from corellm.server.fetching.settings import FetchSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where the server listens, who may use it, and what it may read."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Other machines reach the server only if this is changed, e.g. to 0.0.0.0."""
+    port: int = 8000
+    """Port to listen on; 0 for any free one."""
+    api_key: Collection[str] = ()
+    """Keys, of which a client sends one as `Authorization: Bearer KEY`; none for a server that all may use. Clients
+    with different keys share no cache entries. Better in the configuration file than on the command line, which other
+    users of the machine can see."""
+    served_model_name: Collection[str] = ()
+    """Names by which clients ask for the model; none for the name it is loaded by."""
+    root_path: str = ""
+    """Path under which a reverse proxy serves this server, e.g. /llm."""
+    ssl_certfile: str | None = None
+    """Certificate chain (PEM), to serve HTTPS."""
+    ssl_keyfile: str | None = None
+    """Private key of the certificate (PEM)."""
+    cors_origins: Collection[str] = ()
+    """Origins whose web pages may use the server, e.g. https://example.org; `*` for all."""
+    allowed_local_media_path: str | None = None
+    """Directory whose files requests may name (`file:` URLs and paths); none unless given."""
+    allow_request_templates: bool = False
+    """Let requests bring chat templates of their own."""
+    allowed_template_kwargs: Collection[str] = ("enable_thinking",)
+    """Variables of the chat template that requests may set (`chat_template_kwargs`)."""
+    allowed_mm_processor_kwargs: Collection[str] = ()
+    """Arguments of the model's processor that requests may set (`mm_processor_kwargs`)."""
+    max_queue: int = 256
+    """Most requests in the server, running ones included; more are answered 503 at once."""
+    request_timeout: float = 3600.0
+    """Seconds after which an unfinished request is aborted."""
+    ready_timeout: float = 10.0
+    """Seconds without a finished step after which `/ready` is 503."""
+    shutdown_timeout: float = 3.0
+    """Seconds that requests in flight have to finish once the server is told to stop."""
+    log_format: Literal["text", "json"] = "text"
+    """How a finished request is logged: its id, route, status, tokens and time, never its content."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important messages that are logged."""
+
+    def __post_init__(self) -> None:
+        _tuples(self)
+        _number("port", self.port, 0, 65535, whole=True)
+        _number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
+        _number("request_timeout", self.request_timeout, 0.001, 1e9)
+        _number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives
+        _number("shutdown_timeout", self.shutdown_timeout, 0, 1e9)
+        for key in self.api_key:
+            if not re.fullmatch(r"[\x21-\x7e]{1,512}", key):
+                raise ConfigError("api_key must be 1 to 512 printable ASCII characters without spaces")
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ConfigError(f"root_path must be like /llm, got {self.root_path!r:.100}")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile need each other; give both")
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            file = getattr(self, name)
+            if file is not None and not Path(file).is_file():
+                raise ConfigError(f"{name}: there is no file {file!r:.200}")
+        root = self.allowed_local_media_path
+        if root is not None and not Path(root).is_dir():
+            raise ConfigError(f"allowed_local_media_path: there is no directory {root!r:.200}")
+        for name, choices in (("log_format", ("text", "json")), ("log_level", ("debug", "info", "warning", "error"))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r:.100}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """What one request may hold. More is refused before any of it is decoded, fetched or queued."""
+
+    max_body_bytes: int = 64 << 20
+    """Most bytes of a request."""
+    max_held_bytes: int = 1 << 30
+    """Most bytes of all requests in the server together; more are answered 503."""
+    body_timeout: float = 60.0
+    """Seconds in which a request must have arrived."""
+    max_json_depth: int = 64
+    """Most brackets that a request's JSON has within each other."""
+    max_messages: int = 2048
+    """Most messages of a conversation."""
+    max_parts: int = 1024
+    """Most content parts of a conversation, text included."""
+    max_items: int = 64
+    """Most images, videos and audio items of a conversation; the model may take fewer."""
+    max_prompts: int = 128
+    """Most prompts of one `/v1/completions` request; prompts times `n` are limited to four times as many."""
+    max_tokens: int | None = None
+    """Most tokens that a request may ask for; None for as many as the model takes."""
+    max_n: int = 16
+    """Most completions of one prompt (`n`)."""
+    max_stop: int = 4
+    """Most stop strings."""
+    max_logprobs: int = 20
+    """Most log-probabilities per token."""
+    max_temperature: float = 2.0
+    """Highest `temperature`."""
+
+    def __post_init__(self) -> None:
+        for name in ("body_timeout", "max_temperature"):
+            _number(name, getattr(self, name), 0, 1e9)
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name not in ("body_timeout", "max_temperature") and value is not None:
+                _number(option.name, value, 1, 1 << 40, whole=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The whole configuration of a server, beside its engine's."""
+
+    options: ServerOptions = field(default_factory=ServerOptions)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    fetching: FetchSettings = field(default_factory=FetchSettings)
+
+
+def _tuples(options: ServerOptions) -> None:
+    """Make tuples of collections; a single string is one value."""
+    for option in fields(options):
+        if option.type != "Collection[str]":
+            continue
+        given: Any = getattr(options, option.name)
+        values = (given,) if isinstance(given, str) else tuple(given or ())
+        if not all(isinstance(value, str) and value for value in values):
+            raise ConfigError(f"{option.name} must be a list of strings")  # may be a key: its value is not shown
+        object.__setattr__(options, option.name, values)
+
+
+def _number(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
+    wanted = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
+        kind = "an integer" if whole else "a number"
+        raise ConfigError(f"{name} must be {kind} from {low:g} to {high:g}, got {value!r:.100}")

@@ -1,0 +1,149 @@
+"""Makes prompts that the engine takes of requests: checked, loaded, tokenized, processed, and with room to generate.
+
+Runs in bounded pools of threads, beside the event loop. Whatever is wrong with a request is found here, before the
+engine or a response begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.text_limit import CHEAP_CHARACTERS
+from corellm.errors import MultiModalError, RequestError
+from corellm.sampling_params import SamplingParams
+from corellm.server.conversation import CheckedMessages, check_messages
+from corellm.server.engine_client import EngineClient
+from corellm.server.errors import ApiError
+from corellm.server.media_sources import Fetcher, MediaSources
+from corellm.server.options import ServerConfig
+from corellm.server.requests.chat import Conversation
+from corellm.server.requests.completion import Prompt
+from corellm.worker.process import usable_cpus
+
+_Result = TypeVar("_Result")
+
+
+class Preparation:
+    """Prepares requests for one engine.
+
+    Args:
+        client: the engine.
+        config: what requests may hold and name.
+        fetcher: fetches URLs; None for no URLs.
+    """
+
+    def __init__(self, client: EngineClient, config: ServerConfig, fetcher: Fetcher | None) -> None:
+        self._client, self._config = client, config
+        self._sources = MediaSources(config.options.allowed_local_media_path, fetcher)
+        # two pools: a short text never waits for another request's media or long text
+        self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
+        self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
+
+    async def conversation(self, request: Conversation, *, salt: str | None, priority: int | None) -> ProcessedPrompt:
+        """The prompt of a conversation.
+
+        Raises:
+            ApiError, CorellmError: what is wrong; names the part at fault.
+        """
+        options = self._chat_options(request)
+        item_limits = self._client.input_processor.mm_processor.limits
+        checked = check_messages(request.messages, self._config.limits, item_limits)
+        await self._sources.load(checked.sources)
+        process = partial(
+            self._client.input_processor.process_chat, checked.messages,
+            mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options,
+        )  # fmt: skip
+        takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
+        return await self.in_pool(lambda: _located(checked, process), takes_long or "chat_template" in options)
+
+    async def prompt(self, prompt: Prompt, where: str, *, salt: str | None, priority: int | None) -> ProcessedPrompt:
+        """A prompt of text or token ids.
+
+        Args:
+            prompt: the client's.
+            where: its place in the request.
+            salt: of the client's caches.
+            priority: lower runs first.
+
+        Raises:
+            ApiError, CorellmError: what is wrong.
+        """
+        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        fields = {key: prompt, "cache_salt": salt, "priority": priority or 0}
+        process = partial(self._client.input_processor.process, fields)
+        try:
+            return await self.in_pool(process, len(prompt) > CHEAP_CHARACTERS)
+        except RequestError as error:
+            raise ApiError(error.status, f"{where}: {error}", param=getattr(error, "param", None) or where) from error
+
+    def check_fit(self, prompt: ProcessedPrompt, params: SamplingParams, *, is_capped: bool, where: str) -> None:
+        """Check a request against the model: token ids of its parameters, and the length of prompt and output.
+
+        Args:
+            prompt: prepared.
+            params: of the request.
+            is_capped: whether the client asked for `max_tokens`, which then must fit.
+            where: the prompt's place in the request.
+
+        Raises:
+            ApiError: prompt and output are too long, with both numbers.
+            InvalidParameterError: a token id that the model does not have.
+        """
+        self._client.input_processor.check_params(params)
+        length, limit = len(prompt.token_ids), self._client.max_model_len
+        wanted = (params.max_tokens if is_capped else None) or 1
+        if length + wanted > limit:
+            raise ApiError(
+                400,
+                f"{where}: the prompt has {length} tokens, and with {wanted} to generate that is more than the {limit} "
+                "that this model takes; shorten the prompt, or lower max_tokens",
+                param=where,
+                code="context_length_exceeded",
+            )
+
+    async def in_pool(self, function: Callable[[], _Result], takes_long: bool) -> _Result:
+        """Call a function in a thread; cancelled before it began, it is not called."""
+        pool = self._media_pool if takes_long else self._text_pool
+        return await asyncio.get_running_loop().run_in_executor(pool, function)
+
+    def close(self) -> None:
+        """End the threads."""
+        for pool in (self._text_pool, self._media_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _chat_options(self, request: Conversation) -> dict[str, Any]:
+        """The options of a conversation that the client gave and may give."""
+        options = self._config.options
+        if request.chat_template is not None and not options.allow_request_templates:
+            raise ApiError(
+                400, "chat_template: this server takes no templates of requests; leave it out", param="chat_template"
+            )
+        _allowed("chat_template_kwargs", request.chat_template_kwargs, options.allowed_template_kwargs)
+        _allowed("mm_processor_kwargs", request.mm_processor_kwargs, options.allowed_mm_processor_kwargs)
+        given = {
+            "chat_template": request.chat_template,
+            "chat_template_kwargs": request.chat_template_kwargs,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _located(checked: CheckedMessages, process: Callable[[], ProcessedPrompt]) -> ProcessedPrompt:
+    """Prepare a conversation; the error for an item names its part."""
+    try:
+        return process()
+    except MultiModalError as error:
+        raise checked.located(error) from error
+
+
+def _allowed(name: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> None:
+    for key in given or ():
+        if key not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise ApiError(400, f"{name}: {key!r:.100} is not allowed by this server; allowed: {known}", param=name)

@@ -1,0 +1,1 @@
+"""Request bodies: which fields there are, which of OpenAI's are ignored, which are refused. Types, not ranges."""

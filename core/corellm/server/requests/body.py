@@ -1,0 +1,82 @@
+"""What all request bodies share: strict types, and one table of OpenAI's fields that are ignored or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import ErrorDetails
+
+from corellm.config import suggestion
+from corellm.server.errors import ApiError
+
+_KINDS = {
+    "string_type": "a string",
+    "string_unicode": "a string of valid Unicode",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "too_short": "a list that is not empty",
+}
+
+
+class Body(BaseModel):
+    """A request's body. A field that is null is as good as absent."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    IGNORED: ClassVar[Mapping[str, str]] = {}
+    """Fields that are accepted without an effect, and what they would do."""
+    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {}
+    """Fields that corellm lacks: values that ask for nothing, and what to use instead."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """The fields that have an effect.
+
+        Raises:
+            ApiError: a field that is refused or unknown.
+        """
+        if not isinstance(given, dict):
+            return given
+        kept = {}
+        for name, value in given.items():
+            if value is None or name in cls.IGNORED:
+                continue
+            if name in cls.REFUSED:
+                neutral, instead = cls.REFUSED[name]
+                if not any(value == other and type(value) is type(other) for other in neutral):
+                    raise ApiError(400, f"{name} is not supported: {instead}", param=name, code="unsupported_parameter")
+                continue
+            if name not in cls.model_fields:
+                known = [*cls.model_fields, *cls.IGNORED]
+                hint = suggestion(name, known)
+                told = f"unrecognized request argument: {name!r:.100}{hint if 'did you mean' in hint else ''}"
+                raise ApiError(400, told, param=name[:100], code="unknown_parameter")
+            kept[name] = value
+        return kept
+
+
+def wrong_body(errors: Sequence[ErrorDetails]) -> ApiError:
+    """The error for a body that is not as its model says, in our words."""
+    first = errors[0]
+    place = [part for part in first["loc"] if part != "body"]
+    param = str(place[0]) if place else None
+    for part in place[1:]:
+        if not isinstance(part, int):
+            break
+        param = f"{param}[{part}]"
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} is required", param=param, code="missing_required_parameter")
+    same = [error["type"] for error in errors if error["loc"][1:2] == first["loc"][1:2]]
+    kinds = dict.fromkeys(_KINDS[kind] for kind in same if kind in _KINDS)
+    told = f"must be {' or '.join(kinds)}" if kinds else "has a wrong type or value"
+    return ApiError(400, f"{param or 'the body'} {told}", param=param, code="invalid_type")

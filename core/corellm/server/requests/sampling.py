@@ -1,0 +1,71 @@
+"""Fields of both kinds of completions that say how to choose tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from corellm.server.requests.body import Body
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    IGNORED: ClassVar[Mapping[str, str]] = {"include_obfuscation": "random padding of events"}
+
+    include_usage: bool = False
+    """End with an event that has the numbers of tokens."""
+
+
+class SamplingFields(Body):
+    """How to choose tokens, when to stop and how to send them."""
+
+    model: str
+    """A name of `/v1/models`."""
+    n: int | None = None
+    """How many completions of each prompt."""
+    temperature: float | None = None
+    """0 is greedy; by default as the checkpoint recommends."""
+    top_p: float | None = None
+    """Sample from the most likely tokens that have this much probability together."""
+    presence_penalty: float | None = None
+    """Lowers tokens that were generated already."""
+    frequency_penalty: float | None = None
+    """Lowers tokens by how often they were generated."""
+    logit_bias: dict[str, float] | None = None
+    """Added to the logits of token ids."""
+    seed: int | None = None
+    """Makes sampling repeat exactly."""
+    stop: str | list[str] | None = None
+    """Up to four strings that end the output."""
+    max_tokens: int | None = None
+    """Most tokens to generate."""
+    stream: bool | None = None
+    """Send the output as events while it is generated."""
+    stream_options: StreamOptions | None = None
+    """With `stream` only."""
+
+    top_k: int | None = None
+    """Sample among the k most likely tokens."""
+    min_p: float | None = None
+    """Drop tokens less likely than this share of the most likely one."""
+    repetition_penalty: float | None = None
+    """Above 1 discourages tokens of prompt and output."""
+    min_tokens: int | None = None
+    """Tokens before the output may end."""
+    stop_token_ids: list[int] | None = None
+    """Token ids that end the output."""
+    allowed_token_ids: list[int] | None = None
+    """Only these tokens may be generated."""
+    bad_words: list[str] | None = None
+    """Strings that must not be generated."""
+    ignore_eos: bool | None = None
+    """Go on after the end-of-sequence token."""
+    include_stop_str_in_output: bool | None = None
+    """Keep the stop string."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool | None = None
+    """Spaces between special tokens that are kept."""
+    priority: int | None = None
+    """Lower runs first, if the server schedules by priority."""

@@ -1,0 +1,34 @@
+"""The bodies of `/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from corellm.server.requests.body import Body
+from corellm.server.requests.chat import Conversation
+
+
+class TokenizeRequest(Conversation):
+    """`POST /tokenize`: a text, or a conversation with its media."""
+
+    model: str | None = None
+    """A name of `/v1/models`."""
+    prompt: str | None = None
+    """The text; or give `messages`."""
+    messages: list[dict[str, Any]] = Field(default=[])
+    """The conversation; or give `prompt`."""
+    add_special_tokens: bool | None = None
+    """Whether a text gets the tokenizer's special tokens; by default yes."""
+    return_token_strs: bool | None = None
+    """Return each token's text, too."""
+
+
+class DetokenizeRequest(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    """A name of `/v1/models`."""
+    tokens: list[int]
+    """Token ids."""

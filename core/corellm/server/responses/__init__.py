@@ -1,0 +1,4 @@
+"""Outputs of the engine as responses: JSON in the form of OpenAI's types, which tests hold them against.
+
+Plain dicts, as a stream makes one for every token. Knows neither requests nor the engine.
+"""

@@ -1,0 +1,101 @@
+"""Completions of prompts: whole, or as chunks. Several prompts have one response, whose choices are in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from corellm.outputs import CompletionOutput, RequestOutput
+from corellm.server.responses.logprobs import TokenTable
+from corellm.server.responses.usage import Usage, finish_reason
+
+
+class CompletionResponse:
+    """Makes the response to one request.
+
+    Args:
+        response_id: for the client.
+        model: the name that the client asked for.
+        n: completions of each prompt.
+        num_top: how many most likely tokens to report; None for no log-probabilities.
+        echoes: texts of the prompts, which go before their completions; None without `echo`.
+        prompt_only: whether no token was asked for, so that the one that was generated is left out.
+        include_usage: whether a stream ends with the numbers of tokens.
+    """
+
+    def __init__(
+        self,
+        response_id: str,
+        model: str,
+        n: int,
+        num_top: int | None,
+        *,
+        echoes: Sequence[str] | None = None,
+        prompt_only: bool = False,
+        include_usage: bool = False,
+    ) -> None:
+        self.usage = Usage()
+        self._id, self._model, self._created = response_id, model, int(time.time())
+        self._n, self._num_top, self._echoes = n, num_top, echoes
+        self._prompt_only, self._include_usage = prompt_only, include_usage
+        self._tables: dict[int, TokenTable] = {}
+        """Of choices that have begun."""
+        self._ended: set[int] = set()
+        self._counted: set[int] = set()
+        """Prompts whose tokens were counted."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The response to finished requests, one per prompt."""
+        choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
+        return {**self._completion(choices), "usage": self.usage.reported()}
+
+    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The events for what is new of a prompt's completions."""
+        for choice in self._choices(prompt, output):
+            yield self._completion([choice])
+
+    def last_chunk(self) -> dict[str, Any]:
+        """The event with the numbers of tokens."""
+        return {**self._completion([]), "usage": self.usage.reported()}
+
+    def _completion(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        completion = {
+            "id": self._id, "object": "text_completion", "created": self._created, "model": self._model,
+            "choices": choices,
+        }  # fmt: skip
+        return {**completion, "usage": None} if self._include_usage else completion
+
+    def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        if prompt not in self._counted:
+            self._counted.add(prompt)
+            self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
+        for completion in output.outputs:
+            index = prompt * self._n + completion.index
+            if index in self._ended or not (completion.finished or completion.token_ids):
+                continue
+            if completion.finished:
+                self._ended.add(index)
+            yield self._choice(index, prompt, output, completion)
+
+    def _choice(self, index: int, prompt: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        echo = self._echoes[prompt] if self._echoes is not None and index not in self._tables else ""
+        text, reason = completion.text, finish_reason(completion)
+        if self._prompt_only:
+            text, reason = "", reason and "length"
+        else:
+            self.usage.add_outputs([completion])
+        logprobs = self._logprobs(index, output, completion)
+        self._tables.setdefault(index, TokenTable(0))
+        return {"index": index, "text": echo + text, "finish_reason": reason, "logprobs": logprobs}
+
+    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any] | None:
+        if self._num_top is None:
+            return None
+        is_first = index not in self._tables
+        table = self._tables.setdefault(index, TokenTable(self._num_top))
+        token_ids = [] if self._prompt_only else completion.token_ids
+        positions = [] if self._prompt_only else list(completion.logprobs or ())
+        if is_first and self._echoes is not None:
+            token_ids, positions = [*output.prompt_token_ids, *token_ids], [*(output.prompt_logprobs or ()), *positions]
+        return table.take(token_ids, positions)

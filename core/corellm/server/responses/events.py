@@ -1,0 +1,68 @@
+"""Server-sent events: a stream of JSON objects that ends with `[DONE]`, or with an error.
+
+A slow reader holds up the stream, not the engine: outputs that it did not read yet are joined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from corellm.server.errors import as_api_error
+from corellm.server.exchange import EVENTS, Exchange
+
+_DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", EVENTS + b"; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # else nginx holds events back
+]
+
+
+class EventStream(Response):
+    """A response of events.
+
+    Args:
+        first: the first event, which was waited for: an error before it is a response of its own.
+        later: the others.
+    """
+
+    def __init__(self, first: dict[str, Any] | None, later: AsyncGenerator[dict[str, Any], None]) -> None:
+        super().__init__()
+        self._first, self._later = first, later
+
+    @classmethod
+    async def begun(cls, events: AsyncGenerator[dict[str, Any], None]) -> EventStream:
+        """A response whose first event is there.
+
+        Raises:
+            BaseException: what making the first event raised.
+        """
+        return cls(await anext(events, None), events)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; an error becomes the last one."""
+        exchange: Exchange = scope["corellm"]
+        async with contextlib.aclosing(self._later) as later:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            try:
+                if self._first is not None:
+                    await send(_message(self._first))
+                async for event in later:
+                    await send(_message(event))
+            except ConnectionError:
+                raise
+            except Exception as error:
+                await exchange.fail(as_api_error(error))
+            else:
+                await send({"type": "http.response.body", "body": _DONE})
+
+
+def _message(event: dict[str, Any]) -> dict[str, object]:
+    data = b"data: " + msgspec.json.encode(event) + b"\n\n"
+    return {"type": "http.response.body", "body": data, "more_body": True}

@@ -1,0 +1,78 @@
+"""Log-probabilities, in the forms of chat and of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs
+
+_REPLACEMENT = "\ufffd"
+_LOWEST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+def chat_logprobs(output: CompletionOutput, num_top: int) -> dict[str, Any]:
+    """A completion's log-probabilities as OpenAI's `ChoiceLogprobs`, one entry per token."""
+    return {
+        "content": [
+            {**_entry(position[token]), "top_logprobs": [_entry(one) for one in _top(position, num_top)]}
+            for token, position in zip(output.token_ids, output.logprobs or (), strict=True)
+        ]
+    }
+
+
+def _entry(one: Logprob) -> dict[str, Any]:
+    return {"token": _text(one), "logprob": _value(one), "bytes": _bytes(one)}
+
+
+def _text(one: Logprob) -> str:
+    return one.decoded_token or ""
+
+
+def _value(one: Logprob) -> float:
+    return max(one.logprob, _LOWEST)
+
+
+def _bytes(one: Logprob) -> list[int] | None:
+    """None for a token that is a part of a character, whose bytes the text does not have."""
+    text = _text(one)
+    return None if _REPLACEMENT in text else list(text.encode())
+
+
+def _top(position: PositionLogprobs, num_top: int) -> list[Logprob]:
+    return sorted(position.values(), key=lambda one: -one.logprob)[:num_top]
+
+
+class TokenTable:
+    """The log-probabilities of a text, token by token, with the places of tokens in it.
+
+    Args:
+        num_top: how many most likely tokens of each position.
+    """
+
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
+        self._offset = 0
+
+    def take(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
+        """The entries of the next tokens, as OpenAI's `Logprobs`.
+
+        Args:
+            token_ids: the tokens.
+            positions: their log-probabilities; None for a token without any, as a prompt's first.
+        """
+        tokens: list[str] = []
+        offsets, logprobs = [], []
+        tops: list[dict[str, float] | None] = []
+        for token, position in zip(token_ids, positions, strict=True):
+            text = "" if position is None else _text(position[token])
+            tokens.append(text)
+            offsets.append(self._offset)
+            self._offset += len(text)
+            logprobs.append(None if position is None else _value(position[token]))
+            tops.append(None if position is None else self._tops(position))
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+    def _tops(self, position: PositionLogprobs) -> dict[str, float]:
+        return {_text(one): _value(one) for one in _top(position, self._num_top)}

@@ -1,0 +1,45 @@
+"""Numbers of tokens, as responses report them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from corellm.outputs import CompletionOutput
+from corellm.server.errors import ApiError
+
+
+class Usage:
+    """Counts the tokens of a response while it is made."""
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_output_tokens = 0
+
+    def add_prompt(self, num_tokens: int, num_cached: int) -> None:
+        """Count a prompt, once however many completions it has."""
+        self.num_prompt_tokens += num_tokens
+        self.num_cached_tokens += num_cached
+
+    def add_outputs(self, outputs: Iterable[CompletionOutput]) -> None:
+        """Count tokens of completions."""
+        self.num_output_tokens += sum(len(output.token_ids) for output in outputs)
+
+    def reported(self) -> dict[str, Any]:
+        """The numbers as OpenAI's `CompletionUsage`."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+def finish_reason(output: CompletionOutput) -> Literal["stop", "length"] | None:
+    """Why a completion ended, in OpenAI's words; None while it grows.
+
+    Raises:
+        ApiError: it was aborted.
+    """
+    if output.finish_reason in ("abort", "error", "ignored"):
+        raise ApiError(503, "the request was aborted", code="aborted")
+    return "length" if output.finish_reason == "length" else "stop" if output.finish_reason == "stop" else None

@@ -1,0 +1,84 @@
+"""Sampling parameters of a request: the client's fields over the checkpoint's defaults, within the server's limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from corellm.sampling_params import RequestOutputKind, SamplingParams
+from corellm.server.errors import ApiError
+from corellm.server.options import RequestLimits
+from corellm.server.requests.chat import ChatRequest
+from corellm.server.requests.completion import CompletionRequest
+from corellm.server.requests.sampling import SamplingFields
+
+_DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's, for `/v1/completions`."""
+_OWN = frozenset({"model", "max_tokens", "stream", "stream_options", "priority"})
+"""Fields that do not become sampling parameters as they are."""
+
+
+def chat_params(request: ChatRequest, defaults: SamplingParams, limits: RequestLimits) -> SamplingParams:
+    """The parameters of a conversation's completion.
+
+    Raises:
+        ApiError, InvalidParameterError: a value out of range; names the field.
+    """
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    given = request.max_completion_tokens
+    name = "max_tokens" if given is None else "max_completion_tokens"
+    max_tokens = request.max_tokens if given is None else given
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    if max_tokens is None:
+        max_tokens = limits.max_tokens
+    return _params(request, defaults, limits, name, max_tokens, logprobs)
+
+
+def completion_params(request: CompletionRequest, defaults: SamplingParams, limits: RequestLimits) -> SamplingParams:
+    """The parameters of a prompt's completion.
+
+    Raises:
+        ApiError, InvalidParameterError: a value out of range; names the field.
+    """
+    max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and request.echo:
+        max_tokens = 1  # only the prompt is wanted; the token is left out
+    params = _params(request, defaults, limits, "max_tokens", max_tokens, request.logprobs)
+    return replace(params, prompt_logprobs=request.logprobs) if request.echo else params
+
+
+def _params(
+    request: SamplingFields,
+    defaults: SamplingParams,
+    limits: RequestLimits,
+    length_name: str,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> SamplingParams:
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    _at_most("n", request.n, limits.max_n)
+    _at_most("stop", len(stop), limits.max_stop, "strings")
+    _at_most("temperature", request.temperature, limits.max_temperature)
+    _at_most("top_logprobs" if isinstance(request, ChatRequest) else "logprobs", logprobs, limits.max_logprobs)
+    _at_most(length_name, max_tokens, limits.max_tokens)
+    if logprobs is not None and logprobs < 0:
+        raise ApiError(400, f"logprobs must be at least 0, got {logprobs}", param="logprobs")
+    if max_tokens is not None and max_tokens < 1:
+        raise ApiError(400, f"{length_name} must be at least 1, got {max_tokens}", param=length_name)
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    given: dict[str, Any] = {
+        name: getattr(request, name)
+        for name in SamplingFields.model_fields
+        if name not in _OWN and getattr(request, name) is not None
+    }
+    given |= {"stop": stop, "logprobs": logprobs, "max_tokens": max_tokens}
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    return replace(defaults, **given, output_kind=kind)
+
+
+def _at_most(name: str, value: float | None, limit: float | None, unit: str = "") -> None:
+    if value is not None and limit is not None and value > limit:
+        shown = f"{value:g}" if abs(value) < 1e12 else "an absurdly large number"
+        raise ApiError(400, f"{name} is limited to {limit:g}{unit and ' ' + unit} here, got {shown}", param=name)

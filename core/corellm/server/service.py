@@ -1,0 +1,134 @@
+"""What all endpoints share: the engine, the model's names, preparation, metrics. Knows no HTTP but its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.outputs import RequestOutput
+from corellm.sampling_params import SamplingParams
+from corellm.server.engine_client import EngineClient
+from corellm.server.errors import ApiError
+from corellm.server.exchange import Exchange
+from corellm.server.intake import Intake
+from corellm.server.media_sources import Fetcher
+from corellm.server.metrics import ServerMetrics
+from corellm.server.options import ServerConfig
+from corellm.server.preparation import Preparation
+
+
+class Service:
+    """One served model.
+
+    Args:
+        client: its engine.
+        model: the name it was loaded by.
+        config: of the server.
+        fetcher: fetches URLs of media, and is closed with the service; None for no URLs.
+    """
+
+    def __init__(self, client: EngineClient, model: str, config: ServerConfig, fetcher: Fetcher | None = None) -> None:
+        self.client, self.config = client, config
+        self.names: Sequence[str] = tuple(config.options.served_model_name) or (model,)
+        self.created = int(time.time())
+        self.intake = Intake(config.options.max_queue, config.limits.max_held_bytes)
+        self.metrics = ServerMetrics()
+        self.preparation = Preparation(client, config, fetcher)
+        self._fetcher = fetcher
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name, as the client gave it; None for any.
+
+        Raises:
+            ApiError: 404, another model.
+        """
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise ApiError(
+                404, f"there is no model {name[:100]!r} here; there is {', '.join(self.names)}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+        return name
+
+    async def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return await self.client.get_tokenizer()
+
+    async def generate(
+        self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete a prompt; the request is aborted when the iteration is closed."""
+        self.metrics.prepared(exchange, len(prompt.token_ids))
+        num_tokens = 0
+        async with contextlib.aclosing(self.client.generate(prompt, params, request_id)) as outputs:
+            async for output in outputs:
+                num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+                if output.finished:  # outputs are deltas, or there is only a final one
+                    self.metrics.finished(exchange, output, num_tokens)
+                yield output
+
+    async def complete(
+        self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams, request_id: str
+    ) -> RequestOutput:
+        """The final output of a prompt."""
+        async with contextlib.aclosing(self.generate(exchange, prompt, params, request_id)) as outputs:
+            return [output async for output in outputs][-1]
+
+    async def close(self) -> None:
+        """End the threads of preparation, and fetching. The engine is not the service's own."""
+        self.preparation.close()
+        if self._fetcher is not None:
+            await self._fetcher.close()
+
+
+async def all_results(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
+    """The results of all tasks; the first failure cancels the others."""
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """The outputs of several streams as they come, each with its stream's number; at most one of each is held."""
+    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(len(streams))
+
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async with contextlib.aclosing(stream):
+                async for output in stream:
+                    await queue.put((index, output))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, None))
+
+    pumps = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        unfinished = len(streams)
+        while unfinished:
+            index, item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                unfinished -= 1
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def exchange_of(scope: Any) -> Exchange:
+    """The exchange that the gate put into a scope."""
+    found: Exchange = scope["corellm"]
+    return found

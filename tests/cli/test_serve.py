@@ -1,0 +1,117 @@
+"""`corellm serve`: options from the command line and from a file, and what is wrong with them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from corellm.cli import build_parser, main, serve
+from corellm.cli.arguments import ENGINE_CONFIGS
+from corellm.errors import ConfigError
+from corellm.server.fetching.settings import FetchSettings
+from corellm.server.options import RequestLimits, ServerOptions
+
+
+def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str, object]]:
+    config, engine = serve.configured(build_parser().parse_args(["serve", *arguments]))
+    return config.options, config.limits, engine
+
+
+def test_every_field_is_an_option() -> None:
+    """Of the server's classes and the engine's; each has help."""
+    parser = build_parser()._subparsers._group_actions[0].choices["serve"]  # type: ignore[union-attr,index,call-overload]
+    options = {option: action for action in parser._actions for option in action.option_strings}
+    for config in (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS):
+        for field in fields(config):
+            if field.name != "model":
+                assert len(options[f"--{field.name.replace('_', '-')}"].help or "") > 10
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    """Values are read by their types; what is given nowhere has the class's default."""
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "model: demo\nport: 9000\napi-key: [a, b]\nmax_n: 3\nlimit_mm_per_prompt: {image: 2}\ncors_origins: '*'\n"
+    )
+    options, limits, engine = configured("--config", str(file), "--port", "9001", "--max-body-bytes", "2M")
+    assert (options.port, options.api_key, options.cors_origins, options.host) == (
+        9001,
+        ("a", "b"),
+        ("*",),
+        "127.0.0.1",
+    )
+    assert (limits.max_n, limits.max_body_bytes, limits.max_stop) == (3, 2 << 20, 4)
+    assert engine == {"model": "demo", "limit_mm_per_prompt": {"image": 2}}
+    options, _, engine = configured("x", "--api-key", "a,b", "--api-key", "c", "--no-fuse-layers", "--seed", "4")
+    assert options.api_key == ("a", "b", "c")
+    assert engine == {"model": "x", "fuse_layers": False, "seed": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which model"),
+        (["demo", "--port", "70000"], "port must be an integer from 0 to 65535, got 70000"),
+        (["demo", "--api-key", "a b"], "api_key must be 1 to 512 printable"),
+        (["demo", "--ssl-certfile", "x"], "give both"),
+        (["demo", "--allowed-local-media-path", "/nowhere"], "there is no directory '/nowhere'"),
+        (["demo", "--root-path", "llm/"], "root_path must be like /llm"),
+        (["demo", "--max-queue", "0"], "max_queue must be an integer"),
+        (["demo", "--ready-timeout", "1"], "ready_timeout must be a number from 2"),
+        (["demo", "--allowed-media-domains", "http://x"], "is not a host"),
+        (["demo", "--config", "/nowhere"], "No such file"),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str) -> None:
+    """Each is refused before a model is loaded, and says what to write. A key is not repeated."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        configured(*arguments)
+    assert "a b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1", "unknown option 'prot'; did you mean 'port'"),
+        ("- 1", "must have lines like"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
+    """A mistake in the file names the file and the option."""
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        configured("demo", "--config", str(file))
+
+
+def test_what_opens_the_server_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    """Fetching from every host, on whichever port, and an address without a key; a host that is named is not."""
+    for arguments, num_warnings in (
+        (["--allowed-media-domains", "*:8080"], 1), (["--allowed-media-domains", "example.org,*"], 1),
+        (["--allowed-media-domains", "*.example.org"], 0), (["--host", "0.0.0.0"], 1), ([], 0),
+    ):  # fmt: skip
+        caplog.clear()
+        config, _ = serve.configured(build_parser().parse_args(["serve", "demo", *arguments]))
+        serve.warn(config)
+        assert len(caplog.records) == num_warnings, arguments
+
+
+def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that installs it is named."""
+    for name in [name for name in sys.modules if name.startswith("corellm.server.running")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", "demo"]) == 1
+    assert "the server needs uvicorn; install it: pip install 'corellm[serve]'" in capsys.readouterr().err
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused before the model is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert main(["serve", "demo", "--port", str(other.getsockname()[1])]) == 1
+    assert "choose another --port" in capsys.readouterr().err

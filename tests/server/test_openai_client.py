@@ -1,0 +1,206 @@
+"""The official `openai` client gets what it expects: types, streams, usage and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from corellm import LLM, SamplingParams
+from tests.server.conftest import MODEL, Running, chat, data_url, image_part, user
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def offline(tiny_llava: Path) -> Any:
+    with LLM(str(tiny_llava), dtype="float32", block_size=8, max_num_seqs=16) as llm:
+        yield llm
+
+
+def test_chat_equals_the_offline_api(running: Running, offline: LLM) -> None:
+    """An image by `data:` URL: the same text as `LLM.chat`, a response of OpenAI's type, and usage that adds up."""
+    messages = user(image_part(1), {"type": "text", "text": "what is it?"})
+    (want,) = offline.chat(messages, GREEDY)
+    got = running.client().chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, max_tokens=6, extra_body={"ignore_eos": True}
+    )
+    ChatCompletion.model_validate(got.to_dict(), strict=True)
+    assert got.choices[0].message.content == want.outputs[0].text
+    assert got.choices[0].finish_reason == "length"
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == len(want.prompt_token_ids)
+    assert got.usage.completion_tokens == 6
+    assert got.usage.total_tokens == got.usage.prompt_tokens + 6
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_reassembles_to_the_response(running: Running, n: int) -> None:
+    """Chunks by index make the same texts, reasons and log-probabilities; the last one has the same usage."""
+    request: dict[str, Any] = {
+        "model": MODEL, "messages": user("count to ten"), "n": n, "seed": 5, "temperature": 1.0, "max_tokens": 9,
+        "logprobs": True, "top_logprobs": 2,
+    }  # fmt: skip
+    completions = running.client().chat.completions
+    whole = completions.create(**request)
+    texts, reasons, tokens = {}, {}, {}
+    chunks = list(completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk.to_dict(), strict=True)
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            if choice.logprobs is not None:
+                tokens.setdefault(choice.index, []).extend(choice.logprobs.content or [])
+            if choice.finish_reason is not None:
+                assert choice.index not in reasons
+                reasons[choice.index] = choice.finish_reason
+    assert texts == {choice.index: choice.message.content for choice in whole.choices}
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        assert [t.token for t in tokens[choice.index]] == [t.token for t in choice.logprobs.content or []]
+        assert all(len(t.top_logprobs) == 2 for t in tokens[choice.index])
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None and whole.usage is not None  # noqa: PT018
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+
+
+def test_completions_of_text_ids_and_lists(running: Running, offline: LLM) -> None:
+    """Each prompt, in any form, has the completion that it has alone, in order."""
+    texts = ["USER: one ASSISTANT:", "USER: two two ASSISTANT:"]
+    want = [output.outputs[0].text for output in offline.generate(texts, GREEDY)]
+    ids = [output.prompt_token_ids for output in offline.generate(texts, GREEDY)]
+    create = running.client().completions.create
+    for prompt, expected in ((texts, want), (ids, want), (texts[0], want[:1]), (ids[1], want[1:])):
+        got = create(model=MODEL, prompt=prompt, temperature=0, max_tokens=6, extra_body={"ignore_eos": True})
+        Completion.model_validate(got.to_dict(), strict=True)
+        assert [choice.text for choice in got.choices] == expected
+        assert [choice.index for choice in got.choices] == list(range(len(expected)))
+    streamed = dict.fromkeys(range(2), "")
+    for chunk in create(
+        model=MODEL, prompt=texts, temperature=0, max_tokens=6, stream=True, extra_body={"ignore_eos": True}
+    ):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert list(streamed.values()) == want
+
+
+def test_echo_scores_the_prompt(running: Running, offline: LLM) -> None:
+    """`echo` with `logprobs` reports the prompt's tokens, also with `max_tokens: 0`, which generates none."""
+    prompt = "USER: one ASSISTANT:"
+    (want,) = offline.generate(prompt, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1))
+    assert want.prompt_logprobs is not None
+    for max_tokens in (0, 2):
+        got = running.client().completions.create(
+            model=MODEL, prompt=prompt, temperature=0, max_tokens=max_tokens, echo=True, logprobs=1,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        (choice,) = got.choices
+        assert choice.text.startswith(prompt)
+        assert (choice.text == prompt) == (max_tokens == 0)
+        assert choice.logprobs is not None
+        values = choice.logprobs.token_logprobs or []
+        assert len(values) == len(want.prompt_token_ids) + max_tokens
+        assert values[0] is None
+        for value, token, position in zip(
+            values[1:], want.prompt_token_ids[1:], want.prompt_logprobs[1:], strict=False
+        ):
+            assert position is not None
+            assert value == pytest.approx(position[token].logprob, abs=1e-4)
+        assert got.usage is not None
+        assert got.usage.completion_tokens == max_tokens
+
+
+def test_errors_are_openais(running: Running) -> None:
+    """Each status raises the client's own exception, with our message."""
+    client = running.client()
+    with pytest.raises(openai.BadRequestError, match="temperature is limited to 2"):
+        client.chat.completions.create(model=MODEL, messages=user("x"), temperature=3)
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here; there is tiny"):
+        client.chat.completions.create(model="other", messages=user("x"))
+    with pytest.raises(openai.BadRequestError, match="tools is not supported") as caught:
+        client.chat.completions.create(
+            model=MODEL, messages=user("x"), tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+    assert caught.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="suffix is not supported"):
+        client.completions.create(model=MODEL, prompt="x", suffix="y")
+
+
+def test_models(running: Running) -> None:
+    """The list and the single model."""
+    client = running.client()
+    (model,) = client.models.list().data
+    assert isinstance(model, Model)
+    assert (model.id, model.owned_by) == (MODEL, "corellm")
+    assert client.models.retrieve(MODEL) == model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other/model")
+
+
+def test_async_client(running: Running) -> None:
+    """The asynchronous client, with several requests at once, one of them left early."""
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=running.url + "/v1", api_key="x", max_retries=0) as client:
+            create = client.chat.completions.create
+            alone = await create(**chat(user("hello")))
+            outputs = await asyncio.gather(*(create(**chat(user("hello"))) for _ in range(5)))
+            assert {o.choices[0].message.content for o in outputs} == {alone.choices[0].message.content}
+            stream = await create(**chat(user("hello"), max_tokens=200), stream=True, extra_body={"ignore_eos": True})
+            async for _ in stream:
+                break
+            await stream.close()
+
+    asyncio.run(main())
+
+
+def test_tokenize_counts_what_a_request_pays_for(running: Running) -> None:
+    """Tokens of a conversation with media are those of the request's usage; text comes back from its tokens."""
+    messages = user(image_part(3), {"type": "text", "text": "what is it?"})
+    counted = running.post("/tokenize", {"messages": messages, "return_token_strs": True}).json()
+    got = running.client().chat.completions.create(**chat(messages))
+    assert got.usage is not None
+    assert counted["count"] == got.usage.prompt_tokens == len(counted["tokens"]) == len(counted["token_strs"])
+    text = "USER: one two"
+    tokens = running.post("/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert running.post("/detokenize", {"tokens": tokens}).json() == {"prompt": text}
+    assert len(running.post("/tokenize", {"prompt": text}).json()["tokens"]) >= len(tokens)
+    for body in ({}, {"prompt": "x", "messages": messages}):
+        assert running.post("/tokenize", body).status_code == 400
+    for tokens in ([-1], [10**9], [10**30]):
+        refused = running.post("/detokenize", {"tokens": tokens})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens[0]")
+
+
+def test_plain_parts_are_openais(running: Running) -> None:
+    """`{"image": ...}`, `{"text": ...}` and plain strings make the same prompt as OpenAI's parts."""
+    url, create = data_url(4), running.client().chat.completions.create
+    spellings: list[list[Any]] = [
+        [{"type": "image_url", "image_url": {"url": url, "detail": "high"}}, {"type": "text", "text": "what?"}],
+        [{"type": "image_url", "image_url": url}, "what?"],
+        [{"image": url}, {"text": "what?"}],
+        [{"type": "image", "image": url, "uuid": "mine"}, {"type": "text", "text": "what?"}],
+    ]
+    texts = [create(**chat(user(*parts), max_tokens=8)).choices[0].message.content for parts in spellings]
+    assert len(set(texts)) == 1
+
+
+def test_a_completion_can_be_sent_back(running: Running) -> None:
+    """A response's message, with all its null fields, is the next request's history."""
+    create = running.client().chat.completions.create
+    first = create(**chat(user("hello"))).choices[0].message
+    messages = [
+        *user("hello"),
+        {**first.to_dict(), "annotations": None, "audio": None, "tool_calls": None},
+        *user("go on"),
+    ]
+    assert create(**chat(messages)).choices[0].message.content is not None
