@@ -211,7 +211,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
     async def _stream(
         self,
         prepare: Callable[[], ProcessedPrompt],
-        takes_long: bool,
+        takes_long: bool | None,
         params: SamplingParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -229,7 +229,11 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             if self._dead is not None:  # checked after registering: `_die` fails registered streams only
                 raise EngineDeadError(str(self._dead)) from self._dead
             add = partial(self._add, name, params=params, arrival_time=arrival_time)
-            job = self._submit(partial(self._prepare, stream, prepare, add), takes_long)
+            prepare_and_add = partial(self._prepare, stream, prepare, add)
+            if takes_long is None:
+                prepare_and_add()
+            else:
+                job = self._submit(prepare_and_add, takes_long)
             while not finished:
                 output = await stream.get()
                 finished = output.finished
@@ -342,8 +346,10 @@ def _fail(future: Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _takes_long(prompt: Any) -> bool:
-    """Whether preparing a prompt takes long: it has media, or a long text."""
+def _takes_long(prompt: Any) -> bool | None:
+    """Whether preparing a prompt takes long: it has media, or a long text. None for one that is prepared."""
+    if isinstance(prompt, ProcessedPrompt):
+        return None
     if isinstance(prompt, Mapping):
         return bool(prompt.get("multi_modal_data")) or _is_long(prompt.get("prompt"))
     return _is_long(prompt)
