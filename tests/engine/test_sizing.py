@@ -70,8 +70,8 @@ def test_the_longest_sequence_is_what_the_cache_holds() -> None:
 
 def test_dummies_are_made_once_if_they_fit(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that lowers the longest sequence makes no second processor; the adapter sees the lowered length."""
-    made = Mock(side_effect=loading._make_processor)
-    monkeypatch.setattr(loading, "_make_processor", made)
+    made = Mock(side_effect=loading.make_mm_processor)
+    monkeypatch.setattr(loading, "make_mm_processor", made)
     with LLM(tiny_llava, num_kv_blocks=4, block_size=16) as llm:
         assert llm.engine.context.max_model_len == llm.engine.max_model_len == 64
         assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"image": 16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -43,9 +44,16 @@ def exists(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """Child processes of this one that run."""
+    """Engine processes of this one that run; other tests have children of theirs."""
     listed = [Path(f"/proc/self/task/{task}/children").read_text() for task in os.listdir("/proc/self/task")]
-    return [int(pid) for pids in listed for pid in pids.split() if exists(int(pid))]
+    return [int(pid) for pids in listed for pid in pids.split() if exists(int(pid)) and is_engine(int(pid))]
+
+
+def is_engine(pid: int) -> bool:
+    """Whether a process runs the engine."""
+    with contextlib.suppress(OSError):
+        return b"engine_process.engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 async def until(condition: Any) -> None:
