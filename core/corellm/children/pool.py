@@ -23,7 +23,7 @@ class ClosedError(Exception):
 
 
 class _Loan:
-    """Held by the caller that has a child, and by nothing else: it ends with its holder, at an interrupt too."""
+    """A loan of one child. Only the borrower refers to it, so it ends with the borrower, also at an interrupt."""
 
 
 class ChildPool:
@@ -36,7 +36,7 @@ class ChildPool:
 
     def __init__(self, count: int, module: str, *arguments: str, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         self._children = [Child(module, *arguments, max_reply_bytes=max_reply_bytes) for _ in range(count)]
-        """The one that was returned last is last."""
+        """In the order in which they were returned."""
         self.is_closed = False
         self._begin()
 
@@ -70,10 +70,11 @@ class ChildPool:
         loan = _Loan()
         try:
             with self._changed:
-                free = self._changed.wait_for(lambda: self.is_closed or self._free(), seconds)
+                self._changed.wait_for(lambda: self.is_closed or self._free(), seconds)
                 if self.is_closed:
                     raise ClosedError
-                if not isinstance(free, list) or not free:
+                free = self._free()
+                if not free:
                     raise BusyError
                 child = next((child for child in preferred if child in free), free[-1])
                 self._loans[loan] = child
@@ -83,7 +84,7 @@ class ChildPool:
                 if loan in self._loans:
                     if self.is_closed:  # it may have started since
                         child.kill()
-                    self._children.sort(key=lambda child: child is self._loans[loan])
+                    self._children.sort(key=lambda other: other is child)
                     del self._loans[loan]
                     self._changed.notify()
 

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def warn(config: ServerConfig) -> None:
-    """Say aloud what opens the server."""
+    """Log a warning for each option that opens the server to others."""
     logger, options = logging.getLogger("corellm.server"), config.options
     if options.host not in ("127.0.0.1", "::1", "localhost") and not options.api_key:
         logger.warning("every machine that reaches %s may use this server: it has no --api-key", options.host)

@@ -148,7 +148,7 @@ def _measure_profile_run(
     """Measure the memory of the largest step that the configuration allows."""
     longest, features = wanted_len(config, context), mm_processor.profile.features
     with memory.explaining(
-        "the busiest step",
+        "the profile run",
         "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
     ):
         memory.measure_peak(

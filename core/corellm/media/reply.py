@@ -25,7 +25,7 @@ _MAX_MESSAGE = 1000
 
 
 class Reply:
-    """What a child returned, not trusted: whatever does not check ends the child and is a `ChildError`."""
+    """What a child returned, not trusted: a value that fails a check ends the child and raises `ChildError`."""
 
     def __init__(self, value: Any, file: int | None, child: Child) -> None:
         self._value, self._file, self.child = value, file, child
@@ -48,10 +48,10 @@ class Reply:
             os.close(self._file)
 
     def require(self, condition: bool) -> None:
-        """Raise `ChildError` unless a check holds, and end the child: it is not what it was."""
+        """Raise `ChildError` unless a check holds, and end the child, which may have been taken over."""
         if not condition:
             self.child.kill()
-            raise ChildError("a reply that cannot be")
+            raise ChildError("an impossible reply")
 
     def get(self, key: str) -> Any:
         """An entry, of any type; None if there is none."""

@@ -61,7 +61,7 @@ def url_of(bound: socket.socket, options: ServerOptions) -> str:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own idea of signals."""
+    """uvicorn without its signal handlers: `HttpServer` has them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -69,7 +69,7 @@ class DeviceMemory:
             total, others, peak = (n / 2**30 for n in (self._total, self._others, self._peak))
             raise ConfigError(
                 f"no memory is left for KV blocks: of {total:.1f} GiB, {self._utilization:.0%} may be used "
-                f"(gpu_memory_utilization), others have {others:.1f}, weights and the busiest step take {peak:.1f}; "
+                f"(gpu_memory_utilization), others have {others:.1f}, weights and the profile run take {peak:.1f}; "
                 f"raise gpu_memory_utilization, or lower max_num_batched_tokens, limit_mm_per_prompt or the size of "
                 f"items (mm_processor_kwargs)"
             )

@@ -20,7 +20,7 @@ from corellm.engine.async_llm import AsyncLLM
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.metrics import Counter, Gauge, Metric
 from corellm.errors import AbsentMethodError, EngineDeadError
-from corellm.server.engine_process.messages import UpkeepMethod
+from corellm.server.engine_process.messages import MaintenanceMethod
 from corellm.server.engine_process.remote_engine import RemoteEngine
 
 _Result = TypeVar("_Result")
@@ -125,7 +125,7 @@ class ProcessLLM(AsyncLLM):
         """As `LLM.stop_profile`."""
         return Path(await self._call("stop_profile"))
 
-    async def _call(self, method: UpkeepMethod, argument: str | None = None) -> Any:
+    async def _call(self, method: MaintenanceMethod, argument: str | None = None) -> Any:
         future: Future[Any] = Future()
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)

@@ -16,7 +16,7 @@ from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
 from corellm.sampling_params import SamplingParams
 from corellm.server.engine_process.faults import Fault
 
-UpkeepMethod = Literal["reset_prefix_cache", "reset_mm_cache", "get_metrics", "start_profile", "stop_profile"]
+MaintenanceMethod = Literal["reset_prefix_cache", "reset_mm_cache", "get_metrics", "start_profile", "stop_profile"]
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -69,7 +69,7 @@ class Call(_Message):
     """Do something between two steps, and return its result."""
 
     number: int
-    method: UpkeepMethod
+    method: MaintenanceMethod
     argument: str | None
 
 

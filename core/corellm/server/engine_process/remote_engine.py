@@ -159,7 +159,7 @@ class RemoteEngine:
                 del self._requests[request_id]
             self._send(Abort(request_id, silently))
 
-    def call(self, future: Future[Any], method: messages.UpkeepMethod, argument: str | None = None) -> None:
+    def call(self, future: Future[Any], method: messages.MaintenanceMethod, argument: str | None = None) -> None:
         """Have the engine do something between two steps; the future gets the result.
 
         Raises:
