@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import socket
 import time
 from typing import Any
 
-from corellm.children import memory
-from corellm.children.serving import serve_files
+from corellm.children.memory import SharedMemory
+from corellm.children.serving import serve_with_memory
 from corellm.media.worker import Result, Worker
-
-PIXELS = 8 * 8 * 3
 
 
 class OddWorker(Worker):
     """Does what a file says."""
 
-    def handle(self, request: dict[str, Any], file: int | None) -> Result:
+    def handle(self, request: dict[str, Any], shared: SharedMemory) -> Result:
         """Hang, crash, take all memory or lie; or decode."""
-        command = os.pread(file, 100, 0).split(b"!")[0].decode("latin-1") if file is not None else ""
+        command = shared.read(min(request["bytes"], 100)).split(b"!")[0].decode("latin-1")
         if command == "hang":
             time.sleep(1000)
         if command == "loop":
@@ -31,41 +31,44 @@ class OddWorker(Worker):
         if command == "exit":
             os._exit(0)
         if command == "eat":
-            super().handle(request, file)  # sets the limit
-            return {"kept": len([bytearray(1 << 24) for _ in range(1000)])}, None
+            super().handle(request, shared)  # sets the limit
+            return {"kept": len([bytearray(1 << 24) for _ in range(1000)])}
         if command in LIES:
-            return LIES[command], self._share(bytes(PIXELS))
-        if command == "no file":
-            return {"width": 8, "height": 8, "at": 1}, None
+            return LIES[command]
         if command == "shrinks":
-            shared = os.memfd_create("any")
-            memory.write(shared, bytes(PIXELS))
-            return {"width": 8, "height": 8, "at": 1}, shared
-        if command == "a pipe":
-            return {"width": 8, "height": 8, "at": 1}, os.pipe()[0]
+            with contextlib.suppress(PermissionError):
+                os.ftruncate(shared.descriptor, 0)
+                return {"width": 8, "height": 8}
+            return {"raised": ["MediaError", "not permitted", None, None]}
+        if command == "seals":
+            for seal in (fcntl.F_SEAL_WRITE, fcntl.F_SEAL_GROW):
+                with contextlib.suppress(PermissionError):
+                    fcntl.fcntl(shared.descriptor, fcntl.F_ADD_SEALS, seal)
+                    return {"width": 8, "height": 8}
+            return {"raised": ["MediaError", "not permitted", None, None]}
+        if command == "prints":
+            os.write(1, b"any")
         if command in FRAMES:
-            with socket.socket(fileno=os.dup(1)) as parent:
+            with socket.socket(fileno=os.dup(0)) as parent:
                 parent.sendall(len(FRAMES[command]).to_bytes(8, "big") + FRAMES[command])
             time.sleep(1000)
         if command == "many files":
-            with socket.socket(fileno=os.dup(1)) as parent:
-                parent.sendall((1000).to_bytes(8, "big"))
+            with socket.socket(fileno=os.dup(0)) as parent:
                 for _ in range(1000):
                     socket.send_fds(parent, [b" "], [1])
         if command == "noise":
-            os.write(1, b"\0\0\0\0\0\0\0\2no")
-        return super().handle(request, file)
+            os.write(0, b"\0\0\0\0\0\0\0\2no")
+        return super().handle(request, shared)
 
 
 LIES: dict[str, Any] = {
-    "larger": {"width": 80, "height": 80, "at": 1},
-    "over the limit": {"width": 100_000, "height": 100_000, "at": 1},
-    "negative": {"width": -8, "height": -8, "at": 1},
-    "nothing": {"width": 0, "height": 8, "at": 1},
-    "text": {"width": "8", "height": 8, "at": 1},
-    "true": {"width": True, "height": 8, "at": 1},
-    "nan": {"width": float("nan"), "height": 8, "at": 1},
-    "behind the end": {"width": 8, "height": 8, "at": 200},
+    "larger": {"width": 80, "height": 80},
+    "over the limit": {"width": 100_000, "height": 100_000},
+    "negative": {"width": -8, "height": -8},
+    "nothing": {"width": 0, "height": 8},
+    "text": {"width": "8", "height": 8},
+    "true": {"width": True, "height": 8},
+    "nan": {"width": float("nan"), "height": 8},
     "no dict": [8, 8],
     "another error": {"raised": ["SystemExit", "bye", None, None]},
     "half an error": {"raised": ["MediaError"]},
@@ -76,4 +79,4 @@ FRAMES = {"deep": b"[" * 100_000, "long": b"[" + b"[]," * 100_000 + b"0]"}
 """Whole messages. Reading the long one would take a hundred times its bytes."""
 
 if __name__ == "__main__":
-    serve_files(OddWorker().handle)
+    serve_with_memory(OddWorker().handle)

@@ -196,8 +196,8 @@ def test_the_child_imports_little() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {m.split(".")[0] for m in loaded} & {"torch", "transformers", "numpy", "PIL", "pluggy"} == set()
     assert {m for m in loaded if m.startswith("corellm.")} == {
-        "corellm.children", "corellm.children.frames", "corellm.children.serving", "corellm.templates",
-        "corellm.templates.environment", "corellm.templates.worker",
+        "corellm.children", "corellm.children.frames", "corellm.children.memory", "corellm.children.serving",
+        "corellm.templates", "corellm.templates.environment", "corellm.templates.worker",
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import weakref
 from typing import Any
 
 from corellm.children import frames
+from corellm.children.memory import SharedMemory
 
 START_SECONDS = 60.0
 """Time limit for starting Python and its imports, also on a busy machine."""
@@ -84,36 +85,25 @@ class Child:
             ChildError: it died, or exceeded the time limit.
             TypeError, ValueError, RecursionError: the request is not JSON.
         """
-        result, file = self.call_with_file(request, seconds, None)
-        if file is not None:
-            os.close(file)
-        return result
-
-    def call_with_file(self, request: Any, seconds: float, file: int | None) -> tuple[Any, int | None]:
-        """Do as `call`, and exchange open files, which stand for memory that both processes share.
-
-        Args:
-            request: JSON.
-            seconds: as in `call`.
-            file: a descriptor to send along; it stays the caller's.
-
-        Returns:
-            The result, and a descriptor if the child sent one, which the caller closes. What a child sends may be
-            anything: read no more of the file than it has.
-
-        Raises:
-            RefusedError, ChildError, TypeError, ValueError, RecursionError: as in `call`.
-        """
         self.start()
-        reply, received = self._exchange(frames.encode({"seconds": seconds, "request": request}), seconds, file)
+        reply = self._exchange(frames.encode({"seconds": seconds, "request": request}), seconds)
         if isinstance(reply, dict) and "result" in reply:
-            return reply["result"], received
-        if received is not None:
-            os.close(received)
+            return reply["result"]
         if isinstance(reply, dict) and "error" in reply:
             raise RefusedError(str(reply["error"]))
         self.kill()
         raise ChildError(f"{self._module} sent something that is no reply")
+
+    @property
+    def memory(self) -> SharedMemory:
+        """Memory that is shared with the child since its start, until it is killed."""
+        assert self._running is not None, "start it first"
+        return self._running.memory
+
+    def trim_memory(self) -> None:
+        """Give back what an unusually large request or result took of the shared memory; its bytes are lost."""
+        if self._running is not None:
+            self._running.memory.trim()
 
     def kill(self) -> None:
         """End the child, whatever it is doing; the next request starts another."""
@@ -127,12 +117,12 @@ class Child:
         if running is not None:
             running.process.kill()
 
-    def _exchange(self, data: bytes | None, seconds: float, file: int | None = None) -> tuple[Any, int | None]:
-        """Send and receive one frame and a file; kill the child if that fails, as the rest of a frame may follow."""
+    def _exchange(self, data: bytes | None, seconds: float) -> Any:
+        """Send and receive one frame; kill the child if that fails, as the rest of a frame may follow."""
         assert self._running is not None
         try:
             deadline = time.monotonic() + max(seconds, 0.0)
-            return self._running.exchange(data, file, deadline, self._max_reply_bytes)
+            return self._running.exchange(data, deadline, self._max_reply_bytes)
         except TimeoutError as error:
             self.kill()
             raise ChildTimeoutError(f"no result within {seconds:.1f} s") from error
@@ -146,56 +136,44 @@ class Child:
 
 
 class _Running:
-    """One process and the socket that is its standard input and output."""
+    """One process: a socket is its standard input, shared memory its standard output."""
 
     def __init__(self, module: str, *arguments: str) -> None:
+        self.memory = SharedMemory.create()
         self.socket, theirs = socket.socketpair()
         try:
             # -P: import nothing from the working directory; own session: Ctrl-C goes to the parent only
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdout=self.memory.descriptor,
                 start_new_session=True,
                 env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT} | _SETTINGS,
             )
         except BaseException:
             self.socket.close()
+            self.memory.close()
             raise
         finally:
             theirs.close()
         self._pid = os.getpid()
         self.is_ready = False
-        self.end = weakref.finalize(self, _end, self.socket, self.process, self._pid)
+        self.end = weakref.finalize(self, _end, self.socket, self.memory, self.process, self._pid)
 
     def is_usable(self) -> bool:
         """Whether it has started, runs and belongs to this process: after a fork it still belongs to the parent."""
         return self.is_ready and self._pid == os.getpid() and self.process.poll() is None
 
-    def exchange(
-        self, data: bytes | None, file: int | None, deadline: float, max_reply_bytes: int
-    ) -> tuple[Any, int | None]:
+    def exchange(self, data: bytes | None, deadline: float, max_reply_bytes: int) -> Any:
         if data is not None:
             self.socket.settimeout(_left(deadline))
-            sent = 0 if file is None else socket.send_fds(self.socket, [data], [file])
-            self.socket.sendall(memoryview(data)[sent:])
-        received: list[int] = []
+            self.socket.sendall(data)
 
         def receive(count: int) -> bytes:
             self.socket.settimeout(_left(deadline))
-            part, files, _, _ = socket.recv_fds(self.socket, count, 1, frames.CLOSE_ON_EXEC)
-            received.extend(files)
-            if len(received) > 1:  # at once: descriptors are few
-                raise ValueError("more than one file")
-            return part
+            return self.socket.recv(count)
 
-        try:
-            reply = frames.read(receive, max_reply_bytes)
-        except BaseException:
-            for extra in received:
-                os.close(extra)
-            raise
-        return reply, received[0] if received else None
+        return frames.read(receive, max_reply_bytes)
 
 
 def _left(deadline: float) -> float:
@@ -205,7 +183,7 @@ def _left(deadline: float) -> float:
     return seconds
 
 
-def _end(ours: socket.socket, process: subprocess.Popen[bytes], pid: int) -> None:
+def _end(ours: socket.socket, memory: SharedMemory, process: subprocess.Popen[bytes], pid: int) -> None:
     if pid == os.getpid():
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # an interrupt may have left Popen's lock locked for ever
@@ -213,3 +191,4 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes], pid: int) -> Non
     else:
         process.returncode = 0  # another process's child: Popen must not wait for it or warn of it here
     ours.close()
+    memory.close()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from collections.abc import Callable
 from typing import Any
-
-CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-"""Flag for receiving a file with a message: other children do not inherit it."""
 
 _LENGTH = struct.Struct(">Q")
 

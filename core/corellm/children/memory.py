@@ -1,70 +1,104 @@
-"""Memory that is shared with another process by an open file: anonymous, so that no path or name outlives its users.
+"""Memory that a child shares with its parent: an open file without a name, which nothing outlives.
 
-Linux keeps such a file in memory; elsewhere it is a temporary file without a name.
+Linux keeps such a file in memory; elsewhere it is a temporary file.
 """
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from mmap import MAP_SHARED, PROT_READ, mmap
+
+KEPT_BYTES = 1 << 25
+"""Memory up to this size is used again: fresh memory takes longer than what is written to it."""
 
 
-class NotThereError(Exception):
-    """A file has fewer bytes than another process said."""
+class TooShortError(Exception):
+    """The memory has fewer bytes than the other process said."""
 
 
-def create() -> int:
-    """A descriptor of an empty anonymous file that can grow and never shrinks; the caller closes it."""
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
-    descriptor = os.memfd_create("corellm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    return descriptor
+class SharedMemory:
+    """The parent's or the child's end; the other process may change the bytes at any time.
 
-
-def write(descriptor: int, data: bytes | bytearray | memoryview, at: int = 0) -> int:
-    """Write all of `data` at a position; returns the position after it."""
-    view = memoryview(data).cast("B")
-    while view:
-        done = os.pwrite(descriptor, view, at)
-        view, at = view[done:], at + done
-    return at
-
-
-@contextmanager
-def view(descriptor: int, count: int, at: int) -> Iterator[memoryview | bytes]:
-    """`count` bytes of a file that another process made and may still write to.
-
-    Mapped if it can never shrink: reading a mapping beyond the end would end this process.
-
-    Raises:
-        NotThereError: it is not a regular file, or has fewer bytes.
+    Args:
+        descriptor: of the open file; this object closes it.
     """
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode) or about.st_size < at + count:
-        raise NotThereError
-    if not _never_shrinks(descriptor):
-        copied = os.pread(descriptor, count, at)
-        if len(copied) < count:
-            raise NotThereError
-        yield copied
-        return
-    with (
-        mmap(descriptor, at + count, MAP_SHARED, PROT_READ) as mapped,
-        memoryview(mapped) as whole,
-        whole[at : at + count] as part,
-    ):
-        yield part
 
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._mapped: mmap.mmap | None = None
+        try:
+            self._can_shrink = not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        except (AttributeError, OSError):  # no seals on this system
+            self._can_shrink = True
 
-def _never_shrinks(descriptor: int) -> bool:
-    try:
-        return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    except (AttributeError, OSError):  # no seals on this system, or of this file
-        return False
+    @classmethod
+    def create(cls) -> SharedMemory:
+        """Empty memory, which can grow and never shrinks."""
+        if not hasattr(os, "memfd_create"):
+            with tempfile.TemporaryFile() as file:
+                return cls(os.dup(file.fileno()))
+        descriptor = os.memfd_create("corellm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        return cls(descriptor)
+
+    def write(self, data: bytes | bytearray | memoryview, at: int = 0) -> int:
+        """Write all of `data` at a position; returns the position after it."""
+        view = memoryview(data).cast("B")
+        while view:
+            done = os.pwrite(self.descriptor, view, at)
+            view, at = view[done:], at + done
+        return at
+
+    def read(self, count: int, at: int = 0) -> bytes:
+        """A copy of `count` bytes.
+
+        Raises:
+            TooShortError: there are fewer.
+        """
+        if self._size() < at + count:  # before memory is taken for them
+            raise TooShortError
+        data = os.pread(self.descriptor, count, at)
+        if len(data) < count:
+            raise TooShortError
+        return data
+
+    @contextmanager
+    def view(self, count: int, at: int = 0) -> Iterator[memoryview]:
+        """`count` bytes without a copy, except where the other process could shorten them.
+
+        Reading a mapping beyond the end of its file would end this process.
+
+        Raises:
+            TooShortError: there are fewer.
+        """
+        if self._can_shrink:
+            yield memoryview(self.read(count, at))
+            return
+        if self._mapped is None or len(self._mapped) < at + count:
+            if self._size() < at + count:
+                raise TooShortError
+            self._mapped = mmap.mmap(self.descriptor, at + count)
+        with memoryview(self._mapped) as whole, whole[at : at + count] as part:
+            yield part
+
+    def trim(self) -> None:
+        """Give back what is more than `KEPT_BYTES`; its bytes are lost."""
+        if os.fstat(self.descriptor).st_blocks * 512 <= KEPT_BYTES:
+            return
+        if self._can_shrink:
+            os.ftruncate(self.descriptor, KEPT_BYTES)
+            return
+        self._mapped = None
+        with mmap.mmap(self.descriptor, 0) as whole:
+            whole.madvise(mmap.MADV_REMOVE)
+
+    def close(self) -> None:
+        """Close the file; what is mapped of it goes with its last reader."""
+        os.close(self.descriptor)
+
+    def _size(self) -> int:
+        return os.fstat(self.descriptor).st_size

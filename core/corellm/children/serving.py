@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from corellm.children import frames
+from corellm.children.memory import SharedMemory
 
 MAX_REQUEST_BYTES = 1 << 29
 _GRACE_SECONDS = 1.0
@@ -35,7 +36,7 @@ def serve(handle: Callable[[Any], Any], *, max_memory: int) -> None:
         max_memory: limit on this process's memory in bytes.
     """
     limit_memory(max_memory)
-    serve_files(lambda request, file: (handle(request), None))
+    serve_with_memory(lambda request, _: handle(request))
 
 
 def limit_memory(most: int) -> None:
@@ -43,28 +44,21 @@ def limit_memory(most: int) -> None:
     _limit(_MEMORY, most)
 
 
-def serve_files(handle: Callable[[Any, int | None], tuple[Any, int | None]]) -> None:
-    """Do as `serve`, and exchange open files with requests and results.
-
-    Args:
-        handle: takes a request and the descriptor that came with it, which is closed when it returns; returns the
-            result and a descriptor to send with it, which stays its own.
-    """
+def serve_with_memory(handle: Callable[[Any, SharedMemory], Any]) -> None:
+    """Do as `serve`, with the memory that is shared with the parent: standard output, which is not for printing."""
     _limit(resource.RLIMIT_CORE, 0)
     for ending in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(ending, signal.SIG_DFL)
-    parent = socket.socket(fileno=os.dup(0))
+    parent, memory = socket.socket(fileno=os.dup(0)), SharedMemory(os.dup(1))
+    os.dup2(2, 1)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent ended
         parent.sendall(frames.encode("ready"))
         while True:
-            message, file = _receive(parent)
+            message = frames.read(parent.recv, MAX_REQUEST_BYTES)
             _set_timers(message["seconds"] + _GRACE_SECONDS)
-            reply, sent_along = _reply(handle, message["request"], file)
+            reply = _reply(handle, message["request"], memory)
             _set_timers(0)
-            if file is not None:
-                os.close(file)
-            sent = 0 if sent_along is None else socket.send_fds(parent, [reply], [sent_along])
-            parent.sendall(memoryview(reply)[sent:])
+            parent.sendall(reply)
 
 
 def _limit(limited: int, most: int) -> None:
@@ -78,25 +72,10 @@ def _set_timers(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, _THREADS * seconds)
 
 
-def _receive(parent: socket.socket) -> tuple[Any, int | None]:
-    files: list[int] = []
-
-    def receive(count: int) -> bytes:
-        part, received, _, _ = socket.recv_fds(parent, count, 1, frames.CLOSE_ON_EXEC)
-        files.extend(received)
-        return part
-
-    message = frames.read(receive, MAX_REQUEST_BYTES)
-    return message, files[0] if files else None
-
-
-def _reply(
-    handle: Callable[[Any, int | None], tuple[Any, int | None]], request: Any, file: int | None
-) -> tuple[bytes, int | None]:
+def _reply(handle: Callable[[Any, SharedMemory], Any], request: Any, memory: SharedMemory) -> bytes:
     try:
-        result, sent_along = handle(request, file)
-        return frames.encode({"result": result}), sent_along
+        return frames.encode({"result": handle(request, memory)})
     except MemoryError:
-        return frames.encode({"error": "it takes too much memory"}), None
+        return frames.encode({"error": "it takes too much memory"})
     except (ValueError, RecursionError) as error:
-        return frames.encode({"error": str(error)}), None
+        return frames.encode({"error": str(error)})

@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from corellm.children import memory
 from corellm.children.child import Child, ChildError, ChildTimeoutError, RefusedError
 from corellm.children.pool import BusyError, ChildPool, ClosedError
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTimeoutError, MediaTooLargeError, ProcessingError
 from corellm.media.reply import Reply
+from corellm.media.worker import PIXELS_AT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +31,6 @@ MAX_WORKERS = 4
 
 _BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 12, 16
 """For each pixel of the largest image, and for each sample."""
-_MAX_HEADER = 64
-"""Bytes before the pixels of an image."""
 _MAX_REPLY_BYTES = 1 << 16
 """Sizes or an error, in JSON; what is decoded comes in shared memory."""
 
@@ -75,8 +73,8 @@ class MediaPool:
         with self.reply(name, request, _BYTES_PER_PIXEL * max_pixels, data) as reply:
             width, height = reply.count("width", max_pixels), reply.count("height", max_pixels)
             reply.require(width * height <= max_pixels)
-            with reply.view(width * height * 3, reply.count("at", _MAX_HEADER)) as pixels:
-                return Image.frombytes("RGB", (width, height), pixels)
+            with reply.view(width * height * 4, PIXELS_AT) as pixels:
+                return Image.frombytes("RGB", (width, height), pixels, "raw", "RGBX")
 
     def audio(
         self, data: Encoded, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
@@ -107,7 +105,7 @@ class MediaPool:
         name: str,
         request: Mapping[str, Any],
         max_memory: int,
-        data: Encoded | None,
+        data: Encoded,
         preferred: Sequence[Child] = (),
     ) -> Iterator[Reply]:
         """Send a request to a child; the reply's memory may be read inside of the context only.
@@ -116,7 +114,7 @@ class MediaPool:
             name: of the file, for messages, which begin with a verb without one.
             request: as `worker` takes it.
             max_memory: bytes that decoding may take, beside what the child needs anyway and the file.
-            data: the file, if it is sent along.
+            data: the file, empty if the child has it.
             preferred: children to take if they are free.
 
         Raises:
@@ -127,14 +125,16 @@ class MediaPool:
         """
         name, seconds = f"{name} " if name else "", self._seconds
         try:
-            with self._children.lend(seconds, preferred) as child, _shared(data) as file:
+            with self._children.lend(seconds, preferred) as child:
                 try:
                     child.start()
                 except (ChildError, OSError) as error:
                     raise ProcessingError(f"the process that decodes media cannot be started: {error}") from error
-                value, received = child.call_with_file({"memory": max_memory, **request}, seconds, file)
-                with Reply(value, received, child) as reply:
-                    yield reply
+                child.memory.write(data)
+                try:
+                    yield Reply(child.call({"memory": max_memory, "bytes": len(data), **request}, seconds), child)
+                finally:
+                    child.trim_memory()
         except ClosedError:
             raise _closed() from None
         except BusyError:
@@ -162,17 +162,3 @@ class MediaPool:
 
 def _closed() -> ProcessingError:
     return ProcessingError("media are not decoded any more: the engine was shut down; make a new one")
-
-
-@contextmanager
-def _shared(data: Encoded | None) -> Iterator[int | None]:
-    """A file of shared memory that holds `data`."""
-    if data is None:
-        yield None
-        return
-    file = memory.create()
-    try:
-        memory.write(file, data)
-        yield file
-    finally:
-        os.close(file)

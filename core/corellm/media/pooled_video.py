@@ -67,7 +67,7 @@ class PooledVideo:
 
         request = {"do": "read", "video": self._id, "reader": reader, "frames": left}
         for opening in (None, self._opening):
-            data = None if opening is None else self._data
+            data = b"" if opening is None else self._data
             preferred = () if self._child is None else (self._child,)
             with self._pool.reply("the video", request | {"opening": opening}, self._memory, data, preferred) as reply:
                 self._child = reply.child

@@ -5,14 +5,13 @@ Sizes are checked against limits and the file's real size, and values are copied
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from corellm.children import memory
 from corellm.children.child import Child, ChildError
+from corellm.children.memory import TooShortError
 from corellm.errors import CorellmError, MediaError, MediaTooLargeError, MissingExtraError, ProcessingError
 
 if TYPE_CHECKING:
@@ -27,25 +26,11 @@ _MAX_MESSAGE = 1000
 class Reply:
     """What a child returned, not trusted: a value that fails a check ends the child and raises `ChildError`."""
 
-    def __init__(self, value: Any, file: int | None, child: Child) -> None:
-        self._value, self._file, self.child = value, file, child
-
-    def __enter__(self) -> Reply:
-        try:
-            self.require(isinstance(self._value, dict))
-            if "raised" in self._value:
-                self._raise(self._value["raised"])
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+    def __init__(self, value: Any, child: Child) -> None:
+        self._value, self.child = value, child
+        self.require(isinstance(value, dict))
+        if "raised" in value:
+            self._raise(value["raised"])
 
     def require(self, condition: bool) -> None:
         """Raise `ChildError` unless a check holds, and end the child, which may have been taken over."""
@@ -72,12 +57,10 @@ class Reply:
     @contextmanager
     def view(self, count: int, at: int = 0) -> Iterator[Any]:
         """The shared memory from a position on, which may still change: to be copied, then checked."""
-        self.require(self._file is not None)
-        assert self._file is not None
         try:
-            with memory.view(self._file, count, at) as view:
+            with self.child.memory.view(count, at) as view:
                 yield view
-        except memory.NotThereError:
+        except TooShortError:
             self.require(False)
 
     def read_into(self, target: np.ndarray[Any, Any], at: int = 0) -> None:

@@ -1,8 +1,8 @@
 """The child process that decodes files: `python -m corellm.media.worker`.
 
-A request names what to do and how much memory it may take; the encoded file comes as shared memory. The result has
-sizes, with pixels, samples or times in shared memory of this process, which is used again; or the error that decoding
-raised. Imports no torch, and decoders only when they are needed. `pool` is the parent's side.
+A request names what to do, how much memory it may take, and the size of the encoded file in shared memory. The result
+has sizes; pixels, samples or times take the file's place; or it is the error that decoding raised. Imports no torch,
+and decoders only when they are needed. `pool` is the parent's side.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from corellm.children import memory
-from corellm.children.serving import limit_memory, serve_files
+from corellm.children.memory import KEPT_BYTES, SharedMemory
+from corellm.children.serving import limit_memory, serve_with_memory
 from corellm.config import MultiModalConfig
 from corellm.errors import CorellmError, MediaError, MissingExtraError
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     from corellm.media.video.video import FrameSource
 
-_CHUNK_SECONDS, _CHUNK_BYTES = 0.5, 1 << 25
+_CHUNK_SECONDS, _CHUNK_BYTES = 0.5, KEPT_BYTES // 2
 """Frames are returned together until so much time or memory is used."""
-_KEPT_BYTES = 1 << 25
-"""Shared memory of up to this size is used again: fresh memory takes longer than what is written to it."""
+PIXELS_AT = 64
+"""Where an image begins in shared memory: copying it is four times slower between equal offsets in pages."""
 _MAX_VIDEOS = 2
 _BASE_MEMORY = 1 << 28
 """Bytes for Python and libraries; what is allowed beyond that depends on what is decoded."""
 
-Result = tuple[dict[str, Any], int | None]
+Result = dict[str, Any]
 
 
 class _Video:
@@ -58,17 +58,15 @@ class Worker:
 
     def __init__(self) -> None:
         self._videos: OrderedDict[int, _Video] = OrderedDict()
-        self._memory = memory.create()
-        self._size = 0
 
-    def handle(self, request: dict[str, Any], file: int | None) -> Result:
+    def handle(self, request: dict[str, Any], shared: SharedMemory) -> Result:
         """The result of a request, or what was raised. Running out of memory is left to `serving`."""
-        actions: dict[str, Callable[[dict[str, Any], int | None], Result]] = {
+        actions: dict[str, Callable[[dict[str, Any], SharedMemory], Result]] = {
             "image": self._image, "audio": self._audio, "open": self._open, "read": self._read,
         }  # fmt: skip
-        self._limit_memory(request, file)
+        self._limit_memory(request)
         try:
-            return actions[request["do"]](request, file)
+            return actions[request["do"]](request, shared)
         except MemoryError:
             self._videos.clear()
             raise
@@ -77,66 +75,67 @@ class Worker:
                 self._videos.clear()
                 raise error.__cause__ from None
             limits = (getattr(error, "expected", None), getattr(error, "got", None))
-            return {"raised": [type(error).__name__, str(error), *map(_plain, limits)]}, None
+            return {"raised": [type(error).__name__, str(error), *map(_plain, limits)]}
         except Exception as error:
             message = str(error) if isinstance(error, CorellmError) else f"{type(error).__name__} while decoding"
-            return {"raised": ["ProcessingError", message, None, None]}, None
+            return {"raised": ["ProcessingError", message, None, None]}
 
-    def _limit_memory(self, request: dict[str, Any], file: int | None) -> None:
+    def _limit_memory(self, request: dict[str, Any]) -> None:
         """Allow what a request takes, beside what the videos hold that are remembered: one of them may be its own."""
         held = sum(video.memory for video in self._videos.values())
-        own = 0 if request.get("video") in self._videos else _memory_for(request, file)
+        own = 0 if request.get("video") in self._videos else _memory_for(request)
         limit_memory(_BASE_MEMORY + held + own)
 
-    def _image(self, request: dict[str, Any], file: int | None) -> Result:
+    def _image(self, request: dict[str, Any], shared: SharedMemory) -> Result:
+        from PIL import ImageFile
         from PIL.Image import DecompressionBombWarning
 
         from corellm.media.image import decode_image
 
         warnings.simplefilter("error", DecompressionBombWarning)
-        image = decode_image(BytesIO(_content(file)), request["name"], request["max_pixels"], request["formats"])
-        shared = self._share(b"")
-        os.lseek(shared, 0, os.SEEK_SET)
-        with open(shared, "wb", buffering=0, closefd=False) as pixels:
-            image.save(pixels, "PPM")  # pixels behind a short header, without the copies that `tobytes` makes
-            end = pixels.tell()
-        self._size = max(self._size, end)
-        return {"width": image.width, "height": image.height, "at": end - image.width * image.height * 3}, shared
+        names = ("name", "max_pixels", "formats")
+        image = decode_image(BytesIO(shared.read(request["bytes"])), *(request[name] for name in names))
+        os.lseek(shared.descriptor, PIXELS_AT, os.SEEK_SET)
+        with open(shared.descriptor, "wb", buffering=0, closefd=False) as pixels:
+            # as Pillow keeps them, four bytes each: `tobytes` would pack and copy them
+            ImageFile._save(image, pixels, [ImageFile._Tile("raw", (0, 0, *image.size), 0, ("RGBX", 0, 1))])
+        return {"width": image.width, "height": image.height}
 
-    def _audio(self, request: dict[str, Any], file: int | None) -> Result:
+    def _audio(self, request: dict[str, Any], shared: SharedMemory) -> Result:
         from corellm.media.audio import decode_audio
 
         names = ("name", "sampling_rate", "max_seconds", "formats")
-        samples = decode_audio(_content(file), *(request[name] for name in names))
-        return {"samples": len(samples)}, self._share(samples.data)
+        samples = decode_audio(shared.read(request["bytes"]), *(request[name] for name in names))
+        shared.write(samples.data)
+        return {"samples": len(samples)}
 
-    def _open(self, request: dict[str, Any], file: int | None) -> Result:
+    def _open(self, request: dict[str, Any], shared: SharedMemory) -> Result:
         import numpy as np
 
         from corellm.media.video.loading import open_frames
 
         while len(self._videos) >= _MAX_VIDEOS:
             self._videos.popitem(last=False)
-        source = open_frames(_content(file), request["container"], MultiModalConfig(**request["limits"]))
-        self._videos[request["video"]] = _Video(source, _memory_for(request, file))
+        source = open_frames(shared.read(request["bytes"]), request["container"], MultiModalConfig(**request["limits"]))
+        self._videos[request["video"]] = _Video(source, _memory_for(request))
         about = {"width": source.width, "height": source.height, "duration": source.duration, "fps": source.fps}
-        return about | {"frames": len(source.times)}, self._share(np.asarray(source.times, np.float64).data)
+        shared.write(np.asarray(source.times, np.float64).data)
+        return about | {"frames": len(source.times)}
 
-    def _read(self, request: dict[str, Any], file: int | None) -> Result:
+    def _read(self, request: dict[str, Any], shared: SharedMemory) -> Result:
         if request["opening"] is not None:
-            self._open(request | request["opening"], file)
+            self._open(request | request["opening"], shared)
         video = self._videos.get(request["video"])
         if video is None:
-            return {"forgotten": True}, None
+            return {"forgotten": True}
         self._videos.move_to_end(request["video"])
         video.go_to(request["reader"], request["frames"])
         if video.error is not None:
             raise video.error
         end, at, count = time.monotonic() + _CHUNK_SECONDS, 0, 0
-        shared = self._share(b"")
         try:
             for frame in video.frames:
-                at = memory.write(shared, frame.data, at)
+                at = shared.write(frame.data, at)
                 count += 1
                 if at >= _CHUNK_BYTES or time.monotonic() > end:
                     break
@@ -144,30 +143,15 @@ class Worker:
             if not count:
                 raise
             video.error = error  # after the frames before it
-        self._size = max(self._size, at)
         video.left = video.left[count:]
         if not video.left:
             del self._videos[request["video"]]  # few are read twice
-        return {"frames": count}, shared
-
-    def _share(self, data: bytes | memoryview) -> int:
-        """Write to the shared memory; its descriptor stays this object's."""
-        if self._size > _KEPT_BYTES:
-            os.close(self._memory)
-            self._memory, self._size = memory.create(), 0
-        self._size = max(self._size, memory.write(self._memory, data))
-        return self._memory
+        return {"frames": count}
 
 
-def _memory_for(request: dict[str, Any], file: int | None) -> int:
+def _memory_for(request: dict[str, Any]) -> int:
     """Bytes that a request takes: as it says, and the encoded file."""
-    return int(request["memory"]) + (0 if file is None else os.fstat(file).st_size)
-
-
-def _content(file: int | None) -> bytes:
-    """The encoded file that came with a request."""
-    assert file is not None, "the pool sends a file along"
-    return os.pread(file, os.fstat(file).st_size, 0)
+    return int(request["memory"]) + int(request["bytes"])
 
 
 def _plain(value: Any) -> Any:
@@ -179,4 +163,4 @@ def _plain(value: Any) -> Any:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # users who sent a file do not see this output
-    serve_files(Worker().handle)
+    serve_with_memory(Worker().handle)
