@@ -69,12 +69,16 @@ class CheckedMessages:
 
 
 def check_messages(
-    messages: Sequence[Mapping[str, Any]], limits: RequestLimits, item_limits: Mapping[str, int | None]
+    messages: Sequence[Mapping[str, Any]],
+    places: Sequence[str],
+    limits: RequestLimits,
+    item_limits: Mapping[str, int | None],
 ) -> CheckedMessages:
     """The messages, with every part in one form.
 
     Args:
         messages: as a client sent them.
+        places: where each of them is in the request, like `messages[i]`.
         limits: of messages, parts and items.
         item_limits: of the model, by modality; None for any number.
 
@@ -89,8 +93,8 @@ def check_messages(
     if parts > limits.max_parts:
         raise ApiError(400, f"messages have {parts} parts, {limits.max_parts} are allowed", param="messages")
     checked = CheckedMessages([], [])
-    for i, message in enumerate(messages):
-        checked.messages.append(_message(f"messages[{i}]", message, checked.sources))
+    for where, message in zip(places, messages, strict=True):
+        checked.messages.append(_message(where, message, checked.sources))
     _check_counts(checked.sources, limits.max_items, item_limits)
     return checked
 
