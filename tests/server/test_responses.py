@@ -14,6 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from corellm import AsyncLLM
+from corellm.server.requests.items import to_message
 from tests.server.conftest import MODEL, Running, chat, data_url, idle, image_part, in_engine, serving, user, wait_until
 from tests.server.test_promises import PARTS, SAMPLING, assert_serves, error_of
 
@@ -181,6 +182,14 @@ def test_spellings_of_one_input(running: Running) -> None:
         assert len({body["usage"]["input_tokens"] for body in bodies}) == 1
 
 
+@pytest.mark.parametrize("modality", ["image", "video", "audio"])
+def test_a_file_is_what_its_data_say(modality: str) -> None:
+    """An `input_file` becomes chat's part of the modality of its `data:` URL."""
+    data = f"data:{modality}/x;base64,AAAA"
+    item = {"role": "user", "content": [{"type": "input_file", "file_data": data, "filename": "a.b", "uuid": "mine"}]}
+    assert to_message("input[0]", item)["content"] == [{"type": modality, modality: data, "uuid": "mine"}]
+
+
 def test_a_response_can_be_sent_back(running: Running) -> None:
     """Its output, as it came or with text alone, is the next request's history, as in chat."""
     client = running.client()
@@ -280,19 +289,23 @@ def test_errors_are_openais(running: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves(running: Running, *, stream: bool) -> None:
-    """Its request is aborted, whether a stream or a whole response was awaited."""
-    body = ask("go on", max_output_tokens=900, ignore_eos=True, **({"stream": True} if stream else {}))
-    with httpx.Client(base_url=running.url, timeout=httpx.Timeout(60, read=60 if stream else 0.3)) as client:
+    """Its request is aborted while the engine waits, whether a stream or a whole response was awaited."""
+    body = ask("go on", max_output_tokens=900, ignore_eos=True, stream=stream)
+    stall = threading.Event()
+    with httpx.Client(base_url=running.url, timeout=httpx.Timeout(60, read=60 if stream else 1)) as client:
         if stream:
             with client.stream("POST", PATH, json=body) as response:
                 assert next(response.iter_lines()) == "event: response.created"
+                in_engine(running.service.client, lambda _: stall.wait(20))
         else:
-            stall = threading.Event()
             in_engine(running.service.client, lambda _: stall.wait(20))
             with pytest.raises(httpx.ReadTimeout):
                 client.post(PATH, json=body)
-            stall.set()
-    wait_until(lambda: len(running.service.intake) == 0 and idle(running))
+    wait_until(lambda: len(running.service.intake) == 0)
+    goes_on = in_engine(running.service.client, lambda engine: engine.has_unfinished_requests())
+    stall.set()
+    assert goes_on.result(30) is False
+    assert idle(running)
 
 
 def test_a_stream_that_fails(llm: AsyncLLM) -> None:
