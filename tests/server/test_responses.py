@@ -52,9 +52,11 @@ def events_of(body: str) -> list[dict[str, Any]]:
 
 
 def alike(response: dict[str, Any]) -> dict[str, Any]:
-    """What responses to the same request have in common: not ids and times, nor what was cached."""
+    """What responses to the same request have in common: not ids and times, what was cached, and last digits."""
     kept = {name: value for name, value in response.items() if name not in ("id", "created_at", "completed_at")}
-    kept["output"] = [{**item, "id": ""} for item in response["output"]]
+    (item,) = response["output"]
+    (part,) = item["content"]
+    kept["output"] = {**item, "id": "", "content": {**part, "logprobs": [one["token"] for one in part["logprobs"]]}}
     kept["usage"] = {**response["usage"], "input_tokens_details": None}
     return kept
 
@@ -105,15 +107,16 @@ def test_a_stream_reassembles_to_the_response(running: Running, fields: dict[str
     assert {event["type"] for event in deltas} == {"response.output_text.delta"}
     assert kinds[-len(DONE) - 1 :] == [*DONE, ending]
     assert alike(events[-1]["response"]) == alike(whole)
-    (part,) = whole["output"][0]["content"]
+    (item,) = events[-1]["response"]["output"]
+    (part,) = item["content"]
     assert "".join(event["delta"] for event in deltas) == part["text"] != ""
     assert [one for event in deltas for one in event["logprobs"]] == part["logprobs"]
     text_done, part_done, item_done = events[-len(DONE) - 1 : -1]
     assert (text_done["text"], text_done["logprobs"]) == (part["text"], part["logprobs"])
     assert part_done["part"] == part
-    assert item_done["item"] == events[-1]["response"]["output"][0]
+    assert item_done["item"] == item
     assert {event["response"]["id"] for event in events if "response" in event} == {events[-1]["response"]["id"]}
-    assert {event["item_id"] for event in events if "item_id" in event} == {item_done["item"]["id"]}
+    assert {event["item_id"] for event in events if "item_id" in event} == {item["id"]}
 
 
 def test_log_probabilities_are_chats(running: Running) -> None:
@@ -268,6 +271,13 @@ def test_parts(running: Running) -> None:
         assert error["param"] == "input[2].content[1]", part
         assert message in error["message"], part
     assert_serves(running)
+
+
+def test_limits_name_the_input(llm: AsyncLLM) -> None:
+    """Too many messages or parts are told of `input`, not of chat's field."""
+    with serving(llm, max_messages=3, max_parts=4) as running:
+        for given in ([*user("x")] * 4, user(*["x"] * 5)):
+            assert error_of(running.post(PATH, ask(given)), 400)["param"] == "input"
 
 
 def test_errors_are_openais(running: Running) -> None:

@@ -55,7 +55,9 @@ class Preparation:
         """
         options = self._chat_options(request)
         item_limits = self._client.input_processor.mm_processor.limits
-        checked = check_messages(request.messages, request.places, self._config.limits, item_limits)
+        checked = check_messages(
+            request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
+        )
         await self._sources.load(checked.sources)
         process = partial(
             self._client.input_processor.process_chat, checked.messages,

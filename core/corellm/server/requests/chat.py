@@ -16,6 +16,9 @@ _TEXT_ONLY = "models generate text only"
 class TemplateFields(Body):
     """How a conversation becomes a prompt."""
 
+    FIELD: ClassVar[str] = "messages"
+    """The field that has the conversation, for errors."""
+
     add_generation_prompt: bool | None = None
     """Whether to end with the start of the assistant's turn; by default yes."""
     continue_final_message: bool | None = None
@@ -27,17 +30,17 @@ class TemplateFields(Body):
     mm_processor_kwargs: dict[str, Any] | None = None
     """Arguments of the model's processor; those that the server allows."""
 
+    @property
+    def num_instructions(self) -> int:
+        """How many messages come before those of the field."""
+        return 0
+
 
 class Conversation(TemplateFields):
     """A conversation, and how it becomes a prompt."""
 
     messages: list[dict[str, Any]]
     """The conversation: roles, and content as text or parts."""
-
-    @property
-    def places(self) -> list[str]:
-        """Where each message is in the request."""
-        return [f"messages[{i}]" for i in range(len(self.messages))]
 
 
 class ChatRequest(Conversation, CompletionFields):

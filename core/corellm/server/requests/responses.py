@@ -27,6 +27,7 @@ class TextConfig(Body):
 class ResponsesRequest(TemplateFields, SamplingFields):
     """`POST /v1/responses`."""
 
+    FIELD: ClassVar[str] = "input"
     IGNORED: ClassVar[Mapping[str, str]] = {
         "access_programs": "programs of OpenAI",
         "background_options": "how to run in the background",
@@ -90,7 +91,6 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         return [*first, *(to_message(f"input[{i}]", item) for i, item in enumerate(self.input))]
 
     @property
-    def places(self) -> list[str]:
-        """Where each message is in the request."""
-        first = [] if self.instructions is None else ["instructions"]
-        return [*first, *(f"input[{i}]" for i in range(1 if isinstance(self.input, str) else len(self.input)))]
+    def num_instructions(self) -> int:
+        """How many messages come before those of the field."""
+        return int(self.instructions is not None)
