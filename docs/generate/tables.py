@@ -65,8 +65,9 @@ def request_fields(name: str) -> str:
     """
     from corellm.server.requests.chat import ChatRequest
     from corellm.server.requests.completion import CompletionRequest
+    from corellm.server.requests.responses import ResponsesRequest
 
-    body = {"ChatRequest": ChatRequest, "CompletionRequest": CompletionRequest}[name]
+    body = {request.__name__: request for request in (ChatRequest, CompletionRequest, ResponsesRequest)}[name]
     rows = ["| field | |", "|---|---|"]
     rows += [f"| `{field}` | {described.description} |" for field, described in sorted(body.model_fields.items())]
     ignored = ", ".join(f"`{field}` ({meaning})" for field, meaning in body.IGNORED.items())

@@ -7,17 +7,20 @@ from typing import get_type_hints
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from corellm.sampling_params import SamplingParams
 from corellm.server.errors import ApiError
 from corellm.server.requests.body import Body
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completion import CompletionRequest
-from corellm.server.requests.sampling import SamplingFields
+from corellm.server.requests.responses import ResponsesRequest
+from corellm.server.requests.sampling import CompletionFields
 
 OPENAIS = {
     ChatRequest: chat_create_params.CompletionCreateParamsBase,
     CompletionRequest: completion_create_params.CompletionCreateParamsBase,
+    ResponsesRequest: response_create_params.ResponseCreateParamsBase,
 }
 
 
@@ -34,7 +37,7 @@ def test_every_field_is_decided(body: type[Body]) -> None:
 @pytest.mark.parametrize("body", OPENAIS)
 def test_what_is_not_taken(body: type[Body]) -> None:
     """Ignored fields may be anything; refused ones may be null or ask for nothing; others are unknown."""
-    required = {"model": "m", "messages": [{}], "prompt": "x"}
+    required = {"model": "m", "messages": [{}], "prompt": "x", "input": "x"}
     base = {name: value for name, value in required.items() if name in body.model_fields}
     for name in body.IGNORED:
         body.model_validate({**base, name: object()})
@@ -50,5 +53,5 @@ def test_what_is_not_taken(body: type[Body]) -> None:
 
 def test_extra_fields_are_sampling_parameters() -> None:
     """Fields beyond OpenAI's have the names that `SamplingParams` has."""
-    own = {*SamplingFields.model_fields} - {"model", "stream", "stream_options", "priority"}
+    own = {*CompletionFields.model_fields} - {"model", "stream", "stream_options", "priority"}
     assert own <= {*SamplingParams.__dataclass_fields__}

@@ -23,7 +23,7 @@ from corellm import AsyncLLM
 from tests.server.conftest import MODEL, Running, chat, data_url, idle, image_part, serving, user, wait_until
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
-POSTS = (CHAT, COMPLETE, "/tokenize", "/detokenize")
+POSTS = (CHAT, COMPLETE, "/v1/responses", "/tokenize", "/detokenize")
 ROUTES = [("POST", path) for path in POSTS] + [
     ("GET", path) for path in ("/v1/models", "/v1/models/tiny", "/version", "/metrics", "/openapi.json", "/nothing")
 ]
@@ -84,6 +84,7 @@ def test_row_1_not_json(running: Running, path: str) -> None:
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([
             "model", "messages", "prompt", "role", "content", "type", "text", "image_url", "stop", "n", "logit_bias",
             "stream", "stream_options", "seed", "max_tokens", "uuid", "url", "tokens", "priority", "top_k",
+            "input", "instructions", "include",
         ]), inner, max_size=6),
         max_leaves=20,
     ),
@@ -180,7 +181,8 @@ def test_rows_4_and_31_clients_share_no_cache(llm: AsyncLLM) -> None:
 
 def test_row_5_unknown_model(running: Running) -> None:
     """404, with at most 100 characters of the name."""
-    for path, body in ((CHAT, {"messages": user("x")}), (COMPLETE, {"prompt": "x"}), ("/tokenize", {"prompt": "x"})):
+    for path, body in ((CHAT, {"messages": user("x")}), (COMPLETE, {"prompt": "x"}), ("/tokenize", {"prompt": "x"}),
+                       ("/v1/responses", {"input": "x"})):  # fmt: skip
         error = error_of(running.post(path, {"model": "m" * 5000, **body}), 404)
         assert error["code"] == "model_not_found"
         assert error["message"].count("m") < 120

@@ -12,6 +12,7 @@ from corellm import __version__
 from corellm.server.endpoints.chat import chat_routes
 from corellm.server.endpoints.completions import completion_routes
 from corellm.server.endpoints.models import model_routes
+from corellm.server.endpoints.responses import response_routes
 from corellm.server.endpoints.status import status_routes
 from corellm.server.endpoints.tokens import token_routes
 from corellm.server.errors import ApiError, as_api_error
@@ -30,7 +31,7 @@ def make_app(service: Service) -> ASGIApp:
         description="One multimodal model, as OpenAI's API.",
     )  # fmt: skip
     declared = [*app.routes]
-    for routes in (chat_routes, completion_routes, token_routes, model_routes, status_routes):
+    for routes in (chat_routes, completion_routes, response_routes, token_routes, model_routes, status_routes):
         router = routes(service)
         declared += router.routes
         app.include_router(router)

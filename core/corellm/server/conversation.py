@@ -53,6 +53,8 @@ class CheckedMessages:
 
     messages: list[dict[str, Any]]
     sources: list[Source]
+    field: str = "messages"
+    """Of the request, that has them."""
 
     @property
     def num_characters(self) -> int:
@@ -64,12 +66,17 @@ class CheckedMessages:
         """The error for an item, with the part that it came from."""
         own = [source for source in self.sources if source.modality == error.modality]
         if error.item is None or not 0 <= error.item < len(own):
-            return ApiError(error.status, str(error), param="messages")
+            return ApiError(error.status, str(error), param=self.field)
         return ApiError(error.status, f"{own[error.item].where}: {error}", param=own[error.item].where)
 
 
 def check_messages(
-    messages: Sequence[Mapping[str, Any]], limits: RequestLimits, item_limits: Mapping[str, int | None]
+    messages: Sequence[Mapping[str, Any]],
+    limits: RequestLimits,
+    item_limits: Mapping[str, int | None],
+    *,
+    field: str,
+    skip: int,
 ) -> CheckedMessages:
     """The messages, with every part in one form.
 
@@ -77,20 +84,22 @@ def check_messages(
         messages: as a client sent them.
         limits: of messages, parts and items.
         item_limits: of the model, by modality; None for any number.
+        field: of the request, that has the messages.
+        skip: how many messages come before the field's first.
 
     Raises:
         ApiError: a message or part is malformed, or there are too many.
     """
     if not messages:
-        raise ApiError(400, "messages must have at least one message", param="messages")
+        raise ApiError(400, f"{field} must have at least one message", param=field)
     if len(messages) > limits.max_messages:
-        raise ApiError(400, f"messages has {len(messages)}, {limits.max_messages} are allowed", param="messages")
+        raise ApiError(400, f"{field} has {len(messages)}, {limits.max_messages} are allowed", param=field)
     parts = sum(len(m["content"]) if isinstance(m.get("content"), list) else 1 for m in messages)
     if parts > limits.max_parts:
-        raise ApiError(400, f"messages have {parts} parts, {limits.max_parts} are allowed", param="messages")
-    checked = CheckedMessages([], [])
-    for i, message in enumerate(messages):
-        checked.messages.append(_message(f"messages[{i}]", message, checked.sources))
+        raise ApiError(400, f"{field} has {parts} parts, {limits.max_parts} are allowed", param=field)
+    checked = CheckedMessages([], [], field)
+    for i, message in enumerate(messages, -skip):
+        checked.messages.append(_message(f"{field}[{i}]", message, checked.sources))
     _check_counts(checked.sources, limits.max_items, item_limits)
     return checked
 

@@ -9,6 +9,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -48,6 +49,8 @@ class Exchange:
         self.num_output_tokens = 0
         self.ended: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
         """Set when it must end early: None if the client is not there any more."""
+        self.error_events: Callable[[ApiError], bytes] = _error_event
+        """How a stream that began tells of an error."""
         self._send = send
         self._is_events = False
         self.is_complete = False
@@ -75,7 +78,7 @@ class Exchange:
         if self.is_complete:
             return
         if self.status:
-            event = b"data: " + error.encoded() + b"\n\n" if self._is_events else b""
+            event = self.error_events(error) if self._is_events else b""
             await self.send({"type": "http.response.body", "body": event})
             return
         body = error.encoded()
@@ -120,6 +123,10 @@ class Exchange:
         except TimeoutError:
             raise ApiError(408, "the request did not arrive in time", headers={"Connection": "close"}) from None
         self.body = read_object(b"".join(chunks), max_depth=limits.max_json_depth)
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"data: " + error.encoded() + b"\n\n"
 
 
 def _too_large(limits: RequestLimits) -> ApiError:

@@ -21,8 +21,9 @@ from corellm.server.engine_client import EngineClient
 from corellm.server.errors import ApiError
 from corellm.server.media_sources import Fetcher, MediaSources
 from corellm.server.options import ServerConfig
-from corellm.server.requests.chat import Conversation
+from corellm.server.requests.chat import Conversation, TemplateFields
 from corellm.server.requests.completion import Prompt
+from corellm.server.requests.responses import ResponsesRequest
 from corellm.worker.process import usable_cpus
 
 _Result = TypeVar("_Result")
@@ -44,7 +45,9 @@ class Preparation:
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
 
-    async def conversation(self, request: Conversation, *, salt: str | None, priority: int | None) -> ProcessedPrompt:
+    async def conversation(
+        self, request: Conversation | ResponsesRequest, *, salt: str | None, priority: int | None
+    ) -> ProcessedPrompt:
         """The prompt of a conversation.
 
         Raises:
@@ -52,7 +55,9 @@ class Preparation:
         """
         options = self._chat_options(request)
         item_limits = self._client.input_processor.mm_processor.limits
-        checked = check_messages(request.messages, self._config.limits, item_limits)
+        checked = check_messages(
+            request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
+        )
         await self._sources.load(checked.sources)
         process = partial(
             self._client.input_processor.process_chat, checked.messages,
@@ -116,7 +121,7 @@ class Preparation:
         for pool in (self._text_pool, self._media_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _chat_options(self, request: Conversation) -> dict[str, Any]:
+    def _chat_options(self, request: TemplateFields) -> dict[str, Any]:
         """The options of a conversation that the client gave and may give."""
         options = self._config.options
         if request.chat_template is not None and not options.allow_request_templates:

@@ -10,12 +10,13 @@ from corellm.server.errors import ApiError
 from corellm.server.options import RequestLimits
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completion import CompletionRequest
-from corellm.server.requests.sampling import SamplingFields
+from corellm.server.requests.responses import ResponsesRequest
+from corellm.server.requests.sampling import CompletionFields, SamplingFields
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, for `/v1/completions`."""
-_OWN = frozenset({"model", "max_tokens", "stream", "stream_options", "priority"})
-"""Fields that do not become sampling parameters as they are."""
+_MOST_TOKENS = 1e9
+"""Beyond any model's, so that the error names the client's field."""
 
 
 def chat_params(request: ChatRequest, defaults: SamplingParams, limits: RequestLimits) -> SamplingParams:
@@ -48,6 +49,19 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams, limi
     return replace(params, prompt_logprobs=request.logprobs) if request.echo else params
 
 
+def responses_params(request: ResponsesRequest, defaults: SamplingParams, limits: RequestLimits) -> SamplingParams:
+    """The parameters of a model response.
+
+    Raises:
+        ApiError, InvalidParameterError: a value out of range; names the field.
+    """
+    if request.top_logprobs and not request.wants_logprobs:
+        raise ApiError(400, 'top_logprobs needs include: ["message.output_text.logprobs"]', param="top_logprobs")
+    logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
+    max_tokens = limits.max_tokens if request.max_output_tokens is None else request.max_output_tokens
+    return _params(request, defaults, limits, "max_output_tokens", max_tokens, logprobs)
+
+
 def _params(
     request: SamplingFields,
     defaults: SamplingParams,
@@ -57,21 +71,23 @@ def _params(
     logprobs: int | None,
 ) -> SamplingParams:
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    _at_most("n", request.n, limits.max_n)
+    if isinstance(request, CompletionFields):
+        _at_most("n", request.n, limits.max_n)
+        if request.stream_options is not None and not request.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     _at_most("stop", len(stop), limits.max_stop, "strings")
     _at_most("temperature", request.temperature, limits.max_temperature)
-    _at_most("top_logprobs" if isinstance(request, ChatRequest) else "logprobs", logprobs, limits.max_logprobs)
-    _at_most(length_name, max_tokens, limits.max_tokens)
+    logprobs_name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
+    _at_most(logprobs_name, logprobs, limits.max_logprobs)
+    _at_most(length_name, max_tokens, limits.max_tokens or _MOST_TOKENS)
     if logprobs is not None and logprobs < 0:
-        raise ApiError(400, f"logprobs must be at least 0, got {logprobs}", param="logprobs")
+        raise ApiError(400, f"{logprobs_name} must be at least 0, got {logprobs}", param=logprobs_name)
     if max_tokens is not None and max_tokens < 1:
         raise ApiError(400, f"{length_name} must be at least 1, got {max_tokens}", param=length_name)
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     given: dict[str, Any] = {
         name: getattr(request, name)
-        for name in SamplingFields.model_fields
-        if name not in _OWN and getattr(request, name) is not None
+        for name in type(request).model_fields
+        if name in SamplingParams.__dataclass_fields__ and getattr(request, name) is not None
     }
     given |= {"stop": stop, "logprobs": logprobs, "max_tokens": max_tokens}
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY

@@ -32,6 +32,8 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
+    WITHIN: ClassVar[str] = ""
+    """What errors put before the names of fields: the object that they are in, and a dot."""
     IGNORED: ClassVar[Mapping[str, str]] = {}
     """Fields that are accepted without an effect, and what they would do."""
     REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {}
@@ -54,13 +56,14 @@ class Body(BaseModel):
             if name in cls.REFUSED:
                 neutral, instead = cls.REFUSED[name]
                 if not any(value == other and type(value) is type(other) for other in neutral):
-                    raise ApiError(400, f"{name} is not supported: {instead}", param=name, code="unsupported_parameter")
+                    path = cls.WITHIN + name
+                    raise ApiError(400, f"{path} is not supported: {instead}", param=path, code="unsupported_parameter")
                 continue
             if name not in cls.model_fields:
                 known = [*cls.model_fields, *cls.IGNORED]
                 hint = suggestion(name, known)
                 told = f"unrecognized request argument: {name!r:.100}{hint if 'did you mean' in hint else ''}"
-                raise ApiError(400, told, param=name[:100], code="unknown_parameter")
+                raise ApiError(400, told, param=cls.WITHIN + name[:100], code="unknown_parameter")
             kept[name] = value
         return kept
 

@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from corellm.server.requests.body import Body
-from corellm.server.requests.sampling import SamplingFields
+from corellm.server.requests.sampling import CompletionFields
 
-_NO_TOOLS = "models cannot be given tools yet; describe them in a message and read the text"
-_NO_GUIDES = "outputs cannot be held to a format yet; state it in a message and check the output"
+NO_TOOLS = "models cannot be given tools yet; describe them in a message and read the text"
+NO_GUIDES = "outputs cannot be held to a format yet; state it in a message and check the output"
 _TEXT_ONLY = "models generate text only"
 
 
-class Conversation(Body):
-    """A conversation, and how it becomes a prompt."""
+class TemplateFields(Body):
+    """How a conversation becomes a prompt."""
 
-    messages: list[dict[str, Any]]
-    """The conversation: roles, and content as text or parts."""
+    FIELD: ClassVar[str] = "messages"
+    """The field that has the conversation, for errors."""
+
     add_generation_prompt: bool | None = None
     """Whether to end with the start of the assistant's turn; by default yes."""
     continue_final_message: bool | None = None
@@ -29,8 +30,20 @@ class Conversation(Body):
     mm_processor_kwargs: dict[str, Any] | None = None
     """Arguments of the model's processor; those that the server allows."""
 
+    @property
+    def num_instructions(self) -> int:
+        """How many messages come before those of the field."""
+        return 0
 
-class ChatRequest(Conversation, SamplingFields):
+
+class Conversation(TemplateFields):
+    """A conversation, and how it becomes a prompt."""
+
+    messages: list[dict[str, Any]]
+    """The conversation: roles, and content as text or parts."""
+
+
+class ChatRequest(Conversation, CompletionFields):
     """`POST /v1/chat/completions`."""
 
     IGNORED: ClassVar[Mapping[str, str]] = {
@@ -48,20 +61,20 @@ class ChatRequest(Conversation, SamplingFields):
     }
     REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
         "audio": ((), _TEXT_ONLY),
-        "function_call": (("none", "auto"), _NO_TOOLS),
-        "functions": (([],), _NO_TOOLS),
+        "function_call": (("none", "auto"), NO_TOOLS),
+        "functions": (([],), NO_TOOLS),
         "modalities": ((["text"],), _TEXT_ONLY),
         "moderation": ((), "nothing is moderated"),
         "prediction": ((), "predicted outputs are not used"),
-        "response_format": (({"type": "text"},), _NO_GUIDES),
-        "tool_choice": (("none", "auto"), _NO_TOOLS),
-        "tools": (([],), _NO_TOOLS),
+        "response_format": (({"type": "text"},), NO_GUIDES),
+        "tool_choice": (("none", "auto"), NO_TOOLS),
+        "tools": (([],), NO_TOOLS),
         "web_search_options": ((), "there is no web search"),
-        "guided_json": ((), _NO_GUIDES),
-        "guided_regex": ((), _NO_GUIDES),
-        "guided_choice": ((), _NO_GUIDES),
-        "guided_grammar": ((), _NO_GUIDES),
-        "structured_outputs": ((), _NO_GUIDES),
+        "guided_json": ((), NO_GUIDES),
+        "guided_regex": ((), NO_GUIDES),
+        "guided_choice": ((), NO_GUIDES),
+        "guided_grammar": ((), NO_GUIDES),
+        "structured_outputs": ((), NO_GUIDES),
     }
 
     max_completion_tokens: int | None = None

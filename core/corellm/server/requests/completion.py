@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from corellm.server.requests.sampling import SamplingFields
+from corellm.server.requests.sampling import CompletionFields
 
 Prompt = str | list[int]
 """One prompt, as text or token ids."""
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(CompletionFields):
     """`POST /v1/completions`."""
 
     IGNORED: ClassVar[Mapping[str, str]] = {"user": "whose request it is"}

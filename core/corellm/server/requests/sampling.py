@@ -1,4 +1,4 @@
-"""Fields of both kinds of completions that say how to choose tokens."""
+"""Fields of all requests that generate: how to choose tokens, when to stop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ class SamplingFields(Body):
 
     model: str
     """A name of `/v1/models`."""
-    n: int | None = None
-    """How many completions of each prompt."""
     temperature: float | None = None
     """0 is greedy; by default as the checkpoint recommends."""
     top_p: float | None = None
@@ -38,12 +36,8 @@ class SamplingFields(Body):
     """Makes sampling repeat exactly."""
     stop: str | list[str] | None = None
     """Up to four strings that end the output."""
-    max_tokens: int | None = None
-    """Most tokens to generate."""
     stream: bool | None = None
     """Send the output as events while it is generated."""
-    stream_options: StreamOptions | None = None
-    """With `stream` only."""
 
     top_k: int | None = None
     """Sample among the k most likely tokens."""
@@ -69,3 +63,14 @@ class SamplingFields(Body):
     """Spaces between special tokens that are kept."""
     priority: int | None = None
     """Lower runs first, if the server schedules by priority."""
+
+
+class CompletionFields(SamplingFields):
+    """What both kinds of completions have beyond that."""
+
+    n: int | None = None
+    """How many completions of each prompt."""
+    max_tokens: int | None = None
+    """Most tokens to generate."""
+    stream_options: StreamOptions | None = None
+    """With `stream` only."""

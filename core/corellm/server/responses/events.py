@@ -63,6 +63,11 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": _DONE})
 
 
+def encoded(event: dict[str, Any]) -> bytes:
+    """An event as it is sent; one with a type has it as its name."""
+    name = f"event: {event['type']}\n".encode() if "type" in event else b""
+    return name + b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
 def _message(event: dict[str, Any]) -> dict[str, object]:
-    data = b"data: " + msgspec.json.encode(event) + b"\n\n"
-    return {"type": "http.response.body", "body": data, "more_body": True}
+    return {"type": "http.response.body", "body": encoded(event), "more_body": True}

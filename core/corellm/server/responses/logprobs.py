@@ -1,4 +1,4 @@
-"""Log-probabilities, in the forms of chat and of completions."""
+"""Log-probabilities, in the forms of chat, of model responses and of completions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def chat_logprobs(output: CompletionOutput, num_top: int) -> dict[str, Any]:
             for token, position in zip(output.token_ids, output.logprobs or (), strict=True)
         ]
     }
+
+
+def text_logprobs(output: CompletionOutput, num_top: int) -> list[dict[str, Any]]:
+    """A completion's log-probabilities as OpenAI's `Logprob` of an output text, where bytes are always a list."""
+    entries: list[dict[str, Any]] = chat_logprobs(output, num_top)["content"]
+    for one in entries:
+        for entry in (one, *one["top_logprobs"]):
+            entry["bytes"] = entry["bytes"] or []
+    return entries
 
 
 def _entry(one: Logprob) -> dict[str, Any]:

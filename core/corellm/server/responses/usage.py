@@ -33,6 +33,16 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
+    def reported_as_input(self) -> dict[str, Any]:
+        """The numbers as OpenAI's `ResponseUsage`."""
+        return {
+            "input_tokens": self.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+        }
+
 
 def finish_reason(output: CompletionOutput) -> Literal["stop", "length"] | None:
     """Why a completion ended, in OpenAI's words; None while it grows.

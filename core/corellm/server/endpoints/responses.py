@@ -1,0 +1,79 @@
+"""`POST /v1/responses`."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from openai.types import responses as types
+from pydantic import create_model
+from starlette.responses import Response
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.sampling_params import SamplingParams
+from corellm.server.endpoints.replies import ERRORS, JsonBody, json_response
+from corellm.server.exchange import Exchange
+from corellm.server.requests.responses import ResponsesRequest
+from corellm.server.responses.events import EventStream, encoded
+from corellm.server.responses.model_response import ModelResponse
+from corellm.server.sampling import responses_params
+from corellm.server.service import Service, exchange_of
+
+TextResponse = create_model(
+    "Response", __base__=types.Response, __doc__="One message of text.", instructions=(str | None, None),
+    output=(list[types.ResponseOutputMessage], ...), tools=(list[object], ...), tool_choice=(str, ...),
+)  # fmt: skip
+"""OpenAI's type without kinds of outputs and tools that there are not, which the OpenAPI document would list."""
+
+
+def response_routes(service: Service) -> APIRouter:
+    """The endpoint, for one model."""
+    router = APIRouter(route_class=JsonBody)
+
+    @router.post("/v1/responses", responses={200: {"model": TextResponse}, **ERRORS}, response_model=None)
+    async def create_response(body: ResponsesRequest, request: Request) -> Response:
+        """Complete a conversation, as a model response."""
+        exchange = exchange_of(request.scope)
+        model = service.check_model(body.model)
+        params = responses_params(body, service.client.get_default_sampling_params(), service.config.limits)
+        prompt = await service.preparation.conversation(body, salt=exchange.salt, priority=body.priority)
+        is_capped = body.max_output_tokens is not None
+        service.preparation.check_fit(prompt, params, is_capped=is_capped, where="input")
+        response = ModelResponse(settings(body, model, params), params.logprobs)
+        if body.stream:
+            return await EventStream.begun(events(exchange, response, prompt, params))
+        return json_response(response.whole(await service.complete(exchange, prompt, params, request_id())))
+
+    async def events(
+        exchange: Exchange, response: ModelResponse, prompt: ProcessedPrompt, params: SamplingParams
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        exchange.error_events = lambda error: b"".join(encoded(event) for event in response.failure(error))
+        async with contextlib.aclosing(service.generate(exchange, prompt, params, request_id())) as outputs:
+            async for output in outputs:
+                for event in response.events(output):
+                    yield event
+
+    return router
+
+
+def request_id() -> str:
+    """A request's id for the engine."""
+    return f"resp-{uuid.uuid4().hex}"
+
+
+def settings(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[str, Any]:
+    """What the response repeats of its request."""
+    return {
+        "model": model,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_logprobs": params.logprobs or 0,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+    }
