@@ -8,14 +8,20 @@ import logging
 import signal
 import sys
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.fields import add_fields
 from corellm.cli.serve import configured, needs_extra
+from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+
+if TYPE_CHECKING:
+    from corellm.server.batch.input_file import InputFile
+    from corellm.server.batch.output_file import OutputFile
+    from corellm.server.batch.progress import Progress
 
 _HELP = """\
 Do all requests of a file in OpenAI's batch format, and write the results to another file, in the same order. A line is
@@ -76,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """Do what has no result yet; returns the exit status."""
     try:
         config, engine_args = configured(args)
+        EngineConfig.from_kwargs(**engine_args)  # refused before the files are touched
         with needs_extra():
             from corellm.server.batch.input_file import InputFile
             from corellm.server.batch.output_file import OutputFile
@@ -83,24 +90,24 @@ def run(args: argparse.Namespace) -> int:
         logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
         with InputFile(args.input, config.limits.max_body_bytes) as requests, OutputFile(args.output) as output:
             progress = compare(requests, output)
-            ended: signal.Signals | None = None
-            try:
-                if progress.num_done < progress.total:
-                    ended = _run(config, engine_args, requests, output, progress)
-            finally:
-                print(progress.summary(), flush=True)
-                if progress.num_done < progress.total:
-                    print("corellm batch: the same command goes on with the rest", file=sys.stderr)
+            if progress.num_done < progress.total:
+                ended = _run(config, engine_args, requests, output, progress)
+                if ended is not None:
+                    return 128 + ended
+            else:
+                print(progress.summary())
     except ConfigError as error:
         if args.traceback:
             raise
         print(f"corellm batch: error: {error}", file=sys.stderr)
         return 2
-    return 128 + ended if ended is not None else int(progress.failures.total() > 0)
+    return int(progress.failures.total() > 0)
 
 
-def _run(config: ServerConfig, engine_args: dict[str, Any], *files: Any) -> signal.Signals | None:
-    """Load the model, and run; returns the signal that ended it."""
+def _run(
+    config: ServerConfig, engine_args: dict[str, Any], requests: InputFile, output: OutputFile, progress: Progress
+) -> signal.Signals | None:
+    """Load the model, run, and print what was done; returns the signal that ended it."""
     import asyncio
 
     with needs_extra():
@@ -111,11 +118,16 @@ def _run(config: ServerConfig, engine_args: dict[str, Any], *files: Any) -> sign
 
     async def run_all(service: Service) -> signal.Signals | None:
         try:
-            return await BatchRun(service, *files).run()
+            return await BatchRun(service, requests, output, progress).run()
         finally:
             await service.close()
 
     with contextlib.closing(ProcessLLM(**engine_args)) as llm:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         config = replace(config, options=batch_options(config.options, llm.max_num_seqs))
-        return asyncio.run(run_all(Service(llm, engine_args["model"], config, fetcher)))
+        try:
+            return asyncio.run(run_all(Service(llm, engine_args["model"], config, fetcher)))
+        finally:
+            print(progress.summary(), flush=True)
+            if progress.num_done < progress.total:
+                print("corellm batch: the same command goes on with the rest", file=sys.stderr)

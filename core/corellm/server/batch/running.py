@@ -65,16 +65,15 @@ class BatchRun:
         """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self.stop, number)
+                asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         self._progress.start()
         try:
-            while self._signal is None:
-                self._write_finished()
-                self._begin_more()
-                if not self._window:
-                    break
+            self._begin_more()
+            while self._window and self._signal is None:
                 await self._changed.wait()
                 self._changed.clear()
+                self._write_finished()
+                self._begin_more()
         finally:
             self._progress.stop()
             for task in self._window:
@@ -82,7 +81,7 @@ class BatchRun:
             await asyncio.gather(*self._window, return_exceptions=True)
         return self._signal
 
-    def stop(self, number: signal.Signals) -> None:
+    def _stop(self, number: signal.Signals) -> None:
         """End soon: requests in flight are aborted, and have no results."""
         self._signal = number
         self._changed.set()
