@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from corellm.errors import ConfigError
-from corellm.server.batch.input_file import BatchRequest, InputFile
-from tests.server.batch.conftest import CHAT, line
+from corellm.server.batch.input_file import BatchRequest, InputError, InputFile
+from tests.server.batch.conftest import CHAT, line, written
 
 
 def read(path: Path, data: bytes, max_body_bytes: int = 1 << 20) -> list[BatchRequest]:
@@ -89,3 +89,12 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     for name, message in (("absent", "No such file"), (".", "is not a file"), ("pipe", "it can be no pipe")):
         with pytest.raises(ConfigError, match=message):
             InputFile(tmp_path / name, 1)
+
+
+def test_a_full_temporary_directory(tmp_path: Path) -> None:
+    """The custom_ids are kept in a temporary file; the error says so."""
+    path = written(tmp_path / "in", (line(f"{i:0500}", {}) for i in range(100)))
+    with InputFile(path, 1 << 20) as file:
+        file._ids.execute("PRAGMA max_page_count = 3")
+        with pytest.raises(InputError, match=r"temporary file \(TMPDIR\): database or disk is full"):
+            list(file.requests())

@@ -15,12 +15,16 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, CorellmError
 
 _BOM = b"\xef\xbb\xbf"
 _MAX_CUSTOM_ID = 512
 _MAX_OTHER_BYTES = 1 << 16
 """Most bytes of a line beside its body."""
+
+
+class InputError(CorellmError):
+    """The requests cannot be read any further."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,22 @@ class InputFile(contextlib.AbstractContextManager["InputFile"]):
         self._ids.close()
 
     def requests(self) -> Iterator[BatchRequest]:
-        """All requests, from the first; lines with nothing on them are none. One iteration at a time."""
-        self._file.seek(0)
-        for number, line in _lines(self._file, self._max_bytes):
-            if line is None:
-                yield BatchRequest(number, None, wrong=f"the line has more than {self._max_bytes} bytes")
-            elif line:
-                yield self._request(number, line)
+        """All requests, from the first; lines with nothing on them are none. One iteration at a time.
+
+        Raises:
+            InputError: the file, or the temporary one with the custom_ids, failed.
+        """
+        try:
+            self._file.seek(0)
+            for number, line in _lines(self._file, self._max_bytes):
+                if line is None:
+                    yield BatchRequest(number, None, wrong=f"the line has more than {self._max_bytes} bytes")
+                elif line:
+                    yield self._request(number, line)
+        except (OSError, sqlite3.Error) as error:
+            raise InputError(
+                f"cannot read the input {self.path}, or keep its custom_ids in a temporary file (TMPDIR): {error}"
+            ) from error
 
     def _request(self, number: int, data: bytes) -> BatchRequest:
         try:
