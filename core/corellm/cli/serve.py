@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from corellm.cli.arguments import ENGINE_CONFIGS
@@ -63,7 +64,7 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
     given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
     given |= given_fields(vars(args), _CONFIGS)
     if "model" not in given:
-        raise ConfigError("which model? corellm serve MODEL, e.g. corellm serve demo")
+        raise ConfigError(f"which model? {args.command} needs one, e.g. demo")
     config = ServerConfig(
         options=ServerOptions(**given_fields(given, [ServerOptions])),
         limits=RequestLimits(**given_fields(given, [RequestLimits])),
@@ -72,18 +73,25 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
     return config, given_fields(given, ENGINE_CONFIGS)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; returns 1 if the engine died."""
-    config, engine_args = configured(args)
+@contextlib.contextmanager
+def needs_extra() -> Iterator[None]:
+    """Imports of the server's libraries: for a missing one, the error has the command that installs it."""
     try:
-        from corellm.server.engine_process.client import ProcessLLM
-        from corellm.server.fetching.fetcher import Fetcher
-        from corellm.server.running import HttpServer, bind, url_of
-        from corellm.server.service import Service
+        yield
     except ImportError as error:
         if (error.name or "").partition(".")[0] in ("corellm", ""):
             raise
         raise MissingExtraError(f"the server needs {error.name}; install it: pip install 'corellm[serve]'") from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; returns 1 if the engine died."""
+    config, engine_args = configured(args)
+    with needs_extra():
+        from corellm.server.engine_process.client import ProcessLLM
+        from corellm.server.fetching.fetcher import Fetcher
+        from corellm.server.running import HttpServer, bind, url_of
+        from corellm.server.service import Service
     options = config.options
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     warn(config)

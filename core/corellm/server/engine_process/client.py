@@ -63,6 +63,11 @@ class ProcessLLM(AsyncLLM):
         return self._remote.sizes.max_total_tokens
 
     @property
+    def max_num_seqs(self) -> int:
+        """Most sequences that run at once."""
+        return self._remote.sizes.max_num_seqs
+
+    @property
     def input_processor(self) -> InputProcessor:
         """Prepares prompts, in any thread, without running them."""
         return self._remote.input_processor

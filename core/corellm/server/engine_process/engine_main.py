@@ -140,6 +140,7 @@ def _ready(engine: LLMEngine) -> Ready:
         embedding_size=processor.embedding_size,
         max_model_len=engine.max_model_len,
         max_total_tokens=scheduler.limits.max_total_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
         block_size=engine.config.cache.block_size,
         num_kv_blocks=scheduler.blocks.capacity,
     )

@@ -84,6 +84,7 @@ class Ready(_Message):
     max_model_len: int
     max_total_tokens: int
     """Longest sequence that also fits the KV cache."""
+    max_num_seqs: int
     block_size: int
     num_kv_blocks: int
 
