@@ -128,6 +128,14 @@ def test_errors(traced: Traced) -> None:
     assert "gen_ai.request.max_tokens" not in attributes
 
 
+def test_another_method(traced: Traced) -> None:
+    """Names of spans are of a fixed set: no client makes new ones."""
+    httpx.request("SECRET", traced.running.url + "/secret")
+    server, _ = traced.spans()
+    assert server.name == "_OTHER other"
+    assert "secret" not in server.to_json().lower()
+
+
 def test_a_client_that_leaves(traced: Traced) -> None:
     """Its span says so, and has the stages that it got to."""
     body = chat(user("go on"), max_tokens=300, ignore_eos=True, stream=True)

@@ -83,7 +83,6 @@ class Connections:
 
     async def _serve(self, accepted: socket.socket) -> None:
         """Give a connection to uvicorn, after the TLS handshake; one that fails is closed."""
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls: dict[str, Any] = {}
         if self._config.ssl is not None:
             tls = {"ssl": self._config.ssl, "ssl_handshake_timeout": self._timeout}
@@ -93,6 +92,7 @@ class Connections:
         self._opening.add(connection)
         try:
             with contextlib.suppress(OSError):
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **tls)
         finally:
             self._opening.discard(connection)
@@ -130,17 +130,15 @@ class Connections:
 
 
 def _is_idle(connection: _Connection) -> bool:
-    """Whether no request is in flight on a connection."""
-    return connection.cycle is None or connection.cycle.response_complete
+    """Whether a connection has no request in flight, and nothing left to send."""
+    has_request = connection.cycle is not None and not connection.cycle.response_complete
+    return not has_request and not connection.transport.get_write_buffer_size()
 
 
 def _is_kept_alive(connection: _Connection) -> bool:
     """Whether a connection had a request and no byte of the next one; uvicorn closes it after its own time."""
-    return (
-        connection.timeout_keep_alive_task is not None
-        and not connection.transport.is_closing()
-        and connection.transport.get_write_buffer_size() == 0
-    )
+    is_timed = connection.timeout_keep_alive_task is not None and not connection.transport.is_closing()
+    return is_timed and _is_idle(connection)
 
 
 def allow_descriptors(max_connections: int) -> None:

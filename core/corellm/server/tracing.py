@@ -70,7 +70,7 @@ class Tracing:
             if name.encode() in exchange.headers
         }
         span = self._tracer.start_span(
-            f"{exchange.method} {route}", self._propagator.extract(carrier), SpanKind.SERVER,
+            f"{_method(exchange)} {route}", self._propagator.extract(carrier), SpanKind.SERVER,
             self._attributes(exchange, route), start_time=_nanoseconds(exchange.began + to_epoch),
         )  # fmt: skip
         if span.is_recording():
@@ -84,7 +84,7 @@ class Tracing:
 
     def _attributes(self, exchange: Exchange, route: str) -> _Attributes:
         attributes: _Attributes = {
-            "http.request.method": exchange.method,
+            "http.request.method": _method(exchange),
             "http.route": route,
             "http.response.status_code": exchange.status,
             "gen_ai.request.id": exchange.request_id,
@@ -105,6 +105,11 @@ class Tracing:
         closing = threading.Thread(target=self._provider.shutdown, name="corellm-tracing", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
+
+
+def _method(exchange: Exchange) -> str:
+    """One of the methods that are served, or the conventions' word for all others."""
+    return exchange.method if exchange.method in ("GET", "POST") else "_OTHER"
 
 
 def _parameters(body: dict[str, Any]) -> _Attributes:
