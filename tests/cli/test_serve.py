@@ -56,7 +56,13 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     [
         ([], "which model"),
         (["demo", "--port", "70000"], "port must be an integer from 0 to 65535, got 70000"),
-        (["demo", "--api-key", "a b"], "api_key must be 1 to 512 printable"),
+        (["demo", "--api-key", "a b"], "an API key must be 1 to 512 printable"),
+        (["demo", "--api-key", ""], "api_key is empty"),
+        (["demo", "--api-key-file", "/nowhere"], "api_key_file: '/nowhere': No such file"),
+        (["demo", "--api-key-file", "/dev/null"], "there is no key in '/dev/null'"),
+        (["demo", "--otlp-traces-endpoint", "localhost:4318"], "must be like http://localhost:4318/v1/traces"),
+        (["demo", "--max-connections", "0"], "max_connections must be an integer from 1"),
+        (["demo", "--client-timeout", "0"], "client_timeout must be a number from 0.001"),
         (["demo", "--ssl-certfile", "x"], "give both"),
         (["demo", "--allowed-local-media-path", "/nowhere"], "there is no directory '/nowhere'"),
         (["demo", "--root-path", "llm/"], "root_path must be like /llm"),
@@ -79,6 +85,21 @@ def test_wrong_options(arguments: list[str], message: str) -> None:
         ("prot: 1", "unknown option 'prot'; did you mean 'port'"),
         ("- 1", "must have lines like"),
         ("a: [", "is not YAML"),
+        ("port: 1\nhost: x\nport: 2", "'port' is there twice"),
+        ("max-n: 1\nmax_n: 2", "'max_n' is there twice"),
+        ("limit_mm_per_prompt: {image: 1, image: 2}", "'image' is there twice"),
+        ("port: '8000'", "port: must be a whole number, got '8000'"),
+        ("port: true", "port: must be a whole number, got True"),
+        ("port:", "port: must be a whole number, got None"),
+        ("host: 5", "host: must be text, got 5"),
+        ("request_timeout: soon", "request_timeout: must be a number, got 'soon'"),
+        ("enforce_eager: 1", "enforce_eager: must be true or false, got 1"),
+        ("limit_mm_per_prompt: 3", "must be a mapping, like {image: 2}, got 3"),
+        ("log_format: [text]", "log_format: must be text"),
+        ("max_body_bytes: 2 tons", "max_body_bytes: not a size: '2 tons'"),
+        ("api_key: 12345", "api_key: must be a list of names$"),
+        ("api_key:", "api_key: must be a list of names$"),
+        ("api_key: []", "api_key is empty"),
     ],
 )
 def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
@@ -87,6 +108,25 @@ def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         configured("demo", "--config", str(file))
+
+
+def test_files_of_every_type(tmp_path: Path) -> None:
+    """Sizes may have units; None is allowed where it means something; an empty file is no mistake."""
+    file = tmp_path / "server.yaml"
+    file.write_text("model: demo\nmax_body_bytes: 2M\nmax_held_bytes: 5000000\nseed: null\nrequest_timeout: 5\n")
+    options, limits, engine = configured("--config", str(file))
+    assert (limits.max_body_bytes, limits.max_held_bytes, options.request_timeout) == (2 << 20, 5_000_000, 5)
+    assert engine == {"model": "demo", "seed": None}
+    file.write_text("# nothing\n")
+    assert configured("demo", "--config", str(file))[0] == ServerOptions()
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    """One a line, beside those given otherwise; they are not on the command line."""
+    file = tmp_path / "keys"
+    file.write_text("# of the web site\nfirst\n\n  second  \nthird\n")
+    options, _, _ = configured("demo", "--api-key", "third", "--api-key-file", str(file))
+    assert options.api_key == ("third", "first", "second")
 
 
 def test_what_opens_the_server_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 
+from corellm.cli import build_parser, serve
 from corellm.engine.metrics import read_metrics
+from corellm.server.gate import OPEN_ROUTES
 from corellm.server.metrics import ServerMetrics
+from corellm.server.options import ServerOptions
 from tests.docs.test_pages import ROOT
 
 FILES = ROOT / "docs" / "operate" / "deploy"
@@ -25,11 +33,11 @@ def test_the_dashboard_shows_every_metric() -> None:
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     stats = dict.fromkeys(
         ("num_running", "num_waiting", "num_swapped", "kv_cache_usage", "num_preemptions", "prefix_cache_queries",
-         "prefix_cache_hits"), 0
+         "prefix_cache_hits", "encoder_cache_usage", "encoder_cache_queries", "encoder_cache_hits"), 0
     )  # fmt: skip
     engine: Any = SimpleNamespace(
         scheduler=SimpleNamespace(get_stats=lambda: SimpleNamespace(**stats)),
-        input_processor=SimpleNamespace(mm_processor=SimpleNamespace(cache=SimpleNamespace(hits=0, misses=0))),
+        input_processor=SimpleNamespace(mm_processor=SimpleNamespace(cache=SimpleNamespace(hits=0, misses=0, usage=0))),
         num_prompt_tokens=0,
         num_generated_tokens=0,
     )
@@ -41,7 +49,37 @@ def test_the_dashboard_shows_every_metric() -> None:
     assert len(set(places)) == len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_the_kubernetes_example_fits_together() -> None:
+def options_of(*words: str) -> tuple[ServerOptions, dict[str, object]]:
+    """What `corellm serve` makes of a command line: the server's options and the engine's."""
+    config, engine = serve.configured(build_parser().parse_args(["serve", *words]))
+    return config.options, engine
+
+
+def options_of_file(text: str, folder: Path) -> tuple[ServerOptions, dict[str, object]]:
+    """What it makes of a configuration file."""
+    file = folder / "server.yaml"
+    file.write_text(text, encoding="utf-8")
+    return options_of("--config", str(file))
+
+
+def test_every_command_line_is_one(tmp_path: Path) -> None:
+    """All `corellm serve` of these pages, in code or text, have options that exist, and so have the files they name."""
+    pages = {path: path.read_text(encoding="utf-8") for path in FILES.parent.glob("*.md")}
+    for path in ("server.yaml", "keys.txt", "cert.pem", "key.pem"):
+        (tmp_path / path).write_text("model: demo\n")
+    found = []
+    for text in pages.values():
+        for line in re.findall(r"(?:^|`)corellm serve ([^`\n]+)", text.replace("\\\n", " "), re.MULTILINE):
+            words = [str(tmp_path / word) if (tmp_path / word).is_file() else word for word in shlex.split(line)]
+            found.append(options_of(*words, *([] if "--config" in words or words[0][0] != "-" else ["demo"])))
+    assert len(found) > 3
+    examples = [code for text in pages.values() for code in re.findall(r"```yaml\n(model:.*?)```", text, re.DOTALL)]
+    assert examples
+    for example in examples:
+        assert options_of_file(example, tmp_path)[1]["model"]
+
+
+def test_the_kubernetes_example_fits_together(tmp_path: Path) -> None:
     """Selectors, volumes, ports and the secret are those that are defined; probes ask for `/health` and `/ready`."""
     secret, deployment, service = yaml.safe_load_all((FILES / "kubernetes.yaml").read_text(encoding="utf-8"))
     spec = deployment["spec"]["template"]["spec"]
@@ -51,8 +89,10 @@ def test_the_kubernetes_example_fits_together() -> None:
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert volumes.keys() == {mount["name"] for mount in container["volumeMounts"]}
     assert volumes["config"]["secret"]["secretName"] == secret["metadata"]["name"]
-    options = yaml.safe_load(secret["stringData"]["server.yaml"])
-    assert spec["terminationGracePeriodSeconds"] > options["shutdown_timeout"] + 5
+    options, engine = options_of_file(secret["stringData"]["server.yaml"], tmp_path)
+    assert engine == {"model": "demo"}
+    assert options.api_key
+    assert spec["terminationGracePeriodSeconds"] > options.shutdown_timeout + 5
     assert container["args"] == ["--config", "/etc/corellm/server.yaml"]
     (port,) = container["ports"]
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
@@ -61,6 +101,8 @@ def test_the_kubernetes_example_fits_together() -> None:
         "startup": "/ready", "readiness": "/ready", "liveness": "/health",
     }  # fmt: skip
     assert {probe["port"] for probe in probes.values()} == {port["name"]}
+    assert {probe["path"] for probe in probes.values()} <= OPEN_ROUTES
+    assert port["containerPort"] == options.port
     assert f"--uid {spec['securityContext']['runAsUser']} " in (FILES / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -73,6 +115,9 @@ def test_the_image_has_every_plugin() -> None:
     assert {name: json.loads(words) for name, words in commands} == {
         "ENTRYPOINT": ["corellm", "serve"], "CMD": ["demo", "--host", "0.0.0.0"],
     }  # fmt: skip
+    assert options_of("demo", "--host", "0.0.0.0")[0].port == int(re.findall(r"EXPOSE (\d+)", text)[0])
+    assert "/health" in OPEN_ROUTES
+    assert re.search(r"HEALTHCHECK(.|\\\n)*127.0.0.1:8000/health", text)
 
 
 def test_the_unit_parses() -> None:
@@ -84,3 +129,15 @@ def test_the_unit_parses() -> None:
     loaded = service["LoadCredential"].partition(":")[0]
     assert service["ExecStart"].split()[1:] == ["serve", "--config", f"${{CREDENTIALS_DIRECTORY}}/{loaded}"]
     assert unit["Install"]["WantedBy"] == "multi-user.target"
+    assert int(service["LimitNOFILE"]) > ServerOptions().max_connections
+    assert int(service["TimeoutStopSec"]) > ServerOptions().shutdown_timeout + 5
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """Its own checker knows all settings and values; the command is one that exists here."""
+    text = (FILES / "corellm.service").read_text(encoding="utf-8")
+    file = tmp_path / "corellm.service"
+    file.write_text(text.replace("/opt/corellm/bin/corellm", "/bin/true"), encoding="utf-8")
+    checked = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True)
+    assert "corellm.service" not in checked.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,18 @@ def test_what_cannot_be_measured_is_said(
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.startswith("corellm: error: ")
+
+
+@pytest.mark.parametrize(("module", "options"), [("matplotlib", ["--plot", "x.png"]), ("httpx", [])])
+def test_a_missing_extra(
+    module: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that installs it is named before anything is sent."""
+    monkeypatch.delitem(sys.modules, "corellm.loadgen.load", raising=False)
+    monkeypatch.delitem(sys.modules, "corellm.loadgen.client", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert bench("--url", "http://127.0.0.1:9", *options) == 1
+    assert f"needs {module}; install it: pip install 'corellm[bench]'" in capsys.readouterr().err
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def _measure(settings: LoadSettings, bar: Any) -> tuple[str, list[RequestResult]
     try:
         from corellm.loadgen.load import run_load
     except ImportError as error:
-        raise MissingExtraError("measuring a server needs httpx: pip install 'corellm[serve]'") from error
+        raise MissingExtraError("measuring a server needs httpx; install it: pip install 'corellm[bench]'") from error
     num_tokens = num_failed = 0
 
     def count(result: RequestResult) -> None:

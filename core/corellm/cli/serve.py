@@ -7,13 +7,16 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.fields import add_fields, given_fields, read_config
 from corellm.errors import ConfigError, MissingExtraError
 from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+
+if TYPE_CHECKING:
+    from corellm.server.tracing import Tracing
 
 _HELP = """\
 Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready,
@@ -24,7 +27,7 @@ _EPILOG = """\
 examples:
   corellm serve demo
   corellm serve demo-video --port 9000 --max-model-len 2048
-  corellm serve llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key KEY --max-num-seqs 32
+  corellm serve llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 32
   corellm serve --config server.yaml            # options by name, `model:` among them
 
 ask it:
@@ -63,6 +66,8 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
     """
     given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
     given |= given_fields(vars(args), _CONFIGS)
+    if "api_key" in given and not given["api_key"]:
+        raise ConfigError("api_key is empty (an unset variable?); leave it out for a server that all may use")
     if "model" not in given:
         raise ConfigError(f"which model? {args.command} needs one, e.g. demo")
     config = ServerConfig(
@@ -74,34 +79,46 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def needs_extra() -> Iterator[None]:
-    """Imports of the server's libraries: for a missing one, the error has the command that installs it."""
+def needs_extra(user: str = "the server", extra: str = "serve") -> Iterator[None]:
+    """Imports of an extra's libraries: for a missing one, the error has the command that installs it."""
     try:
         yield
     except ImportError as error:
         if (error.name or "").partition(".")[0] in ("corellm", ""):
             raise
-        raise MissingExtraError(f"the server needs {error.name}; install it: pip install 'corellm[serve]'") from error
+        raise MissingExtraError(f"{user} needs {error.name}; install it: pip install 'corellm[{extra}]'") from error
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns 1 if the engine died."""
     config, engine_args = configured(args)
     with needs_extra():
+        from corellm.server.connections import allow_descriptors
         from corellm.server.engine_process.client import ProcessLLM
         from corellm.server.fetching.fetcher import Fetcher
-        from corellm.server.running import HttpServer, bind, url_of
+        from corellm.server.running import HttpServer, bind, check_certificate, url_of
         from corellm.server.service import Service
     options = config.options
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     warn(config)
+    check_certificate(options)
+    allow_descriptors(options.max_connections)
+    tracing = _tracing(options.otlp_traces_endpoint, next(iter(options.served_model_name), engine_args["model"]))
     with bind(options) as bound, contextlib.closing(ProcessLLM(**engine_args)) as llm:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
-        service = Service(llm, engine_args["model"], config, fetcher)
+        service = Service(llm, engine_args["model"], config, fetcher, tracing)
         url = url_of(bound, options)
         return HttpServer(service, bound).run(
             lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
         )
+
+
+def _tracing(endpoint: str | None, model: str) -> Tracing | None:
+    if endpoint is None:
+        return None
+    with needs_extra("--otlp-traces-endpoint", "otel"):
+        from corellm.server.tracing import Tracing
+    return Tracing.to_endpoint(endpoint, model)
 
 
 def warn(config: ServerConfig) -> None:

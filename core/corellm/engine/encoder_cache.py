@@ -22,10 +22,16 @@ class EncoderCache:
 
     Args:
         capacity_embeds: embeddings that all entries together may have.
+
+    Attributes:
+        queries: placeholders that an encoder's output was needed for.
+        misses: how many of them had the encoder run.
     """
 
     def __init__(self, capacity_embeds: int) -> None:
         self.capacity_embeds = capacity_embeds
+        self.queries = 0
+        self.misses = 0
         self._entries: dict[str, _Entry] = {}
         self._unreferenced: OrderedDict[str, None] = OrderedDict()
         self._held: dict[str, dict[int, str]] = {}  # request id -> feature index -> identifier
@@ -40,6 +46,11 @@ class EncoderCache:
     def referenced_embeds(self) -> int:
         """Embeddings of entries that cannot be evicted now."""
         return self._referenced_embeds
+
+    @property
+    def usage(self) -> float:
+        """Share of the capacity that cannot be evicted now, 0 to 1."""
+        return self._referenced_embeds / self.capacity_embeds if self.capacity_embeds else 0.0
 
     def is_referenced(self, identifier: str) -> bool:
         """Whether the item is cached and a request's placeholder still needs it."""
@@ -62,6 +73,7 @@ class EncoderCache:
         self._entries[identifier] = _Entry(num_embeds)
         self._unreferenced[identifier] = None
         self._used_embeds += num_embeds
+        self.misses += 1
         self.acquire(identifier, request_id, index)
 
     def acquire(self, identifier: str, request_id: str, index: int) -> bool:
@@ -72,6 +84,8 @@ class EncoderCache:
         if not entry.references:
             del self._unreferenced[identifier]
             self._referenced_embeds += entry.num_embeds
+        if (request_id, index) not in entry.references:  # else it is held since an earlier chunk
+            self.queries += 1
         entry.references.add((request_id, index))
         self._held.setdefault(request_id, {})[index] = identifier
         return True

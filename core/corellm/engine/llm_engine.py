@@ -54,6 +54,7 @@ class LLMEngine(NotPicklable):
             located = locate(config.model)  # refuses without waiting for torch
             set_up_threads()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up
+            from corellm.worker.dummy_steps import is_healthy
 
             model = load(config, located, check_encoders=check_encoders)
         self.context = model.context
@@ -62,6 +63,7 @@ class LLMEngine(NotPicklable):
         self.max_model_len = model.max_model_len
         self.executor = model.executor
         self._runner: ModelRunner | None = model.runner
+        self._is_healthy = is_healthy
         self._templates = model.templates
         self._eos_token_ids = model.eos_token_ids
         self._default_params = located.sampling
@@ -260,18 +262,13 @@ class LLMEngine(NotPicklable):
         """
         if not batch.chunks:
             return
-        if len(result.failed) < len(batch.chunks) or self._model_runs():
+        if len(result.failed) < len(batch.chunks) or self._is_healthy(self.runner):
             self._failed_steps = 0
             return
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             last = next(iter(result.failed.values()))
             raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {last}") from last
-
-    def _model_runs(self) -> bool:
-        from corellm.worker.dummy_steps import is_healthy
-
-        return is_healthy(self.runner)
 
     def _drain(self) -> None:
         """When no request is left: end the step in flight, and have the worker release requests and items."""

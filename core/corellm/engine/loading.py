@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,17 +90,22 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
-    with at_load(config.model.model), no_questions():
+    with at_load(config.model.model), no_questions(), ExitStack() as on_failure:
         opened = open_model(config, located)
+        on_failure.callback(opened.templates.close)
         with on_device(opened.context.device):
-            model = _load(config, opened)
+            model = _load(config, opened, on_failure)
             if check_encoders:
                 model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
+        on_failure.pop_all()
         return model
 
 
-def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
-    """Load the weights, divide the rest of the memory, and build the engine's parts in it."""
+def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> LoadedModel:
+    """Load the weights, divide the rest of the memory, and build the engine's parts in it.
+
+    What has threads or processes is put on `on_failure`, to be closed if loading fails.
+    """
     context, hooks = opened.context, opened.hooks
     backend, kv_dtype = _choose_attention(config, context)
     logger.info(
@@ -109,6 +115,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
         weights = _load_weights(config, hooks, context)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
+    on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     _measure_profile_run(config, context, make_runner, mm_processor, memory)

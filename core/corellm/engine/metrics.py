@@ -40,6 +40,8 @@ def read_metrics(engine: LLMEngine) -> list[Metric]:
         "num_requests_waiting": stats.num_waiting,
         "num_requests_swapped": stats.num_swapped,
         "kv_cache_usage_perc": stats.kv_cache_usage,
+        "mm_cache_usage_perc": cache.usage,
+        "encoder_cache_usage_perc": stats.encoder_cache_usage,
     }
     counters = {
         "prompt_tokens": engine.num_prompt_tokens,
@@ -49,6 +51,8 @@ def read_metrics(engine: LLMEngine) -> list[Metric]:
         "prefix_cache_hits": stats.prefix_cache_hits,
         "mm_cache_queries": cache.hits + cache.misses,
         "mm_cache_hits": cache.hits,
+        "encoder_cache_queries": stats.encoder_cache_queries,
+        "encoder_cache_hits": stats.encoder_cache_hits,
     }
     return [
         *(Gauge(f"corellm:{name}", value) for name, value in gauges.items()),

@@ -48,6 +48,12 @@ class SchedulerStats:
     """Tokens of admitted requests, since the scheduler was made."""
     prefix_cache_hits: int
     """How many of them were found in the prefix cache."""
+    encoder_cache_usage: float
+    """Share of the encoder cache that placeholders need, 0 to 1."""
+    encoder_cache_queries: int
+    """Placeholders that an encoder's output was needed for, since the scheduler was made."""
+    encoder_cache_hits: int
+    """How many of them were found in the encoder cache."""
 
 
 class Scheduler:
@@ -191,6 +197,9 @@ class Scheduler:
             self.blocks.usage,
             self._prefix_cache_queries,
             self._prefix_cache_hits,
+            self.encoder_cache.usage,
+            self.encoder_cache.queries,
+            self.encoder_cache.queries - self.encoder_cache.misses,
         )
 
     # A step ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def check_plotting(path: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("--plot needs matplotlib: pip install matplotlib") from error
+        raise MissingExtraError("--plot needs matplotlib; install it: pip install 'corellm[bench]'") from error
 
 
 def save_plot(settings: LoadSettings, model: str, results: Sequence[RequestResult], path: str) -> None:

@@ -56,6 +56,11 @@ class ProcessorCache:
         return key in self._entries
 
     @property
+    def usage(self) -> float:
+        """Share of the budget that is stored, 0 to 1."""
+        return self._nbytes / self.max_bytes if self.max_bytes else 0.0
+
+    @property
     def nbytes(self) -> int:
         """Bytes stored."""
         return self._nbytes

@@ -27,7 +27,7 @@ def make_app(service: Service) -> ASGIApp:
     """The whole ASGI application of a service."""
     options = service.config.options
     app = FastAPI(
-        title="corellm", version=__version__, docs_url=None, redoc_url=None, root_path=options.root_path,
+        title="corellm", version=__version__, docs_url=None, redoc_url=None,
         description="One multimodal model, as OpenAI's API.",
     )  # fmt: skip
     declared = [*app.routes]
@@ -41,12 +41,14 @@ def make_app(service: Service) -> ASGIApp:
     def on_end(exchange: Exchange, route: str) -> None:
         service.metrics.ended(exchange, route)
         log_exchange(exchange, route, as_json=options.log_format == "json")
+        if service.tracing is not None:
+            service.tracing.ended(exchange, route)
 
     gate: ASGIApp = Gate(app, declared, service.config, service.intake, on_end)
     if options.cors_origins:
         gate = CORSMiddleware(
             gate, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"], expose_headers=["X-Request-Id"],
+            allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
         )  # fmt: skip
     return gate
 

@@ -14,9 +14,11 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
+from corellm.outputs import RequestOutput
 from corellm.server.errors import ApiError
 from corellm.server.json_text import read_object
 from corellm.server.options import RequestLimits
+from corellm.server.stages import note_stages
 
 _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 EVENTS = b"text/event-stream"
@@ -31,6 +33,7 @@ class Exchange:
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
+        self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _SANE_ID.fullmatch(given) else secrets.token_hex(12)
@@ -47,6 +50,10 @@ class Exchange:
         """What the client was told went wrong."""
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
+        self.stages = note_stages()
+        """What was done for it before the engine, and when."""
+        self.outputs: list[RequestOutput] = []
+        """The last output of each of its prompts, when they ended."""
         self.ended: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
         """Set when it must end early: None if the client is not there any more."""
         self.error_events: Callable[[ApiError], bytes] = _error_event

@@ -19,6 +19,7 @@ from corellm.server.exchange import Exchange
 from corellm.server.intake import Intake
 from corellm.server.keys import ApiKeys
 from corellm.server.options import ServerConfig
+from corellm.server.stages import stage
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no keys."""
@@ -52,7 +53,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = self._below_root(scope["path"])
+        scope["path"], scope["root_path"] = self._below_root(scope["path"]), self._config.options.root_path
         exchange, route = Exchange(scope, send), "other"
         try:
             if scope["path"] not in OPEN_ROUTES:
@@ -60,7 +61,8 @@ class Gate:
             route = self._route_of(scope)
             if scope["method"] == "POST":
                 self._intake.enter(exchange)
-                await exchange.read_body(receive, self._config.limits, self._intake.hold)
+                with stage("receive"):
+                    await exchange.read_body(receive, self._config.limits, self._intake.hold)
             await self._run(exchange, scope, receive)
         except ConnectionError:
             exchange.stop(None)

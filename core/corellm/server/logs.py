@@ -11,12 +11,13 @@ from corellm.server.metrics import outcome_of
 
 logger = logging.getLogger(__name__)
 
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Routes that are asked all the time."""
 
 
 def log_exchange(exchange: Exchange, route: str, *, as_json: bool) -> None:
     """Log what became of a request: its id, route, outcome, tokens and seconds."""
-    level = logging.DEBUG if route in _PROBES else logging.INFO
+    level = logging.DEBUG if route in PROBES else logging.INFO
     if not logger.isEnabledFor(level):
         return
     told = {

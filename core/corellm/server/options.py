@@ -25,8 +25,10 @@ class ServerOptions:
     """Port to listen on; 0 for any free one."""
     api_key: Collection[str] = ()
     """Keys, of which a client sends one as `Authorization: Bearer KEY`; none for a server that all may use. Clients
-    with different keys share no cache entries. Better in the configuration file than on the command line, which other
-    users of the machine can see."""
+    with different keys share no cache entries. Other users of the machine can see the command line: better in the
+    configuration file, or in a file of their own."""
+    api_key_file: str | None = None
+    """File with further keys, one a line; lines that begin with # are comments."""
     served_model_name: Collection[str] = ()
     """Names by which clients ask for the model; none for the name it is loaded by."""
     root_path: str = ""
@@ -47,12 +49,22 @@ class ServerOptions:
     """Arguments of the model's processor that requests may set (`mm_processor_kwargs`)."""
     max_queue: int = 256
     """Most requests in the server, running ones included; more are answered 503 at once."""
+    max_connections: int = 1024
+    """Most connections at once. Beyond, the connection that has had no request for longest is closed for a new one."""
+    client_timeout: float = 30.0
+    """Seconds that a client may take for the TLS handshake, for a request's headers, and without reading anything of
+    a response that it was sent; then its connection is cut off."""
+    keep_alive_timeout: int = 75
+    """Seconds that a connection stays open between two requests; longer than clients and proxies keep theirs."""
     request_timeout: float = 3600.0
     """Seconds after which an unfinished request is aborted."""
     ready_timeout: float = 10.0
     """Seconds without a finished step after which `/ready` is 503."""
     shutdown_timeout: float = 3.0
     """Seconds that requests in flight have to finish once the server is told to stop."""
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry receiver (OTLP over HTTP) that gets spans of requests, e.g.
+    http://localhost:4318/v1/traces. Needs `corellm[otel]`."""
     log_format: Literal["text", "json"] = "text"
     """How a finished request is logged: its id, route, status, tokens and time, never its content."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -62,12 +74,18 @@ class ServerOptions:
         _tuples(self)
         _number("port", self.port, 0, 65535, whole=True)
         _number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
+        _number("max_connections", self.max_connections, 1, 1_000_000, whole=True)
+        _number("client_timeout", self.client_timeout, 0.001, 1e9)
+        _number("keep_alive_timeout", self.keep_alive_timeout, 1, 1e9, whole=True)
         _number("request_timeout", self.request_timeout, 0.001, 1e9)
         _number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives
         _number("shutdown_timeout", self.shutdown_timeout, 0, 1e9)
+        if self.api_key_file is not None:
+            keys = (*self.api_key, *_lines("api_key_file", self.api_key_file))
+            object.__setattr__(self, "api_key", tuple(dict.fromkeys(keys)))
         for key in self.api_key:
             if not re.fullmatch(r"[\x21-\x7e]{1,512}", key):
-                raise ConfigError("api_key must be 1 to 512 printable ASCII characters without spaces")
+                raise ConfigError("an API key must be 1 to 512 printable ASCII characters without spaces")
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
             raise ConfigError(f"root_path must be like /llm, got {self.root_path!r:.100}")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -76,6 +94,11 @@ class ServerOptions:
             file = getattr(self, name)
             if file is not None and not Path(file).is_file():
                 raise ConfigError(f"{name}: there is no file {file!r:.200}")
+        if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_traces_endpoint):
+            raise ConfigError(
+                "otlp_traces_endpoint must be like http://localhost:4318/v1/traces, got "
+                f"{self.otlp_traces_endpoint!r:.200}"
+            )
         root = self.allowed_local_media_path
         if root is not None and not Path(root).is_dir():
             raise ConfigError(f"allowed_local_media_path: there is no directory {root!r:.200}")
@@ -143,6 +166,24 @@ def _tuples(options: ServerOptions) -> None:
         if not all(isinstance(value, str) and value for value in values):
             raise ConfigError(f"{option.name} must be a list of strings")  # may be a key: its value is not shown
         object.__setattr__(options, option.name, values)
+
+
+def _lines(name: str, path: str) -> list[str]:
+    """The lines of a file, without comments.
+
+    Raises:
+        ConfigError: it cannot be read, or has none; what it has is not shown.
+    """
+    try:
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise ConfigError(f"{name}: {path!r:.200}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name}: {path!r:.200} is not text") from None
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise ConfigError(f"{name}: there is no key in {path!r:.200}; leave it out for a server that all may use")
+    return found
 
 
 def _number(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:

@@ -24,6 +24,7 @@ from corellm.server.options import ServerConfig
 from corellm.server.requests.chat import Conversation, TemplateFields
 from corellm.server.requests.completion import Prompt
 from corellm.server.requests.responses import ResponsesRequest
+from corellm.server.stages import stage
 from corellm.worker.process import usable_cpus
 
 _Result = TypeVar("_Result")
@@ -58,7 +59,8 @@ class Preparation:
         checked = check_messages(
             request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
         )
-        await self._sources.load(checked.sources)
+        with stage("fetch"):
+            await self._sources.load(checked.sources)
         process = partial(
             self._client.input_processor.process_chat, checked.messages,
             mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options,
@@ -114,7 +116,8 @@ class Preparation:
     async def in_pool(self, function: Callable[[], _Result], takes_long: bool) -> _Result:
         """Call a function in a thread; cancelled before it began, it is not called."""
         pool = self._media_pool if takes_long else self._text_pool
-        return await asyncio.get_running_loop().run_in_executor(pool, function)
+        with stage("process"):
+            return await asyncio.get_running_loop().run_in_executor(pool, function)
 
     def close(self) -> None:
         """End the threads."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,7 @@ import uvicorn
 
 from corellm.errors import ConfigError
 from corellm.server.app import make_app
+from corellm.server.connections import Connections
 from corellm.server.options import ServerOptions
 from corellm.server.service import Service
 
@@ -53,6 +55,30 @@ def bind(options: ServerOptions) -> socket.socket:
     return bound
 
 
+def check_certificate(options: ServerOptions) -> None:
+    """Return if the certificate and its key can be used, or there are none.
+
+    Raises:
+        ConfigError: why they cannot.
+    """
+    if options.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password=_no_password)
+    except OSError as error:
+        reason = error.strerror
+        if isinstance(error, ssl.SSLError):
+            is_other = error.reason == "KEY_VALUES_MISMATCH"
+            reason = "the key is another certificate's" if is_other else "not a certificate and a private key (PEM)"
+        files = f"ssl_certfile {options.ssl_certfile!r:.200}, ssl_keyfile {options.ssl_keyfile!r:.200}"
+        raise ConfigError(f"{files}: {reason}") from error
+
+
+def _no_password() -> str:
+    raise ConfigError("ssl_keyfile: the key has a password; give one without, e.g. from openssl pkey")
+
+
 def url_of(bound: socket.socket, options: ServerOptions) -> str:
     """Where a server on this socket is reached from this machine."""
     host, port = bound.getsockname()[:2]
@@ -83,6 +109,7 @@ class HttpServer:
             make_app(service), http="h11",  # which bounds headers
             ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
             ssl_certfile=options.ssl_certfile, ssl_keyfile=options.ssl_keyfile, timeout_graceful_shutdown=_LAST_SECONDS,
+            timeout_keep_alive=options.keep_alive_timeout,
         )  # fmt: skip
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self._uvicorn = _Uvicorn(config)
@@ -113,18 +140,24 @@ class HttpServer:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._stop)
-        serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._bound]))
+        serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[]))
+        connections = Connections(self._uvicorn, self._bound, self._service.config.options)
         try:
             while not self._uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)
+            connections.listen()
+            accepting = asyncio.ensure_future(connections.run())
             on_listening()
-            await self._until_stopped(serving)
+            await self._until_stopped(serving, accepting)
+            if accepting.done():
+                accepting.result()  # raises
             is_dead = self._service.client.dead is not None
             if is_dead:
                 logger.error("the engine stopped: %s", self._service.client.dead)
             await self._drain(0 if is_dead else self._service.config.options.shutdown_timeout)
             if is_dead:
                 await asyncio.sleep(_DEAD_SECONDS)
+            accepting.cancel()
             self._uvicorn.should_exit = True
             await serving
         finally:
@@ -132,9 +165,11 @@ class HttpServer:
             self._bound.close()
         return int(is_dead)
 
-    async def _until_stopped(self, serving: asyncio.Future[None]) -> None:
+    async def _until_stopped(self, *tasks: asyncio.Future[None]) -> None:
         assert self._stopped is not None
-        while not (self._stopped.is_set() or serving.done() or self._service.client.dead is not None):
+        while not (
+            self._stopped.is_set() or self._service.client.dead is not None or any(task.done() for task in tasks)
+        ):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._stopped.wait()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
@@ -20,6 +20,9 @@ from corellm.server.metrics import ServerMetrics
 from corellm.server.options import ServerConfig
 from corellm.server.preparation import Preparation
 
+if TYPE_CHECKING:  # needs corellm[otel]
+    from corellm.server.tracing import Tracing
+
 
 class Service:
     """One served model.
@@ -29,9 +32,17 @@ class Service:
         model: the name it was loaded by.
         config: of the server.
         fetcher: fetches URLs of media, and is closed with the service; None for no URLs.
+        tracing: makes spans of requests, and is closed with the service; None for no spans.
     """
 
-    def __init__(self, client: EngineClient, model: str, config: ServerConfig, fetcher: Fetcher | None = None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        model: str,
+        config: ServerConfig,
+        fetcher: Fetcher | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.client, self.config = client, config
         self.names: Sequence[str] = tuple(config.options.served_model_name) or (model,)
         self.created = int(time.time())
@@ -39,6 +50,7 @@ class Service:
         self.metrics = ServerMetrics()
         self.preparation = Preparation(client, config, fetcher)
         self._fetcher = fetcher
+        self.tracing = tracing
 
     def check_model(self, name: str | None) -> str:
         """The model's name, as the client gave it; None for any.
@@ -64,13 +76,17 @@ class Service:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt; the request is aborted when the iteration is closed."""
         self.metrics.prepared(exchange, len(prompt.token_ids))
-        num_tokens = 0
-        async with contextlib.aclosing(self.client.generate(prompt, params, request_id)) as outputs:
-            async for output in outputs:
-                num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-                if output.finished:  # outputs are deltas, or there is only a final one
-                    self.metrics.finished(exchange, output, num_tokens)
-                yield output
+        num_tokens, output = 0, None
+        try:
+            async with contextlib.aclosing(self.client.generate(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+                    if output.finished:  # outputs are deltas, or there is only a final one
+                        self.metrics.finished(exchange, output, num_tokens)
+                    yield output
+        finally:
+            if output is not None:
+                exchange.outputs.append(output)
 
     async def complete(
         self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams, request_id: str
@@ -80,8 +96,10 @@ class Service:
             return [output async for output in outputs][-1]
 
     async def close(self) -> None:
-        """End the threads of preparation, and fetching. The engine is not the service's own."""
+        """End the threads of preparation, fetching and tracing. The engine is not the service's own."""
         self.preparation.close()
+        if self.tracing is not None:
+            self.tracing.close()
         if self._fetcher is not None:
             await self._fetcher.close()
 

@@ -38,15 +38,14 @@ class ProcessLLM(AsyncLLM):
         EngineDeadError: the engine's process ended while it loaded the model.
     """
 
-    engine: Any  # a `RemoteEngine`, which has what `AsyncLLM` uses of an `LLMEngine`
+    engine: RemoteEngine  # type: ignore[assignment]  # has what `AsyncLLM` uses of an `LLMEngine`
 
     def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
         super().__init__(model, **engine_args)
-        self._remote.start_reading(self._deliver, self._end)
+        self.engine.start_reading(self._deliver, self._end)
 
-    def _load_engine(self, **engine_args: Any) -> Any:
-        self._remote = RemoteEngine(EngineConfig.from_kwargs(**engine_args))
-        return self._remote
+    def _load_engine(self, **engine_args: Any) -> RemoteEngine:  # type: ignore[override]
+        return RemoteEngine(EngineConfig.from_kwargs(**engine_args))
 
     def _end(self, reason: EngineDeadError) -> None:
         """Stop the thread that sends, with the reason why the process ended."""
@@ -60,7 +59,7 @@ class ProcessLLM(AsyncLLM):
     @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and output together, that the model and the KV cache take."""
-        return self._remote.sizes.max_total_tokens
+        return self.engine.sizes.max_total_tokens
 
     @property
     def max_num_seqs(self) -> int:
@@ -70,17 +69,17 @@ class ProcessLLM(AsyncLLM):
     @property
     def input_processor(self) -> InputProcessor:
         """Prepares prompts, in any thread, without running them."""
-        return self._remote.input_processor
+        return self.engine.input_processor
 
     @property
     def pid(self) -> int:
         """Id of the engine's process."""
-        return self._remote.pid
+        return self.engine.pid
 
     @property
     def num_steps(self) -> int:
         """Steps that the engine finished."""
-        return self._remote.num_steps
+        return self.engine.num_steps
 
     @property
     def seconds_silent(self) -> float:
@@ -88,12 +87,12 @@ class ProcessLLM(AsyncLLM):
 
         A server whose engine is silent for longer than its longest step is not ready.
         """
-        return self._remote.seconds_silent
+        return self.engine.seconds_silent
 
     def close(self) -> None:
         """As `AsyncLLM.close`; kills the engine's process if its step in flight does not end."""
         self._stopping = True
-        self._remote.end()
+        self.engine.end()
         super().close()
 
     # --- maintenance ------------------------------------------------------------------------------------------------
@@ -119,7 +118,11 @@ class ProcessLLM(AsyncLLM):
         """As `LLM.get_metrics`; items are processed and counted in this process."""
         metrics = [_METRICS[kind](name, value) for kind, name, value in await self._call("get_metrics")]
         cache = self.input_processor.mm_processor.cache
-        own = {"corellm:mm_cache_queries": cache.hits + cache.misses, "corellm:mm_cache_hits": cache.hits}
+        own = {
+            "corellm:mm_cache_queries": cache.hits + cache.misses,
+            "corellm:mm_cache_hits": cache.hits,
+            "corellm:mm_cache_usage_perc": cache.usage,
+        }
         return [replace(metric, value=own.get(metric.name, metric.value)) for metric in metrics]
 
     async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
@@ -134,7 +137,7 @@ class ProcessLLM(AsyncLLM):
         future: Future[Any] = Future()
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
-        self._inbox.put(partial(self._remote.call, future, method, argument))
+        self._inbox.put(partial(self.engine.call, future, method, argument))
         if self._dead is not None:
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(self._dead)

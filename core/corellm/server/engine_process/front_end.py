@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from corellm.config import EngineConfig
@@ -48,13 +49,16 @@ def open_front_end(
     """
     from corellm.engine import opening  # torch comes in here, while the other process loads the model
 
-    with opening.at_load(config.model.model):
+    with opening.at_load(config.model.model), ExitStack() as on_failure:
         opened = opening.open_model(config, located)
+        on_failure.callback(opened.templates.close)
         ready = wait_until_ready()
         executor = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="corellm-processor")
+        on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
         mm_processor = opening.make_mm_processor(config, opened, executor, ready.max_model_len)
         processor = opening.make_input_processor(
             config, opened, mm_processor, ready.vocab_size, ready.embedding_size, ready.max_model_len
         )
         _ = mm_processor.profile  # measured now, not in the first request
+        on_failure.pop_all()
     return FrontEnd(opened.context, processor, executor, opened.templates), ready

@@ -1,0 +1,158 @@
+"""Accepts connections: at most so many, and none that waits for its client without end.
+
+Knows sockets and what uvicorn's protocols have in common, whatever parses HTTP; knows no request. Nothing here runs per
+request: all connections are looked at together, once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import resource
+import socket
+import time
+from typing import Any, TypeAlias
+
+import uvicorn
+
+from corellm.errors import ConfigError
+from corellm.server.options import ServerOptions
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_LOOK_SECONDS = 1.0
+_FULL_SECONDS = 0.05
+"""Between two looks for room, where all connections have requests in flight."""
+_GRACE_SECONDS = 1.0
+"""In which a request comes after its connection, or after the one before."""
+_OTHER_DESCRIPTORS = 256
+"""For files, child processes and media of requests."""
+
+_Connection: TypeAlias = Any
+"""uvicorn's `H11Protocol` or `HttpToolsProtocol`."""
+
+
+class Connections:
+    """The connections of one server.
+
+    Args:
+        server: speaks HTTP on them; has started, without sockets of its own.
+        bound: a bound socket.
+        options: how many connections, and how long clients may take.
+    """
+
+    def __init__(self, server: uvicorn.Server, bound: socket.socket, options: ServerOptions) -> None:
+        self._config, self._state, self._bound = server.config, server.server_state, bound
+        self._open: set[_Connection] = server.server_state.connections
+        self._max, self._timeout = options.max_connections, options.client_timeout
+        self._opening: set[_Connection] = set()
+        """Connections before the end of their TLS handshake."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[_Connection, tuple[object, float]] = {}
+        """What each connection waits for its client to do, and since when."""
+
+    def listen(self) -> None:
+        """Let clients connect; they are served once `run` runs."""
+        self._bound.setblocking(False)
+        self._bound.listen(_BACKLOG)
+
+    async def run(self) -> None:
+        """Accept connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        cutting_off = asyncio.ensure_future(self._cut_off())
+        try:
+            while True:
+                try:
+                    accepted, _ = await loop.sock_accept(self._bound)
+                except OSError as error:  # its client left, or there is no descriptor
+                    logger.warning("a connection was not accepted: %s", error.strerror)
+                    await asyncio.sleep(_LOOK_SECONDS)
+                    continue
+                with contextlib.ExitStack() as opened:
+                    opened.enter_context(accepted)
+                    await self._make_room()
+                    opened.pop_all()
+                task = asyncio.ensure_future(self._serve(accepted))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        finally:
+            cutting_off.cancel()
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        """Give a connection to uvicorn, after the TLS handshake; one that fails is closed."""
+        tls: dict[str, Any] = {}
+        if self._config.ssl is not None:
+            tls = {"ssl": self._config.ssl, "ssl_handshake_timeout": self._timeout}
+        connection: _Connection = self._config.http_protocol_class(  # type: ignore[call-arg]
+            config=self._config, server_state=self._state, app_state={}
+        )
+        self._opening.add(connection)
+        try:
+            with contextlib.suppress(OSError):
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **tls)
+        finally:
+            self._opening.discard(connection)
+
+    async def _make_room(self) -> None:
+        """Return once there is room for a connection; the one without a request for longest makes it."""
+        while len(self._open | self._opening) >= self._max:
+            self._look()
+            latest = time.monotonic() - _GRACE_SECONDS
+            idle = [(since, c) for c, (_, since) in self._waiting.items() if since < latest and _is_idle(c)]
+            if idle:
+                min(idle, key=lambda found: found[0])[1].transport.abort()
+            await asyncio.sleep(0 if idle else _FULL_SECONDS)
+
+    async def _cut_off(self) -> None:
+        """Abort connections whose clients took too long."""
+        while True:
+            await asyncio.sleep(min(_LOOK_SECONDS, self._timeout / 4))
+            self._look()
+            latest = time.monotonic() - self._timeout
+            for connection, (_, since) in self._waiting.items():
+                if since < latest and not _is_kept_alive(connection):
+                    connection.transport.abort()
+
+    def _look(self) -> None:
+        """Find the connections that wait for their clients; those whose clients did something begin anew."""
+        now, before = time.monotonic(), self._waiting
+        self._waiting = {}
+        for connection in self._open:
+            unsent = connection.transport.get_write_buffer_size()
+            if unsent or _is_idle(connection):
+                awaited = (connection.cycle, connection.timeout_keep_alive_task, unsent)
+                known, since = before.get(connection, (None, math.nan))
+                self._waiting[connection] = (awaited, since if known == awaited else now)
+
+
+def _is_idle(connection: _Connection) -> bool:
+    """Whether a connection has no request in flight, and nothing left to send."""
+    has_request = connection.cycle is not None and not connection.cycle.response_complete
+    return not has_request and not connection.transport.get_write_buffer_size()
+
+
+def _is_kept_alive(connection: _Connection) -> bool:
+    """Whether a connection had a request and no byte of the next one; uvicorn closes it after its own time."""
+    is_timed = connection.timeout_keep_alive_task is not None and not connection.transport.is_closing()
+    return is_timed and _is_idle(connection)
+
+
+def allow_descriptors(max_connections: int) -> None:
+    """Let this process have as many files open as its connections need.
+
+    Raises:
+        ConfigError: the system does not allow so many.
+    """
+    wanted = max_connections + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigError(
+            f"max_connections={max_connections} needs {wanted} open files, this process may have {hard}: raise its "
+            "limit (ulimit -n, LimitNOFILE=), or lower --max-connections"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
