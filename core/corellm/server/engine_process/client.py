@@ -64,7 +64,7 @@ class ProcessLLM(AsyncLLM):
     @property
     def max_num_seqs(self) -> int:
         """Most sequences that run at once."""
-        return self._remote.sizes.max_num_seqs
+        return self.engine.sizes.max_num_seqs
 
     @property
     def input_processor(self) -> InputProcessor:
