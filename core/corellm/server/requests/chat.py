@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import WithJsonSchema
+
+from corellm.server.conversation import messages_schema
 from corellm.server.requests.body import Body
 from corellm.server.requests.sampling import SamplingFields
 
@@ -13,10 +16,14 @@ _NO_GUIDES = "outputs cannot be held to a format yet; state it in a message and 
 _TEXT_ONLY = "models generate text only"
 
 
+Messages = Annotated[list[dict[str, Any]], WithJsonSchema(messages_schema())]
+"""Messages that are checked later, by `check_messages`."""
+
+
 class Conversation(Body):
     """A conversation, and how it becomes a prompt."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     """The conversation: roles, and content as text or parts."""
     add_generation_prompt: bool | None = None
     """Whether to end with the start of the assistant's turn; by default yes."""
