@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from corellm import __version__
+from corellm.server import document
 from corellm.server.endpoints.chat import chat_routes
 from corellm.server.endpoints.completions import completion_routes
 from corellm.server.endpoints.models import model_routes
@@ -35,6 +36,7 @@ def make_app(service: Service) -> ASGIApp:
         router = routes(service)
         declared += router.routes
         app.include_router(router)
+    document.complete(app.openapi(), service.names, has_keys=bool(options.api_key))
     app.add_exception_handler(RequestValidationError, _refuse_body)
     app.add_exception_handler(Exception, _fail)
 

@@ -70,6 +70,28 @@ class CheckedMessages:
         return ApiError(error.status, f"{own[error.item].where}: {error}", param=own[error.item].where)
 
 
+def messages_schema() -> dict[str, Any]:
+    """The JSON schema of what `check_messages` takes, but for which keys go with which type of part."""
+    text, media = {"type": ["string", "null"]}, {"type": ["string", "object", "null"]}
+    part = {
+        "type": {"enum": [*_TYPES, None]},
+        **{kind: text if modality == "text" else media for kind, modality in _TYPES.items()},
+        "uuid": {"type": ["string", "null"], "minLength": 1, "maxLength": _MAX_UUID},
+    }
+    parts = {"anyOf": [{"type": "string"}, _object(part)]}
+    message = {
+        **{key: {} for key in sorted(_MESSAGE_KEYS | _DROPPED_KEYS)},
+        "role": {"enum": [*ROLES]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": parts}, {"type": "null"}]},
+    }
+    return {"type": "array", "minItems": 1, "items": {**_object(message), "required": ["role"]}}
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """An object whose further properties may be null only."""
+    return {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
+
+
 def check_messages(
     messages: Sequence[Mapping[str, Any]],
     limits: RequestLimits,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.sampling_params import SamplingParams
-from corellm.server.endpoints.replies import ERRORS, JsonBody, json_response
+from corellm.server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.responses.chat import ChatResponse
 from corellm.server.responses.events import EventStream
@@ -25,7 +25,11 @@ def chat_routes(service: Service) -> APIRouter:
     """The endpoint, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}, **ERRORS}, response_model=None)
+    @router.post(
+        "/v1/chat/completions",
+        responses={200: {"model": ChatCompletion, "content": STREAM}, **ERRORS},
+        response_model=None,
+    )
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Complete a conversation."""
         exchange = exchange_of(request.scope)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
-from corellm.server.endpoints.replies import ERRORS, JsonBody, json_response
+from corellm.server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm.server.errors import ApiError
 from corellm.server.requests.completion import CompletionRequest
 from corellm.server.responses.completion import CompletionResponse
@@ -28,7 +28,9 @@ def completion_routes(service: Service) -> APIRouter:
     """The endpoint, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post("/v1/completions", responses={200: {"model": Completion}, **ERRORS}, response_model=None)
+    @router.post(
+        "/v1/completions", responses={200: {"model": Completion, "content": STREAM}, **ERRORS}, response_model=None
+    )
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Complete prompts."""
         model = service.check_model(body.model)

@@ -9,7 +9,7 @@ from openai.types import Model
 from pydantic import BaseModel
 
 from corellm import __version__
-from corellm.server.endpoints.replies import ERRORS
+from corellm.server.endpoints.replies import ERRORS, GET_ERRORS
 from corellm.server.service import Service
 
 
@@ -34,7 +34,7 @@ class Version(BaseModel):
 
 def model_routes(service: Service) -> APIRouter:
     """The endpoints, for one model."""
-    router = APIRouter(responses=ERRORS)
+    router = APIRouter(responses=GET_ERRORS)
 
     def described(name: str) -> ServedModel:
         return ServedModel(
@@ -47,7 +47,7 @@ def model_routes(service: Service) -> APIRouter:
         """All names of the model that is served."""
         return ModelList(object="list", data=[described(name) for name in service.names])
 
-    @router.get("/v1/models/{model:path}", response_model_exclude_unset=True)
+    @router.get("/v1/models/{model:path}", response_model_exclude_unset=True, responses={404: ERRORS[404]})
     async def retrieve_model(model: str) -> ServedModel:
         """One of them."""
         return described(service.check_model(model))

@@ -29,9 +29,13 @@ class ErrorReply(BaseModel):
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply} for status in (400, 401, 404, 405, 408, 413, 415, 422, 500, 503)
+    status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 415, 500, 503)
 }
-"""Statuses of errors, for the OpenAPI document."""
+"""Statuses of errors of a POST, for the OpenAPI document."""
+GET_ERRORS: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (401, 500, 503)}
+"""Those of a GET, which has neither a body nor fields."""
+STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+"""Events instead of a JSON object, for the OpenAPI document."""
 
 
 class _ReadRequest(Request):

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.sampling_params import SamplingParams
-from corellm.server.endpoints.replies import ERRORS, JsonBody, json_response
+from corellm.server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm.server.exchange import Exchange
 from corellm.server.requests.responses import ResponsesRequest
 from corellm.server.responses.events import EventStream, encoded
@@ -33,7 +33,9 @@ def response_routes(service: Service) -> APIRouter:
     """The endpoint, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post("/v1/responses", responses={200: {"model": TextResponse}, **ERRORS}, response_model=None)
+    @router.post(
+        "/v1/responses", responses={200: {"model": TextResponse, "content": STREAM}, **ERRORS}, response_model=None
+    )
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Complete a conversation, as a model response."""
         exchange = exchange_of(request.scope)

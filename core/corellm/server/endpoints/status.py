@@ -12,9 +12,11 @@ from pydantic import BaseModel
 
 from corellm.engine.metrics import Metric
 from corellm.errors import EngineDeadError
-from corellm.server.endpoints.replies import ERRORS
+from corellm.server.endpoints.replies import GET_ERRORS
 from corellm.server.errors import unavailable
 from corellm.server.service import Service
+
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 
 class Status(BaseModel):
@@ -25,7 +27,7 @@ class Status(BaseModel):
 
 def status_routes(service: Service) -> APIRouter:
     """The endpoints, for one server."""
-    router = APIRouter(responses=ERRORS)
+    router = APIRouter(responses=GET_ERRORS)
 
     def is_silent() -> bool:
         return service.client.seconds_silent > service.config.options.ready_timeout
@@ -46,7 +48,7 @@ def status_routes(service: Service) -> APIRouter:
             raise unavailable("the engine completes no step")
         return Status()
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", response_class=Response, responses={200: {"content": _TEXT}})
     async def metrics() -> Response:
         """Metrics in Prometheus's format; the server's own also where the engine is dead or hangs."""
         engine_metrics: Sequence[Metric] = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails
 
 from corellm.config import suggestion
 from corellm.server.errors import ApiError
@@ -38,6 +39,22 @@ class Body(BaseModel):
     """Fields that are accepted without an effect, and what they would do."""
     REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {}
     """Fields that corellm lacks: values that ask for nothing, and what to use instead."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema of all that is accepted, for the OpenAPI document."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        fields = schema["properties"]
+        for name in fields.keys() - schema.get("required", ()):
+            if "type" in fields[name]:
+                fields[name]["type"] = [fields[name]["type"], "null"]
+        for name, effect in cls.IGNORED.items():
+            fields[name] = {"description": f"Ignored: {effect}."}
+        for name, (neutral, instead) in cls.REFUSED.items():
+            fields[name] = {"enum": [*neutral, None], "description": f"Not supported: {instead}."}
+        schema["additionalProperties"] = {"type": "null"}
+        return reference
 
     @model_validator(mode="before")
     @classmethod

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import WithJsonSchema
+
+from corellm.server.conversation import messages_schema
 from corellm.server.requests.body import Body
 from corellm.server.requests.sampling import CompletionFields
 
 NO_TOOLS = "models cannot be given tools yet; describe them in a message and read the text"
 NO_GUIDES = "outputs cannot be held to a format yet; state it in a message and check the output"
 _TEXT_ONLY = "models generate text only"
+
+
+Messages = Annotated[list[dict[str, Any]], WithJsonSchema(messages_schema())]
+"""Messages that are checked later, by `check_messages`."""
 
 
 class TemplateFields(Body):
@@ -39,7 +46,7 @@ class TemplateFields(Body):
 class Conversation(TemplateFields):
     """A conversation, and how it becomes a prompt."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     """The conversation: roles, and content as text or parts."""
 
 

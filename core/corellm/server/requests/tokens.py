@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from corellm.server.requests.body import Body
-from corellm.server.requests.chat import Conversation
+from corellm.server.requests.chat import Conversation, Messages
 
 
 class TokenizeRequest(Conversation):
@@ -17,7 +15,7 @@ class TokenizeRequest(Conversation):
     """A name of `/v1/models`."""
     prompt: str | None = None
     """The text; or give `messages`."""
-    messages: list[dict[str, Any]] = Field(default=[])
+    messages: Messages = Field(default=[])
     """The conversation; or give `prompt`."""
     add_special_tokens: bool | None = None
     """Whether a text gets the tokenizer's special tokens; by default yes."""
