@@ -45,6 +45,9 @@ class ServerOptions:
     """Variables of the chat template that requests may set (`chat_template_kwargs`)."""
     allowed_mm_processor_kwargs: Collection[str] = ()
     """Arguments of the model's processor that requests may set (`mm_processor_kwargs`)."""
+    max_window_size: int | None = None
+    """Most tokens of a conversation's prompt, where the request does not say: the oldest turns are left out until it
+    fits. None for no limit but the model's, past which a request is refused."""
     max_queue: int = 256
     """Most requests in the server, running ones included; more are answered 503 at once."""
     request_timeout: float = 3600.0
@@ -61,6 +64,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         _tuples(self)
         _number("port", self.port, 0, 65535, whole=True)
+        if self.max_window_size is not None:
+            _number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
         _number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
         _number("request_timeout", self.request_timeout, 0.001, 1e9)
         _number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.text_limit import CHEAP_CHARACTERS
-from corellm.errors import MultiModalError, RequestError
+from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.sampling_params import SamplingParams
 from corellm.server.conversation import CheckedMessages, check_messages
 from corellm.server.engine_client import EngineClient
@@ -130,6 +130,7 @@ class Preparation:
             "chat_template_kwargs": request.chat_template_kwargs,
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
+            "max_window_size": options.max_window_size if request.max_window_size is None else request.max_window_size,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -140,6 +141,8 @@ def _located(checked: CheckedMessages, process: Callable[[], ProcessedPrompt]) -
         return process()
     except MultiModalError as error:
         raise checked.located(error) from error
+    except PromptTooLongError as error:
+        raise ApiError(400, f"messages: {error}", param="messages", code="context_length_exceeded") from error
 
 
 def _allowed(name: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> None:

@@ -175,7 +175,7 @@ def _guard_borders(messages: Sequence[Mapping[str, Any]], guards: Guards) -> Non
 def collect_media(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The media of normalized messages, `{modality: in order of appearance}`."""
     media: dict[str, list[Any]] = {}
-    for part in _media_parts(messages):
+    for part in media_parts(messages):
         media.setdefault(part["type"], []).append(part[part["type"]])
     return media
 
@@ -189,7 +189,7 @@ def collect_uuids(messages: Sequence[Mapping[str, Any]], mm_data: Mapping[str, S
     """
     uuids: dict[str, list[Any]] = {}
     for modality, media in mm_data.items():
-        parts = [part for part in _media_parts(messages) if part["type"] == modality]
+        parts = [part for part in media_parts(messages) if part["type"] == modality]
         found: list[Any] = []
         for item in reversed(media):
             while parts and parts[-1][modality] is not item:
@@ -200,5 +200,6 @@ def collect_uuids(messages: Sequence[Mapping[str, Any]], mm_data: Mapping[str, S
     return uuids
 
 
-def _media_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def media_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The media parts of normalized messages, in order."""
     return [part for message in messages for part in message["content"] if part["type"] != "text"]
