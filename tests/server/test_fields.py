@@ -6,10 +6,13 @@ from typing import get_type_hints
 
 import pytest
 from openai.types import completion_create_params
+from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from corellm.sampling_params import SamplingParams
 from corellm.server.errors import ApiError
+from corellm.server.form import UploadedFile
+from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.body import Body
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completion import CompletionRequest
@@ -18,6 +21,7 @@ from corellm.server.requests.sampling import SamplingFields
 OPENAIS = {
     ChatRequest: chat_create_params.CompletionCreateParamsBase,
     CompletionRequest: completion_create_params.CompletionCreateParamsBase,
+    TranscriptionRequest: transcription_create_params.TranscriptionCreateParamsBase,
 }
 
 
@@ -34,7 +38,7 @@ def test_every_field_is_decided(body: type[Body]) -> None:
 @pytest.mark.parametrize("body", OPENAIS)
 def test_what_is_not_taken(body: type[Body]) -> None:
     """Ignored fields may be anything; refused ones may be null or ask for nothing; others are unknown."""
-    required = {"model": "m", "messages": [{}], "prompt": "x"}
+    required = {"model": "m", "messages": [{}], "prompt": "x", "file": UploadedFile(b"")}
     base = {name: value for name, value in required.items() if name in body.model_fields}
     for name in body.IGNORED:
         body.model_validate({**base, name: object()})

@@ -15,7 +15,8 @@ from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
 
 _HELP = """\
-Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready,
+Serve a model over HTTP: /v1/chat/completions, /v1/completions,
+/v1/audio/transcriptions, /v1/models, /tokenize, /detokenize, /health, /ready,
 /version and /metrics. Only this machine can reach the server, nothing is fetched and no file is read for a request,
 unless options say so."""
 

@@ -1,7 +1,7 @@
 """The gate that every request passes, before the application sees it and until its response is complete.
 
-Order: API key, route, method, room in the server, content type, size, JSON. Then the application runs; it is cancelled
-when the client leaves, the deadline passes or the server stops. Knows ASGI and limits; knows no endpoint.
+Order: API key, route, method, room in the server, content type, size, JSON or form. Then the application runs; it is
+cancelled when the client leaves, the deadline passes or the server stops. Knows ASGI and limits; knows no endpoint.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from corellm.server.options import ServerConfig
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no keys."""
+FORM_ROUTES = frozenset({"/v1/audio/transcriptions"})
+"""Whose bodies are forms with a file; all others are JSON."""
 
 
 class Gate:
@@ -60,7 +62,7 @@ class Gate:
             route = self._route_of(scope)
             if scope["method"] == "POST":
                 self._intake.enter(exchange)
-                await exchange.read_body(receive, self._config.limits, self._intake.hold)
+                await exchange.read_body(receive, self._config.limits, self._intake.hold, is_form=route in FORM_ROUTES)
             await self._run(exchange, scope, receive)
         except ConnectionError:
             exchange.stop(None)

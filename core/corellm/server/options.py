@@ -39,6 +39,9 @@ class ServerOptions:
     """Origins whose web pages may use the server, e.g. https://example.org; `*` for all."""
     allowed_local_media_path: str | None = None
     """Directory whose files requests may name (`file:` URLs and paths); none unless given."""
+    enable_mm_embeds: bool = False
+    """Let requests bring precomputed embeddings in place of items. Their shape and values are checked; whether an
+    encoder made them cannot be."""
     allow_request_templates: bool = False
     """Let requests bring chat templates of their own."""
     allowed_template_kwargs: Collection[str] = ("enable_thinking",)

@@ -16,7 +16,7 @@ from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.sampling_params import SamplingParams
-from corellm.server.conversation import CheckedMessages, check_messages
+from corellm.server.conversation import CheckedMessages, Source, check_counts, check_messages
 from corellm.server.engine_client import EngineClient
 from corellm.server.errors import ApiError
 from corellm.server.media_sources import Fetcher, MediaSources
@@ -39,7 +39,9 @@ class Preparation:
 
     def __init__(self, client: EngineClient, config: ServerConfig, fetcher: Fetcher | None) -> None:
         self._client, self._config = client, config
-        self._sources = MediaSources(config.options.allowed_local_media_path, fetcher)
+        self._sources = MediaSources(
+            config.options.allowed_local_media_path, fetcher, takes_embeddings=config.options.enable_mm_embeds
+        )
         # two pools: a short text never waits for another request's media or long text
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
@@ -54,10 +56,26 @@ class Preparation:
         item_limits = self._client.input_processor.mm_processor.limits
         checked = check_messages(request.messages, self._config.limits, item_limits)
         await self._sources.load(checked.sources)
-        process = partial(
-            self._client.input_processor.process_chat, checked.messages,
-            mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options,
-        )  # fmt: skip
+        return await self._checked(
+            checked, mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options
+        )
+
+    async def audio(self, content: bytes, instruction: str, *, salt: str | None) -> ProcessedPrompt:
+        """The prompt of a conversation about one audio file, which the field `file` brought.
+
+        Raises:
+            ApiError, CorellmError: what is wrong with it, or the model takes no audio.
+        """
+        audio = {"type": "audio", "audio": content}
+        checked = CheckedMessages(
+            [{"role": "user", "content": [audio, {"type": "text", "text": instruction}]}],
+            [Source("file", "audio", audio)],
+        )
+        check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
+        return await self._checked(checked, cache_salt=salt)
+
+    async def _checked(self, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
+        process = partial(self._client.input_processor.process_chat, checked.messages, **options)
         takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
         return await self.in_pool(lambda: _located(checked, process), takes_long or "chat_template" in options)
 

@@ -8,6 +8,7 @@ from typing import Any
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.server.errors import ApiError
 from corellm.server.options import RequestLimits
+from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completion import CompletionRequest
 from corellm.server.requests.sampling import SamplingFields
@@ -48,6 +49,21 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams, limi
     return replace(params, prompt_logprobs=request.logprobs) if request.echo else params
 
 
+def transcription_params(
+    request: TranscriptionRequest, defaults: SamplingParams, limits: RequestLimits
+) -> SamplingParams:
+    """The parameters of audio's transcription: greedy unless asked otherwise.
+
+    Raises:
+        ApiError, InvalidParameterError: a value out of range; names the field.
+    """
+    _at_most("temperature", request.temperature, limits.max_temperature)
+    max_tokens = limits.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    _check_length("max_completion_tokens", max_tokens, limits)
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    return replace(defaults, n=1, temperature=request.temperature, max_tokens=max_tokens, output_kind=kind)
+
+
 def _params(
     request: SamplingFields,
     defaults: SamplingParams,
@@ -61,11 +77,9 @@ def _params(
     _at_most("stop", len(stop), limits.max_stop, "strings")
     _at_most("temperature", request.temperature, limits.max_temperature)
     _at_most("top_logprobs" if isinstance(request, ChatRequest) else "logprobs", logprobs, limits.max_logprobs)
-    _at_most(length_name, max_tokens, limits.max_tokens)
+    _check_length(length_name, max_tokens, limits)
     if logprobs is not None and logprobs < 0:
         raise ApiError(400, f"logprobs must be at least 0, got {logprobs}", param="logprobs")
-    if max_tokens is not None and max_tokens < 1:
-        raise ApiError(400, f"{length_name} must be at least 1, got {max_tokens}", param=length_name)
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     given: dict[str, Any] = {
@@ -76,6 +90,12 @@ def _params(
     given |= {"stop": stop, "logprobs": logprobs, "max_tokens": max_tokens}
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return replace(defaults, **given, output_kind=kind)
+
+
+def _check_length(name: str, max_tokens: int | None, limits: RequestLimits) -> None:
+    _at_most(name, max_tokens, limits.max_tokens)
+    if max_tokens is not None and max_tokens < 1:
+        raise ApiError(400, f"{name} must be at least 1, got {max_tokens}", param=name)
 
 
 def _at_most(name: str, value: float | None, limit: float | None, unit: str = "") -> None:

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from corellm.errors import MediaError, PromptError
 from corellm.multimodal.chat.guarding import GUARD, Guard
+from corellm.multimodal.items import GivenEmbeddings
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OPERATOR_ROLES = frozenset({"system", "developer"})
@@ -25,9 +26,11 @@ _MEDIA_PARTS = {
     "image_pil": "image",
     "input_image": "image",
     "image_embeds": "image",
+    "video_embeds": "video",
     "video": "video",
     "video_url": "video",
     "input_video": "video",
+    "audio_embeds": "audio",
     "audio": "audio",
     "audio_url": "audio",
     "input_audio": "audio",
@@ -143,8 +146,8 @@ def _media(where: str, part: Mapping[str, Any], kind: str, modality: str) -> Any
         media = f"data:{modality}/{media.get('format', '')};base64,{media['data']}"
     if isinstance(media, str) and media[:7].lower() == "file://":
         media = _path_of(media, where, modality)
-    if kind == "image_embeds" and getattr(media, "ndim", None) == 3 and len(media) == 1:
-        media = media[0]
+    if kind == f"{modality}_embeds" and media is not None:
+        return GivenEmbeddings(media[0] if getattr(media, "ndim", None) == 3 and len(media) == 1 else media)
     return media
 
 
