@@ -116,7 +116,8 @@ def test_row_18_malformed_embeddings(taking: Running, llm: AsyncLLM) -> None:
     infinite = noise(5, size)
     infinite[3, 1] = float("inf")
     values: list[tuple[Any, str]] = [
-        (pickle.dumps(Evil()), "safetensors"), (saved_by_torch(), "safetensors"), (b"", "empty"), (b"1234567", "safetensors"),
+        (pickle.dumps(Evil()), "safetensors"), (saved_by_torch(), "safetensors"), (b"", "empty"),
+        (b"1234567", "safetensors"),
         (good[:-1], "safetensors"), (good + b"x", "safetensors"), (b"\xff" * 8 + good[8:], "header"),
         (save({str(i): noise(1, 1) for i in range(100)}), "header"),
         (save({"a": noise(5, size), "b": noise(5, size)}), "got 2"), (save({}), "got 0"),

@@ -60,11 +60,9 @@ class Window:
                 return False
             size = self.num_tokens(chat)
             unseen = Counter({modality: len(items) for modality, items in chat.mm_data.items()})
-            if (
-                size + sum(unseen[modality] * self.most_tokens.get(modality, 0) for modality in unseen)
-                <= self.max_tokens
-            ):
-                return True
+            expanded = sum(items * self.most_tokens.get(modality, 0) for modality, items in unseen.items())
+            if size + expanded <= self.max_tokens:
+                return True  # whatever the items are
             for part in reversed(media_parts(kept(count))):
                 if size > self.max_tokens:
                     break
