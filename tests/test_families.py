@@ -19,7 +19,14 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from corellm import LLM, SamplingParams
-from corellm.errors import CorellmError, ItemLimitError, MediaError, ProcessorKwargsError, RequestError
+from corellm.errors import (
+    CorellmError,
+    ItemLimitError,
+    MediaError,
+    ProcessorKwargsError,
+    PromptTooLongError,
+    RequestError,
+)
 from tests.conftest import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -123,6 +130,37 @@ def test_conversation_with_media_in_order(load: Load, name: str, template: bool)
     (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
     assert output.prompt_token_ids == processed.token_ids
     assert output.outputs[0].token_ids
+
+
+def chat_of_turns(family: Family, turns: int) -> list[dict[str, Any]]:
+    """A conversation whose turns are of different lengths; every other one has an item, where it may."""
+    messages: list[dict[str, Any]] = []
+    for i in range(turns):
+        modality = family.modalities[i % len(family.modalities)]
+        medium = [{"type": modality, modality: item(modality, i)}] if i % 2 and family.several else []
+        messages.append({"role": "user", "content": [*medium, {"type": "text", "text": "What is it? " * (1 + i % 3)}]})
+        messages.append({"role": "assistant", "content": "Red. " * (i % 4 + 1)})
+    return messages[:-1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_windows_keep_the_newest_turns(load: Load, name: str) -> None:
+    """The prompt is that of as many of the newest turns as fit, whatever the number of tokens."""
+    family, llm = FAMILIES[name], load(name)
+    inputs, messages = llm.engine.input_processor, chat_of_turns(family, 5)
+    is_own = name == "qwen_vl"  # leaves turns out itself: below the number of tokens, and images keep their numbers
+    prompts = [inputs.process_chat(messages[-(2 * k + 1) :]) for k in range(5)]
+    sizes = [len(prompt.token_ids) for prompt in prompts]
+    assert sizes == sorted(set(sizes))
+    assert family.several == any(prompt.features for prompt in prompts)
+    for wanted, most, longer in zip(prompts, sizes, [*sizes[1:], sizes[-1] + 100], strict=True):
+        for window in (most + is_own, longer - 1 + is_own):
+            got = inputs.process_chat(messages, max_window_size=window)
+            assert len(got.token_ids) == most
+            assert [f.identifier for f in got.features] == [f.identifier for f in wanted.features]
+            assert got.token_ids == wanted.token_ids or is_own
+    with pytest.raises(PromptTooLongError, match=f"have {sizes[0]} tokens, more than max_window_size={sizes[0] - 1}"):
+        inputs.process_chat(messages, max_window_size=sizes[0] - 1)
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])

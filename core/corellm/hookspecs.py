@@ -401,7 +401,8 @@ def make_context(
 
     Args:
         messages: `{"role": ..., "content": text or parts}`; media parts are `{"type": modality, modality: media}`.
-        max_window_size: most tokens of the prompt; older turns may be left out to keep to it.
+        max_window_size: most tokens of the prompt; older turns may be left out to keep to it. For families that do
+            not, the core does, if the request asks for it.
         add_generation_prompt: whether to end with the start of the assistant's turn.
         chat_template: the operator's, else the checkpoint's, or None. A family whose own form is only a fallback
             returns None if there is one.

@@ -223,6 +223,7 @@ class LLM(Maintenance, NotPicklable):
         cache_salt: str | None = None,
         priority: int = 0,
         allowed_special: AllowedSpecial = (),
+        max_window_size: int | None = None,
     ) -> list[RequestOutput]:
         """Complete conversations.
 
@@ -241,6 +242,8 @@ class LLM(Maintenance, NotPicklable):
             cache_salt, priority: for every conversation; see `generate`.
             allowed_special: special tokens that stay tokens in a message's text; `"all"` for all except placeholders
                 of items.
+            max_window_size: most tokens of a prompt, placeholders expanded. Of a longer conversation the oldest turns
+                are left out, whole and with their items; the system message and the last user turn are kept.
 
         Returns:
             One output per conversation.
@@ -259,6 +262,7 @@ class LLM(Maintenance, NotPicklable):
             cache_salt=cache_salt,
             priority=priority,
             allowed_special=allowed_special,
+            max_window_size=max_window_size,
         )
         return self._run([partial(process, c) for c in conversations], sampling_params, use_tqdm, on_error)
 

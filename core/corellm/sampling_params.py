@@ -39,8 +39,10 @@ def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = 
     if not is_number or not (isinstance(value, int) or math.isfinite(value)):
         raise InvalidParameterError(f"{name} must be a finite number, got {shown(value)}", param=name)
     if value < low or value > high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise InvalidParameterError(f"{name} must be in {bracket}{low:g}, {high:g}], got {shown(value)}", param=name)
+        wanted = f"in {'(' if open_low else '['}{low:g}, {high:g}]"
+        if high == MAX_TEMPERATURE and value < low:  # which bounds numbers, not users
+            wanted = f"at least {low:g}"
+        raise InvalidParameterError(f"{name} must be {wanted}, got {shown(value)}", param=name)
     return float(value)
 
 

@@ -63,17 +63,20 @@ def request_fields(name: str) -> str:
     Raises:
         KeyError: there is no such request.
     """
+    from corellm.server.requests.audio import TranscriptionRequest
     from corellm.server.requests.chat import ChatRequest
     from corellm.server.requests.completion import CompletionRequest
     from corellm.server.requests.responses import ResponsesRequest
 
-    body = {request.__name__: request for request in (ChatRequest, CompletionRequest, ResponsesRequest)}[name]
+    bodies = (ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest)
+    body = {body.__name__: body for body in bodies}[name]
     rows = ["| field | |", "|---|---|"]
     rows += [f"| `{field}` | {described.description} |" for field, described in sorted(body.model_fields.items())]
     ignored = ", ".join(f"`{field}` ({meaning})" for field, meaning in body.IGNORED.items())
     refused = [f"| `{field}` | {instead} |" for field, (_, instead) in body.REFUSED.items()]
     return "\n".join([
-        *rows, "", f"Accepted without an effect: {ignored}.", "", "Refused, unless the value asks for nothing:", "",
+        *rows, "", *([f"Accepted without an effect: {ignored}.", ""] if ignored else []),
+        "Refused, unless the value asks for nothing:", "",
         "| field | instead |", "|---|---|", *refused,
     ])  # fmt: skip
 

@@ -6,11 +6,14 @@ from typing import get_type_hints
 
 import pytest
 from openai.types import completion_create_params
+from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from corellm.sampling_params import SamplingParams
 from corellm.server.errors import ApiError
+from corellm.server.form import UploadedFile
+from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.body import Body
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completion import CompletionRequest
@@ -21,6 +24,7 @@ OPENAIS = {
     ChatRequest: chat_create_params.CompletionCreateParamsBase,
     CompletionRequest: completion_create_params.CompletionCreateParamsBase,
     ResponsesRequest: response_create_params.ResponseCreateParamsBase,
+    TranscriptionRequest: transcription_create_params.TranscriptionCreateParamsBase,
 }
 
 
@@ -37,7 +41,7 @@ def test_every_field_is_decided(body: type[Body]) -> None:
 @pytest.mark.parametrize("body", OPENAIS)
 def test_what_is_not_taken(body: type[Body]) -> None:
     """Ignored fields may be anything; refused ones may be null or ask for nothing; others are unknown."""
-    required = {"model": "m", "messages": [{}], "prompt": "x", "input": "x"}
+    required = {"model": "m", "messages": [{}], "prompt": "x", "input": "x", "file": UploadedFile(b"")}
     base = {name: value for name, value in required.items() if name in body.model_fields}
     for name in body.IGNORED:
         body.model_validate({**base, name: object()})

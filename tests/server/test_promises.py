@@ -223,6 +223,7 @@ OF_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"mm_processor_kwargs": {"size": 9}}, "mm_processor_kwargs"), ({"processor": "x"}, "processor"),
     ({"trust_remote_code": True}, "trust_remote_code"), ({"guided_regex": "(a*)*b"}, "guided_regex"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    ({"max_window_size": 0}, "max_window_size"), ({"max_window_size": 1.5}, "max_window_size"),
 ]  # fmt: skip
 OF_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": 5}, "prompt"),

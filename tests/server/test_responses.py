@@ -232,7 +232,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"text": {"x": 1}}, "text.x"), ({"text": "x"}, "text"), ({"tools": [{}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"), ({"background": True}, "background"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "c"}, "conversation"),
-    ({"prompt": {"id": "p"}}, "prompt"), ({"truncation": "auto"}, "truncation"),
+    ({"prompt": {"id": "p"}}, "prompt"), ({"truncation": "old"}, "truncation"),
     ({"mm_processor_kwargs": {"size": 9}}, "mm_processor_kwargs"), ({"chat_template": "x"}, "chat_template"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"), ({"input": [{"type": 3}]}, "input[0]"),
     ({"input": [*user("x"), {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
@@ -352,3 +352,16 @@ def test_the_client_raises_when_a_stream_fails(llm: AsyncLLM) -> None:
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         stall.set()
+
+
+def test_the_oldest_turns_are_left_out(running: Running, llm: AsyncLLM) -> None:
+    """With `truncation: auto`, where prompt and output would be too long; else that is an error."""
+    turns = [{"role": role, "content": "so many words " * 40} for _ in range(200) for role in ("user", "assistant")]
+    given = [*turns, {"role": "user", "content": "The last?"}]
+    assert error_of(running.post(PATH, ask(given)), 400)["code"] == "context_length_exceeded"
+    response = running.post(PATH, ask(given, truncation="auto")).json()
+    assert response["truncation"] == "auto"
+    length = response["usage"]["input_tokens"]
+    assert llm.max_model_len // 2 < length <= llm.max_model_len - 6
+    shorter = running.post(PATH, ask(given, truncation="auto", max_output_tokens=llm.max_model_len - length + 1)).json()
+    assert shorter["usage"]["input_tokens"] < length

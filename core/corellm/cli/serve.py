@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from corellm.server.tracing import Tracing
 
 _HELP = """\
-Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready,
+Serve a model over HTTP: /v1/chat/completions, /v1/completions,
+/v1/audio/transcriptions, /v1/models, /tokenize, /detokenize, /health, /ready,
 /version and /metrics. Only this machine can reach the server, nothing is fetched and no file is read for a request,
 unless options say so."""
 

@@ -22,6 +22,7 @@ from corellm.multimodal.chat.messages import Guards, collect_uuids, normalize_me
 from corellm.multimodal.chat.rendering import RESERVED_VARIABLES
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
+from corellm.sampling_params import shown
 
 AllowedSpecial = Collection[str] | Literal["all"]
 """Special tokens that stay tokens in a message's text."""
@@ -43,6 +44,8 @@ class ChatOptions:
     """Further variables for the template."""
     allowed_special: AllowedSpecial = ()
     """Special tokens that stay tokens in any message's text, `"all"` for all except placeholders of items."""
+    max_window_size: int | None = None
+    """Most tokens of the prompt, placeholders expanded: the oldest turns are left out until it fits."""
 
     @property
     def begins_a_turn(self) -> bool:
@@ -90,6 +93,11 @@ class ChatOptions:
                 f"chat_template must be a Jinja template as text, got {self.chat_template!r:.100}",
                 param="chat_template",
             )
+        window = self.max_window_size
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise InvalidParameterError(
+                f"max_window_size must be an integer of at least 1, got {shown(window)}", param="max_window_size"
+            )
 
 
 @dataclass
@@ -133,16 +141,31 @@ class ChatProcessor:
         self._max_model_len = max_model_len
         self._guards = lru_cache(maxsize=16)(self._make_guards)
 
-    def render(self, messages: Any, options: ChatOptions, chat_template: str | None) -> RenderedChat:
-        """Return the prompt of a conversation. Special tokens that users typed stay text.
+    def normalized(self, messages: Any, options: ChatOptions) -> list[dict[str, Any]]:
+        """Return normalized messages, their text guarded: special tokens that users typed stay text.
 
         Args:
             messages: as a client sends them.
             options: how to render.
+
+        Raises:
+            PromptError: malformed messages.
+            InvalidParameterError: the options do not fit the model.
+        """
+        return normalize_messages(messages, self._guards(self._allowed(options.allowed_special)))
+
+    def render(
+        self, normalized: Sequence[Mapping[str, Any]], options: ChatOptions, chat_template: str | None
+    ) -> RenderedChat:
+        """Return the prompt of a conversation.
+
+        Args:
+            normalized: messages.
+            options: how to render.
             chat_template: the checkpoint's, or None.
 
         Raises:
-            PromptError: malformed messages, no way to place their media, or a template that refuses them.
+            PromptError: no way to place the messages' media, or a template that refuses them.
             InvalidParameterError: the options do not fit the model.
         """
         guards = self._guards(self._allowed(options.allowed_special))
@@ -152,10 +175,9 @@ class ChatProcessor:
             raise InvalidParameterError(
                 f"{name}: this model has no chat template to pass them to; give one (chat_template)", param=name
             )
-        normalized = normalize_messages(messages, guards)
         chat: ChatPrompt = self._make_context(
             mark_end(normalized) if options.continue_final_message else normalized,
-            max_window_size=self._max_model_len,
+            max_window_size=min(options.max_window_size or self._max_model_len, self._max_model_len),
             add_generation_prompt=options.begins_a_turn,
             chat_template=template,
             tools=_tool_schemas(options.tools, guards.operator),

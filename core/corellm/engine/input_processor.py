@@ -6,19 +6,20 @@ knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from corellm.absent.names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
 from corellm.absent.table import check_absent
 from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
-from corellm.engine.chat_processor import ChatOptions, ChatProcessor
+from corellm.engine.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.engine.text_limit import TextLimit
 from corellm.engine.text_tokenizer import TextTokenizer
+from corellm.engine.window import Messages, Window, numbered_in, renumber
 from corellm.errors import (
     CorellmError,
     InvalidParameterError,
@@ -226,27 +227,62 @@ class InputProcessor:
             messages: a list of `{"role", "content"}`.
             mm_processor_kwargs, cache_salt, priority: as in a prompt.
             **options: the fields of `ChatOptions`: `chat_template`, `add_generation_prompt`,
-                `continue_final_message`, `tools`, `chat_template_kwargs`, `allowed_special`.
+                `continue_final_message`, `tools`, `chat_template_kwargs`, `allowed_special`, `max_window_size`.
 
         Raises:
             PromptError: malformed messages, or no way to place their media.
             InvalidParameterError: an option is wrong.
             MultiModalError: an item is wrong.
         """
+        chosen = ChatOptions.of(options)
         with _preparing():
-            chat = self._chat.render(messages, ChatOptions.of(options), self._chat_template)
-        processed = self.process(
-            {
-                "prompt_token_ids": chat.token_ids,
-                "multi_modal_data": chat.mm_data,
-                "multi_modal_uuids": chat.uuids,
-                "mm_processor_kwargs": mm_processor_kwargs,
-                "cache_salt": cache_salt,
-                "priority": priority,
-            }
-        )
+            normalized = self._chat.normalized(messages, chosen)
+        fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
+        if chosen.max_window_size is None:
+            return self._process_rendered(normalized, self._rendered(normalized, chosen), fields)
+        window = self._window(chosen.max_window_size, partial(self._rendered, options=chosen), fields)
+        for chat in window.shortenings(normalized):
+            processed = self._process_rendered(normalized, chat, fields)
+            if len(processed.token_ids) <= window.max_tokens:
+                return processed
+        raise window.refusal(len(processed.token_ids))
+
+    def _rendered(self, messages: Messages, options: ChatOptions) -> RenderedChat:
+        with _preparing():
+            return self._chat.render(messages, options, self._chat_template)
+
+    def _process_rendered(self, messages: Messages, chat: RenderedChat, fields: Mapping[str, Any]) -> ProcessedPrompt:
+        """Prepare a prompt of some of a conversation's messages."""
+        given = {"prompt_token_ids": chat.token_ids, "multi_modal_data": chat.mm_data, "multi_modal_uuids": chat.uuids}
+        with numbered_in(messages, chat):
+            processed = self.process({**given, **fields})
         processed.text = chat.text
         return processed
+
+    def _window(self, max_tokens: int, render: Callable[[Messages], RenderedChat], fields: Mapping[str, Any]) -> Window:
+        """What `max_window_size` needs to know of this model, and of a request's processor arguments and salt."""
+
+        def expansion(part: Mapping[str, Any], number: int) -> int:
+            modality = part["type"]
+            given, uuids = {modality: [part[modality]]}, {modality: [part.get("uuid")]}
+            try:
+                with _preparing():
+                    return self.mm_processor.expansion(
+                        given, fields["mm_processor_kwargs"], uuids, fields["cache_salt"]
+                    )
+            except MultiModalError as error:
+                renumber(error, number)
+                raise
+
+        return Window(
+            max_tokens,
+            render,
+            lambda chat: len(
+                self.mm_processor.unexpanded(chat.token_ids, {name: len(items) for name, items in chat.mm_data.items()})
+            ),
+            expansion,
+            self.mm_processor.profile.max_tokens,
+        )
 
     def tokenize(self, text: str) -> list[int]:
         """Text to token ids, nothing added."""

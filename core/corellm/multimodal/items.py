@@ -68,6 +68,13 @@ class UuidItem:
         )
 
 
+class GivenEmbeddings:
+    """Precomputed embeddings of one item, under the modality's key, marked: their shape alone may not show it."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
 class ModalityItems:
     """The items of one modality, in the order they were given.
 

@@ -26,6 +26,7 @@ from corellm.media.video import Video, is_frame, is_frames_and_metadata, load_vi
 from corellm.multimodal.items import (
     EmbeddingItems,
     EncodedItem,
+    GivenEmbeddings,
     MediaItems,
     ModalityItems,
     MultiModalItems,
@@ -241,7 +242,10 @@ class DataParser:
                 raise MultiModalError(
                     f"{modality}: give either {modality!r} or {modality + _EMBEDS!r}, not both", modality=modality
                 )
-            split[modality] = parsers[modality].split(value) if key == modality else split_embeddings(modality, value)
+            if key == modality and not _are_marked(modality, value):
+                split[modality] = parsers[modality].split(value)
+            else:
+                split[modality] = split_embeddings(modality, value)
         return split
 
     def _read(self, modality: str, raw: RawItems, parser: ModalityParser) -> ModalityItems:
@@ -267,7 +271,8 @@ def split_embeddings(modality: str, value: Any) -> RawItems:
         EmbeddingInputError: neither a tensor `[items, tokens, hidden]` nor a list.
     """
     if isinstance(value, (list, tuple)):
-        return RawItems(value, are_embeddings=True)
+        given = [one.tensor if isinstance(one, GivenEmbeddings) else one for one in value]
+        return RawItems(given, are_embeddings=True)
     expected = "a torch tensor [items, tokens, hidden] or a list of [tokens, hidden]"
     got = f"shape {tuple(value.shape)}" if is_tensor(value) else f"a {type(value).__name__}"
     if not is_tensor(value) or value.ndim != 3:
@@ -304,6 +309,20 @@ def check_embedding(modality: str, item: int, value: Any, hidden_size: int | Non
     require(str(value.dtype) in _EMBEDDING_DTYPES, "dtype", " or ".join(_EMBEDDING_DTYPES), str(value.dtype))
     require(bool(value.isfinite().all()), "", "finite values", "NaN or infinity")
     return value.detach().clone()  # a copy: callers may change theirs, and this one is cached
+
+
+def _are_marked(modality: str, value: Any) -> bool:
+    """Whether a list holds `GivenEmbeddings`.
+
+    Raises:
+        MultiModalError: beside media.
+    """
+    marked = [isinstance(one, GivenEmbeddings) for one in value] if isinstance(value, list) else []
+    if any(marked) and not all(marked):
+        raise MultiModalError(
+            f"{modality}: give either {modality!r} or {modality + _EMBEDS!r}, not both", modality=modality
+        )
+    return any(marked)
 
 
 def _require_dense(modality: str, item: int | None, value: Any) -> None:

@@ -142,6 +142,38 @@ class MultiModalProcessor:
         placeholders = self.profile.placeholder_token_ids
         return self._expand(token_ids, items, placeholders, mm_kwargs=mm_kwargs, uuids=names, salt=cache_salt)
 
+    def unexpanded(self, token_ids: Sequence[int], counts: Mapping[str, int]) -> list[int]:
+        """The prompt as placeholders are looked for in it: with what the family adds or removes whatever the items.
+
+        Args:
+            token_ids: the prompt.
+            counts: `{modality: items}`.
+        """
+        return list(
+            call_hook(self.hooks.apply_hf_processor_tokens_only, token_ids=list(token_ids), mm_counts=dict(counts))
+        )
+
+    def expansion(
+        self,
+        mm_data: Mapping[str, Any],
+        mm_kwargs: Mapping[str, Any] | None,
+        uuids: Mapping[str, Any],
+        cache_salt: str | None,
+    ) -> int:
+        """How many tokens expanding its placeholder adds to a prompt, for one item. It is processed, and cached.
+
+        Args:
+            mm_data: `{modality: [item]}`.
+            mm_kwargs, uuids, cache_salt: as in `process`.
+
+        Raises:
+            CorellmError: as `process`.
+        """
+        counts = dict.fromkeys(mm_data, 1)
+        dummy = self._tokenize(call_hook(self.hooks.get_dummy_text, mm_counts=counts))
+        expanded, _ = self.process(dummy, mm_data, mm_kwargs, uuids, cache_salt)
+        return len(expanded) - len(self.unexpanded(dummy, counts))
+
     def _expand(
         self,
         token_ids: Sequence[int],
@@ -164,7 +196,7 @@ class MultiModalProcessor:
             for modality in counts
         }
         with _adapter_errors("get_prompt_updates"):
-            tokens = call_hook(self.hooks.apply_hf_processor_tokens_only, token_ids=list(token_ids), mm_counts=counts)
+            tokens = self.unexpanded(token_ids, counts)
             updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
                 expanded, placeholders = apply_prompt_updates(

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from corellm import __version__
 from corellm.server import document
+from corellm.server.endpoints.audio import audio_routes
 from corellm.server.endpoints.chat import chat_routes
 from corellm.server.endpoints.completions import completion_routes
 from corellm.server.endpoints.models import model_routes
@@ -32,7 +33,9 @@ def make_app(service: Service) -> ASGIApp:
         description="One multimodal model, as OpenAI's API.",
     )  # fmt: skip
     declared = [*app.routes]
-    for routes in (chat_routes, completion_routes, response_routes, token_routes, model_routes, status_routes):
+    for routes in (
+        chat_routes, response_routes, completion_routes, audio_routes, token_routes, model_routes, status_routes,
+    ):  # fmt: skip
         router = routes(service)
         declared += router.routes
         app.include_router(router)

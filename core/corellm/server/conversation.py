@@ -21,6 +21,7 @@ _TYPES = {
     "image": "image", "image_url": "image",
     "video": "video", "video_url": "video",
     "audio": "audio", "audio_url": "audio", "input_audio": "audio",
+    "image_embeds": "image", "video_embeds": "video", "audio_embeds": "audio",
 }  # fmt: skip
 """A part's type to its modality."""
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
@@ -39,6 +40,8 @@ class Source:
     modality: str
     part: dict[str, Any]
     """The part as the engine gets it; its media are under its modality's name."""
+    are_embeddings: bool = False
+    """Whether the name is the media: precomputed embeddings, as base64."""
 
     @property
     def name(self) -> str | None:
@@ -122,11 +125,16 @@ def check_messages(
     checked = CheckedMessages([], [], field)
     for i, message in enumerate(messages, -skip):
         checked.messages.append(_message(f"{field}[{i}]", message, checked.sources))
-    _check_counts(checked.sources, limits.max_items, item_limits)
+    check_counts(checked.sources, limits.max_items, item_limits)
     return checked
 
 
-def _check_counts(sources: Sequence[Source], max_items: int, item_limits: Mapping[str, int | None]) -> None:
+def check_counts(sources: Sequence[Source], max_items: int, item_limits: Mapping[str, int | None]) -> None:
+    """Check the numbers of items against the server's limit and the model's.
+
+    Raises:
+        ApiError: an item that the model does not take, or one too many.
+    """
     counts: dict[str, int] = {}
     for total, source in enumerate(sources, 1):
         if source.modality not in item_limits:
@@ -176,10 +184,11 @@ def _part(where: str, given: Any, sources: list[Source]) -> dict[str, Any]:
     if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= _MAX_UUID):
         raise _wrong(where, f"uuid must be a string of 1 to {_MAX_UUID} characters")
     name = _name(where, kind, media)
-    if name is None and uuid is None:
+    are_embeddings = kind.endswith("_embeds")
+    if name is None and (uuid is None or are_embeddings):
         raise _wrong(where, f"a part of type {kind} needs {kind!r}")
     engine_part = {"type": modality, modality: name, **({} if uuid is None else {"uuid": uuid})}
-    sources.append(Source(where, modality, engine_part))
+    sources.append(Source(where, modality, engine_part, are_embeddings))
     return engine_part
 
 
@@ -192,6 +201,8 @@ def _name(where: str, kind: str, media: Any) -> str | None:
         if not _FORMAT.fullmatch(form):
             raise _wrong(where, "the format of input_audio is a word like wav or mp3")
         return f"data:audio/{form};base64,{data}"
+    if kind.endswith("_embeds") and not isinstance(media, str):
+        raise _wrong(where, f"{kind} must be base64 of a safetensors file")
     if isinstance(media, dict) and not media.keys() - {"url", "detail"}:
         media = media.get("url")
     if media is not None and not isinstance(media, str):

@@ -55,6 +55,8 @@ def _models(document: dict[str, Any], operation: dict[str, Any]) -> Iterator[dic
             yield parameter["schema"]
     content = operation.get("requestBody", {}).get("content", {})
     for kind in content.values():
-        name = kind["schema"]["$ref"].rpartition("/")[2]
-        if model := document["components"]["schemas"][name]["properties"].get("model"):
+        schema = kind["schema"]
+        if "$ref" in schema:
+            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        if model := schema["properties"].get("model"):
             yield model

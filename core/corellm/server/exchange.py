@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from corellm.outputs import RequestOutput
 from corellm.server.errors import ApiError
+from corellm.server.form import read_form
 from corellm.server.json_text import read_object
 from corellm.server.options import RequestLimits
 from corellm.server.stages import note_stages
@@ -94,21 +95,24 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": error.status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": body})
 
-    async def read_body(self, receive: Receive, limits: RequestLimits, hold: Any) -> None:
-        """Read the request's JSON, and stop as soon as it is too large.
+    async def read_body(self, receive: Receive, limits: RequestLimits, hold: Any, *, is_form: bool = False) -> None:
+        """Read the request's JSON or form, and stop as soon as it is too large.
 
         Args:
             receive: of ASGI.
             limits: of bytes, time and depth.
             hold: counts bytes, may refuse them.
+            is_form: whether it must be a form, else JSON.
 
         Raises:
             ApiError: 413, 415, 408 or 400.
             ConnectionError: the client left.
         """
-        kind = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json" or self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise ApiError(415, "the body must be JSON: Content-Type: application/json, without a Content-Encoding")
+        content_type = self.headers.get(b"content-type", b"")
+        wanted, name = (b"multipart/form-data", "a form") if is_form else (b"application/json", "JSON")
+        kind = content_type.split(b";")[0].strip().lower()
+        if kind != wanted or self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ApiError(415, f"the body must be {name}: Content-Type: {wanted.decode()}, without a Content-Encoding")
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.max_body_bytes):
             raise _too_large(limits)
@@ -129,7 +133,8 @@ class Exchange:
                         break
         except TimeoutError:
             raise ApiError(408, "the request did not arrive in time", headers={"Connection": "close"}) from None
-        self.body = read_object(b"".join(chunks), max_depth=limits.max_json_depth)
+        whole = b"".join(chunks)
+        self.body = read_form(whole, content_type) if is_form else read_object(whole, max_depth=limits.max_json_depth)
 
 
 def _error_event(error: ApiError) -> bytes:

@@ -1,7 +1,7 @@
 """The gate that every request passes, before the application sees it and until its response is complete.
 
-Order: API key, route, method, room in the server, content type, size, JSON. Then the application runs; it is cancelled
-when the client leaves, the deadline passes or the server stops. Knows ASGI and limits; knows no endpoint.
+Order: API key, route, method, room in the server, content type, size, JSON or form. Then the application runs; it is
+cancelled when the client leaves, the deadline passes or the server stops. Knows ASGI and limits; knows no endpoint.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from corellm.server.stages import stage
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no keys."""
+FORM_ROUTES = frozenset({"/v1/audio/transcriptions"})
+"""Whose bodies are forms with a file; all others are JSON."""
 
 
 class Gate:
@@ -62,7 +64,8 @@ class Gate:
             if scope["method"] == "POST":
                 self._intake.enter(exchange)
                 with stage("receive"):
-                    await exchange.read_body(receive, self._config.limits, self._intake.hold)
+                    is_form = route in FORM_ROUTES
+                    await exchange.read_body(receive, self._config.limits, self._intake.hold, is_form=is_form)
             await self._run(exchange, scope, receive)
         except ConnectionError:
             exchange.stop(None)

@@ -13,7 +13,9 @@ from urllib.parse import unquote
 
 from corellm.errors import MediaError
 from corellm.media.files import read_file
+from corellm.multimodal.items import GivenEmbeddings
 from corellm.server.conversation import Source
+from corellm.server.embeddings import read_embeddings
 from corellm.server.errors import ApiError
 
 _LONGEST_NAME = 4096
@@ -35,9 +37,11 @@ class MediaSources:
     Args:
         root: directory whose files requests may name; None for no files.
         fetcher: fetches URLs; None for no URLs.
+        takes_embeddings: whether requests may have precomputed embeddings.
     """
 
-    def __init__(self, root: str | None, fetcher: Fetcher | None) -> None:
+    def __init__(self, root: str | None, fetcher: Fetcher | None, *, takes_embeddings: bool = False) -> None:
+        self._takes_embeddings = takes_embeddings
         self._root = None if root is None else Path(root).resolve()
         self._fetcher = fetcher
 
@@ -57,9 +61,18 @@ class MediaSources:
 
     async def _load(self, source: Source) -> None:
         try:
-            source.part[source.modality] = await self._content(source)
+            load = self._embeddings if source.are_embeddings else self._content
+            source.part[source.modality] = await load(source)
         except MediaError as error:
             raise ApiError(error.status, f"{source.where}: {error}", param=source.where) from error
+
+    async def _embeddings(self, source: Source) -> GivenEmbeddings:
+        if not self._takes_embeddings:
+            raise MediaError(
+                f"type '{source.modality}_embeds': this server takes no precomputed embeddings; send the "
+                f"{source.modality} itself, or start it with --enable-mm-embeds"
+            )
+        return await asyncio.to_thread(read_embeddings, source.name or "")
 
     async def _content(self, source: Source) -> bytes:
         name = source.name or ""
@@ -106,4 +119,4 @@ def read_below(root: Path, name: str) -> bytes:
 
 
 def _needs_loading(source: Source) -> bool:
-    return source.name is not None and source.name[:5].lower() != "data:"
+    return source.are_embeddings or (source.name is not None and source.name[:5].lower() != "data:")

@@ -41,12 +41,18 @@ class ServerOptions:
     """Origins whose web pages may use the server, e.g. https://example.org; `*` for all."""
     allowed_local_media_path: str | None = None
     """Directory whose files requests may name (`file:` URLs and paths); none unless given."""
+    enable_mm_embeds: bool = False
+    """Let requests bring precomputed embeddings in place of items. Their shape and values are checked; whether an
+    encoder made them cannot be."""
     allow_request_templates: bool = False
     """Let requests bring chat templates of their own."""
     allowed_template_kwargs: Collection[str] = ("enable_thinking",)
     """Variables of the chat template that requests may set (`chat_template_kwargs`)."""
     allowed_mm_processor_kwargs: Collection[str] = ()
     """Arguments of the model's processor that requests may set (`mm_processor_kwargs`)."""
+    max_window_size: int | None = None
+    """Most tokens of a conversation's prompt, where the request does not say: the oldest turns are left out until it
+    fits. None for no limit but the model's, past which a request is refused."""
     max_queue: int = 256
     """Most requests in the server, running ones included; more are answered 503 at once."""
     max_connections: int = 1024
@@ -73,6 +79,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         _tuples(self)
         _number("port", self.port, 0, 65535, whole=True)
+        if self.max_window_size is not None:
+            _number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
         _number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
         _number("max_connections", self.max_connections, 1, 1_000_000, whole=True)
         _number("client_timeout", self.client_timeout, 0.001, 1e9)

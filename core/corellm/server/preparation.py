@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.text_limit import CHEAP_CHARACTERS
-from corellm.errors import MultiModalError, RequestError
+from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.sampling_params import SamplingParams
-from corellm.server.conversation import CheckedMessages, check_messages
+from corellm.server.conversation import CheckedMessages, Source, check_counts, check_messages
 from corellm.server.engine_client import EngineClient
 from corellm.server.errors import ApiError
 from corellm.server.media_sources import Fetcher, MediaSources
@@ -41,7 +41,9 @@ class Preparation:
 
     def __init__(self, client: EngineClient, config: ServerConfig, fetcher: Fetcher | None) -> None:
         self._client, self._config = client, config
-        self._sources = MediaSources(config.options.allowed_local_media_path, fetcher)
+        self._sources = MediaSources(
+            config.options.allowed_local_media_path, fetcher, takes_embeddings=config.options.enable_mm_embeds
+        )
         # two pools: a short text never waits for another request's media or long text
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
         self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
@@ -61,10 +63,27 @@ class Preparation:
         )
         with stage("fetch"):
             await self._sources.load(checked.sources)
-        process = partial(
-            self._client.input_processor.process_chat, checked.messages,
-            mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options,
-        )  # fmt: skip
+        return await self._checked(
+            checked, mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options
+        )
+
+    async def audio(self, content: bytes, instruction: str, *, salt: str | None) -> ProcessedPrompt:
+        """The prompt of a conversation about one audio file, which the field `file` brought.
+
+        Raises:
+            ApiError, CorellmError: what is wrong with it, or the model takes no audio.
+        """
+        audio = {"type": "audio", "audio": content}
+        checked = CheckedMessages(
+            [{"role": "user", "content": [audio, {"type": "text", "text": instruction}]}],
+            [Source("file", "audio", audio)],
+            "file",
+        )
+        check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
+        return await self._checked(checked, cache_salt=salt)
+
+    async def _checked(self, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
+        process = partial(self._client.input_processor.process_chat, checked.messages, **options)
         takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
         return await self.in_pool(lambda: _located(checked, process), takes_long or "chat_template" in options)
 
@@ -138,8 +157,18 @@ class Preparation:
             "chat_template_kwargs": request.chat_template_kwargs,
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
+            "max_window_size": self._window(request),
         }
         return {name: value for name, value in given.items() if value is not None}
+
+    def _window(self, request: TemplateFields) -> int | None:
+        """Most tokens of a conversation's prompt; None for as many as the model takes."""
+        window = request.max_window_size
+        window = self._config.options.max_window_size if window is None else window
+        if isinstance(request, ResponsesRequest) and request.truncation == "auto":
+            room = max(1, self._client.max_model_len - (request.max_output_tokens or 1))
+            return room if window is None else min(window, room)
+        return window
 
 
 def _located(checked: CheckedMessages, process: Callable[[], ProcessedPrompt]) -> ProcessedPrompt:
@@ -148,6 +177,8 @@ def _located(checked: CheckedMessages, process: Callable[[], ProcessedPrompt]) -
         return process()
     except MultiModalError as error:
         raise checked.located(error) from error
+    except PromptTooLongError as error:
+        raise ApiError(400, f"{checked.field}: {error}", param=checked.field, code="context_length_exceeded") from error
 
 
 def _allowed(name: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.server.errors import ApiError
 from corellm.server.options import RequestLimits
+from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completion import CompletionRequest
 from corellm.server.requests.responses import ResponsesRequest
@@ -62,6 +63,21 @@ def responses_params(request: ResponsesRequest, defaults: SamplingParams, limits
     return _params(request, defaults, limits, "max_output_tokens", max_tokens, logprobs)
 
 
+def transcription_params(
+    request: TranscriptionRequest, defaults: SamplingParams, limits: RequestLimits
+) -> SamplingParams:
+    """The parameters of audio's transcription: greedy unless asked otherwise.
+
+    Raises:
+        ApiError, InvalidParameterError: a value out of range; names the field.
+    """
+    _at_most("temperature", request.temperature, limits.max_temperature)
+    max_tokens = limits.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    _check_length("max_completion_tokens", max_tokens, limits)
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    return replace(defaults, n=1, temperature=request.temperature, max_tokens=max_tokens, output_kind=kind)
+
+
 def _params(
     request: SamplingFields,
     defaults: SamplingParams,
@@ -79,11 +95,9 @@ def _params(
     _at_most("temperature", request.temperature, limits.max_temperature)
     logprobs_name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
     _at_most(logprobs_name, logprobs, limits.max_logprobs)
-    _at_most(length_name, max_tokens, limits.max_tokens or _MOST_TOKENS)
+    _check_length(length_name, max_tokens, limits)
     if logprobs is not None and logprobs < 0:
         raise ApiError(400, f"{logprobs_name} must be at least 0, got {logprobs}", param=logprobs_name)
-    if max_tokens is not None and max_tokens < 1:
-        raise ApiError(400, f"{length_name} must be at least 1, got {max_tokens}", param=length_name)
     given: dict[str, Any] = {
         name: getattr(request, name)
         for name in type(request).model_fields
@@ -92,6 +106,12 @@ def _params(
     given |= {"stop": stop, "logprobs": logprobs, "max_tokens": max_tokens}
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return replace(defaults, **given, output_kind=kind)
+
+
+def _check_length(name: str, max_tokens: int | None, limits: RequestLimits) -> None:
+    _at_most(name, max_tokens, limits.max_tokens or _MOST_TOKENS)
+    if max_tokens is not None and max_tokens < 1:
+        raise ApiError(400, f"{name} must be at least 1, got {max_tokens}", param=name)
 
 
 def _at_most(name: str, value: float | None, limit: float | None, unit: str = "") -> None:

@@ -28,7 +28,12 @@ from corellm.server.stages import Stage
 
 _CLOSE_SECONDS = 1.0
 """For the spans of the last requests to get out; a receiver that hangs keeps no server from ending."""
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/audio/transcriptions": "chat",
+}
 _PARAMETERS = {
     "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
     "temperature": "temperature", "top_p": "top_p", "n": "choice.count", "stream": "stream",

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from corellm.errors import MediaError, PromptError
 from corellm.multimodal.chat.guarding import GUARD, Guard
+from corellm.multimodal.items import GivenEmbeddings
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OPERATOR_ROLES = frozenset({"system", "developer"})
@@ -25,9 +26,11 @@ _MEDIA_PARTS = {
     "image_pil": "image",
     "input_image": "image",
     "image_embeds": "image",
+    "video_embeds": "video",
     "video": "video",
     "video_url": "video",
     "input_video": "video",
+    "audio_embeds": "audio",
     "audio": "audio",
     "audio_url": "audio",
     "input_audio": "audio",
@@ -143,8 +146,8 @@ def _media(where: str, part: Mapping[str, Any], kind: str, modality: str) -> Any
         media = f"data:{modality}/{media.get('format', '')};base64,{media['data']}"
     if isinstance(media, str) and media[:7].lower() == "file://":
         media = _path_of(media, where, modality)
-    if kind == "image_embeds" and getattr(media, "ndim", None) == 3 and len(media) == 1:
-        media = media[0]
+    if kind == f"{modality}_embeds" and media is not None:
+        return GivenEmbeddings(media[0] if getattr(media, "ndim", None) == 3 and len(media) == 1 else media)
     return media
 
 
@@ -175,7 +178,7 @@ def _guard_borders(messages: Sequence[Mapping[str, Any]], guards: Guards) -> Non
 def collect_media(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The media of normalized messages, `{modality: in order of appearance}`."""
     media: dict[str, list[Any]] = {}
-    for part in _media_parts(messages):
+    for part in media_parts(messages):
         media.setdefault(part["type"], []).append(part[part["type"]])
     return media
 
@@ -189,7 +192,7 @@ def collect_uuids(messages: Sequence[Mapping[str, Any]], mm_data: Mapping[str, S
     """
     uuids: dict[str, list[Any]] = {}
     for modality, media in mm_data.items():
-        parts = [part for part in _media_parts(messages) if part["type"] == modality]
+        parts = [part for part in media_parts(messages) if part["type"] == modality]
         found: list[Any] = []
         for item in reversed(media):
             while parts and parts[-1][modality] is not item:
@@ -200,5 +203,6 @@ def collect_uuids(messages: Sequence[Mapping[str, Any]], mm_data: Mapping[str, S
     return uuids
 
 
-def _media_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def media_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The media parts of normalized messages, in order."""
     return [part for message in messages for part in message["content"] if part["type"] != "text"]

@@ -76,6 +76,7 @@ def settings(body: ResponsesRequest, model: str, params: SamplingParams) -> dict
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_logprobs": params.logprobs or 0,
+        "truncation": body.truncation or "disabled",
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
     }

@@ -25,6 +25,10 @@ _KINDS = {
     "model_type": "an object",
     "model_attributes_type": "an object",
     "too_short": "a list that is not empty",
+    "int_parsing": "an integer",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "is_instance_of": "a file of the form, with a filename",
 }
 
 

@@ -36,6 +36,8 @@ class TemplateFields(Body):
     """Variables of the template; those that the server allows."""
     mm_processor_kwargs: dict[str, Any] | None = None
     """Arguments of the model's processor; those that the server allows."""
+    max_window_size: int | None = None
+    """Most tokens of the prompt: the oldest turns are left out until it fits."""
 
     @property
     def num_instructions(self) -> int:

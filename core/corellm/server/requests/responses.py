@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from openai.types.responses import ResponseIncludable
 
@@ -53,7 +53,6 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         "prompt": ((), "there are no stored prompts; send input and instructions"),
         "tool_choice": (("none", "auto"), NO_TOOLS),
         "tools": (([],), NO_TOOLS),
-        "truncation": (("disabled",), "nothing is left out of a conversation; send a shorter one"),
     }
 
     input: str | list[Any]
@@ -68,6 +67,8 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     """Of how many most likely tokens to report log-probabilities; with `include`."""
     metadata: dict[str, str] | None = None
     """Labels that the response repeats."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """Whether the oldest turns are left out where prompt and output would be too long (`auto`)."""
     text: TextConfig | None = None
     """The output's `format`, which must be `{"type": "text"}`."""
 

@@ -15,7 +15,7 @@ from corellm.server.responses.usage import Usage, finish_reason
 _FIXED: Mapping[str, Any] = {
     "background": False, "max_tool_calls": None, "parallel_tool_calls": True, "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None}, "service_tier": "default", "store": False,
-    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "truncation": "disabled",
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
 }  # fmt: skip
 """What a response says of fields that have no effect."""
 

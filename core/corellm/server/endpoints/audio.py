@@ -1,0 +1,75 @@
+"""`POST /v1/audio/transcriptions`: a chat model is asked for the text of audio."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from openai.types.audio import Transcription
+from pydantic import ValidationError
+from starlette.responses import PlainTextResponse, Response
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.sampling_params import SamplingParams
+from corellm.server.endpoints.replies import ERRORS, json_response
+from corellm.server.requests.audio import TranscriptionRequest
+from corellm.server.responses.events import EventStream
+from corellm.server.responses.transcription import TranscriptionResponse
+from corellm.server.sampling import transcription_params
+from corellm.server.service import Service, exchange_of
+
+_FORM = {"multipart/form-data": {"schema": TranscriptionRequest.model_json_schema()}}
+
+
+def audio_routes(service: Service) -> APIRouter:
+    """The endpoint, for one model."""
+    router = APIRouter()
+
+    @router.post(
+        "/v1/audio/transcriptions", response_model=None,
+        openapi_extra={"requestBody": {"required": True, "content": _FORM}},
+        responses={200: {"model": Transcription}, **ERRORS},
+    )  # fmt: skip
+    async def create_transcription(request: Request) -> Response:
+        """Write down what is said."""
+        exchange = exchange_of(request.scope)
+        body = read(exchange.body)
+        service.check_model(body.model)
+        body.check_format()
+        params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
+        prompt = await service.preparation.audio(body.file.content, body.instruction, salt=exchange.salt)
+        is_capped = body.max_completion_tokens is not None
+        service.preparation.check_fit(prompt, params, is_capped=is_capped, where="file")
+        response = TranscriptionResponse(sum(feature.placeholder.length for feature in prompt.features))
+        if body.stream:
+            return await EventStream.begun(events(request, response, prompt, params))
+        response.add(await service.complete(exchange, prompt, params, f"audio-{uuid.uuid4().hex}"))
+        whole = response.whole()
+        return PlainTextResponse(whole["text"]) if body.response_format == "text" else json_response(whole)
+
+    async def events(
+        request: Request, response: TranscriptionResponse, prompt: ProcessedPrompt, params: SamplingParams
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        outputs = service.generate(exchange_of(request.scope), prompt, params, f"audio-{uuid.uuid4().hex}")
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield {"type": "transcript.text.delta", "delta": response.add(output)}
+        yield {"type": "transcript.text.done", **response.whole()}
+
+    return router
+
+
+def read(form: dict[str, Any]) -> TranscriptionRequest:
+    """The form that the gate has read, checked.
+
+    Raises:
+        RequestValidationError, ApiError: a field is wrong.
+    """
+    try:
+        return TranscriptionRequest.model_validate(form)
+    except ValidationError as error:
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
