@@ -13,6 +13,7 @@ from corellm.cli.fields import add_fields, given_fields, read_config
 from corellm.errors import ConfigError, MissingExtraError
 from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+from corellm.worker.process import freeze_loaded
 
 _HELP = """\
 Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready,
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         service = Service(llm, engine_args["model"], config, fetcher)
         url = url_of(bound, options)
+        freeze_loaded()
         return HttpServer(service, bound).run(
             lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
         )
