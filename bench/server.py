@@ -1,17 +1,19 @@
 """Streams over HTTP against the offline API, same model, same requests, same run: ratios, not seconds.
 
-A LLaVA of random weights. Text requests through `LLM.generate`, then as streams from `corellm serve`, in turns; the
+LLaVAs of random weights. Text requests through `LLM.generate`, then as streams from `corellm serve`, in turns; the
 better round of each counts. Time to first token is of one request at a time, the median. The client is this process and
-reads no more than it must: what the server takes of the processors that the engine needs, is measured.
+reads no more than it must: what the server takes of the processors that the engine needs, is measured. CPU time is what
+the API process and the engine's process take for a token: the figure to compare on a machine that others use, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import re
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
@@ -19,7 +21,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -29,9 +33,28 @@ from corellm import LLM, SamplingParams
 from corellm_llava.tiny import make_tiny_checkpoint
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    address: tuple[str, int]
+    api: int
+    """Process id."""
+    engine: int
+
+    def cpu_times(self) -> tuple[float, float]:
+        """CPU seconds of the API process and of the engine's, so far."""
+        return cpu_time(self.api), cpu_time(self.engine)
+
+
+def cpu_time(pid: int) -> float:
+    """CPU seconds that a process has taken."""
+    return time.clock_gettime(~pid << 3 | 2)  # Linux's clock of a process
+
+
 @contextmanager
-def serving(model: Path, dtype: str, streams: int) -> Iterator[tuple[str, int]]:
-    """A server's host and port."""
+def serving(model: Path, dtype: str, streams: int) -> Iterator[Server]:
+    """A server."""
     command = [
         sys.executable, "-m", "corellm", "serve", str(model), "--served-model-name", "m", "--port", "0",
         "--dtype", dtype, "--max-num-seqs", str(streams), "--no-enable-prefix-caching", "--log-level", "warning",
@@ -41,37 +64,38 @@ def serving(model: Path, dtype: str, streams: int) -> Iterator[tuple[str, int]]:
         try:
             found = re.search(r"http://([\d.]+):(\d+)/v1", process.stdout.readline())
             assert found is not None, "the server did not start"
-            yield found[1], int(found[2])
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            (engine,) = (int(pid) for pid in children if b"engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            yield Server((found[1], int(found[2])), process.pid, engine)
         finally:
             process.terminate()
 
 
-async def stream(address: tuple[str, int], prompt: str, tokens: int) -> float:
-    """Read a completion as it comes; returns the seconds until its first token."""
+def send(address: tuple[str, int], prompt: str, tokens: int) -> socket.socket:
+    """A connection on which a completion was asked for, as a stream."""
     body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     content = json.dumps(body).encode()
-    start = time.perf_counter()
-    reader, writer = await asyncio.open_connection(*address)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n"
-    writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + content)
-    received, first = b"", 0.0
-    while data := await reader.read(1 << 16):
-        received = received[-100:] + data
-        if not first and b"data: " in received:
-            first = time.perf_counter() - start
-    writer.close()
-    assert b"data: [DONE]" in received, received
-    return first
+    connection = socket.create_connection(address)
+    connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + content)
+    return connection
 
 
-def rate_over_http(address: tuple[str, int], prompts: Sequence[str], tokens: int) -> float:
+def rate_over_http(server: Server, prompts: Sequence[str], tokens: int) -> float:
     """Output tokens per second of all prompts at once."""
-
-    async def all_at_once() -> None:
-        await asyncio.gather(*(stream(address, prompt, tokens) for prompt in prompts))
-
     start = time.perf_counter()
-    asyncio.run(all_at_once())
+    with selectors.DefaultSelector() as selector:
+        for prompt in prompts:
+            selector.register(send(server.address, prompt, tokens), selectors.EVENT_READ, bytearray())
+        while selector.get_map():
+            for key, _ in selector.select():
+                connection: Any = key.fileobj
+                if data := connection.recv(1 << 16):
+                    key.data.extend(data)
+                    continue
+                assert b"data: [DONE]" in key.data, key.data
+                selector.unregister(connection)
+                connection.close()
     return len(prompts) * tokens / (time.perf_counter() - start)
 
 
@@ -82,7 +106,7 @@ def rate_offline(llm: LLM, prompts: Sequence[str], tokens: int) -> float:
     return len(prompts) * tokens / (time.perf_counter() - start)
 
 
-def first_tokens(llm: LLM, address: tuple[str, int], count: int) -> tuple[float, float]:
+def first_tokens(llm: LLM, server: Server, count: int) -> tuple[float, float]:
     """Median seconds to the first token: offline, over HTTP."""
     offline, online = [], []
     for i in range(count):
@@ -90,7 +114,13 @@ def first_tokens(llm: LLM, address: tuple[str, int], count: int) -> tuple[float,
         start = time.perf_counter()
         llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), use_tqdm=False)
         offline.append(time.perf_counter() - start)
-        online.append(asyncio.run(stream(address, prompt, 2)))
+        start = time.perf_counter()
+        with send(server.address, prompt, 2) as connection:
+            while b"data: " not in connection.recv(1 << 16):
+                pass
+            online.append(time.perf_counter() - start)
+            while connection.recv(1 << 16):  # or the next request runs beside the rest of this one
+                pass
     return statistics.median(offline), statistics.median(online)
 
 
@@ -99,34 +129,51 @@ def question(number: int) -> str:
     return f"USER: Number {number}: how many objects are there, and what shape do they have? ASSISTANT:"
 
 
+def measure(path: Path, dtype: str, args: argparse.Namespace) -> str:
+    """The line of one model."""
+    prompts = [question(i) for i in range(args.streams)]
+    offline, online, cpu = [], [], []
+    with (
+        LLM(str(path), dtype=dtype, max_num_seqs=args.streams, enable_prefix_caching=False) as llm,
+        serving(path, dtype, args.streams) as server,
+    ):
+        for _ in range(args.rounds + 1):  # the first one warms up
+            offline.append(rate_offline(llm, prompts, args.tokens))
+            before = server.cpu_times()
+            online.append(rate_over_http(server, prompts, args.tokens))
+            cpu.append([after - b for after, b in zip(server.cpu_times(), before, strict=True)])
+        ours, theirs = first_tokens(llm, server, 20)
+    best, served = max(offline[1:]), max(online[1:])
+    api, engine = (min(times) * 1e6 / args.streams / args.tokens for times in zip(*cpu[1:], strict=True))
+    return (
+        f"{best:>15.0f}{served:>12.0f}{served / best:>7.2f}{ours * 1e3:>16.1f}{theirs * 1e3:>9.1f}"
+        f"{api:>19.0f}{engine:>11.0f}"
+    )
+
+
 def main() -> None:
-    """Print one line per dtype."""
+    """Print one line per model and dtype."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=32, help="requests at once (default 32)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens per output (default 64)")
-    parser.add_argument("--hidden", type=int, default=512, help="width of the text model (default 512)")
-    parser.add_argument("--layers", type=int, default=8, help="layers of the text model (default 8)")
+    parser.add_argument(
+        "--sizes", nargs="+", default=["512x8", "64x2"], metavar="WxL", help="widths and layers of the text models"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="rounds of each (default 2)")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    prompts = [question(i) for i in range(args.streams)]
-    print(f"{args.streams} streams of {args.tokens} tokens, text model {args.hidden} x {args.layers}")
-    print(f"{'dtype':10}{'offline tok/s':>15}{'HTTP tok/s':>12}{'ratio':>7}{'first token ms':>16}{'HTTP ms':>9}")
-    with tempfile.TemporaryDirectory() as directory:
-        path = make_tiny_checkpoint(directory, hidden_size=args.hidden, num_layers=args.layers)
-        for dtype in ("float32", "bfloat16"):
-            offline, online = [], []
-            with (
-                LLM(str(path), dtype=dtype, max_num_seqs=args.streams, enable_prefix_caching=False) as llm,
-                serving(path, dtype, args.streams) as address,
-            ):
-                for _ in range(args.rounds + 1):  # the first one warms up
-                    offline.append(rate_offline(llm, prompts, args.tokens))
-                    online.append(rate_over_http(address, prompts, args.tokens))
-                ours, theirs = first_tokens(llm, address, 20)
-            best, served = max(offline[1:]), max(online[1:])
-            print(f"{dtype:10}{best:>15.0f}{served:>12.0f}{served / best:>7.2f}{ours * 1e3:>16.1f}{theirs * 1e3:>9.1f}")
+    print(f"{args.streams} streams of {args.tokens} tokens")
+    print(
+        f"{'model':10}{'dtype':10}{'offline tok/s':>15}{'HTTP tok/s':>12}{'ratio':>7}{'first token ms':>16}"
+        f"{'HTTP ms':>9}{'API CPU us/token':>19}{'engine':>11}"
+    )
+    for size in args.sizes:
+        width, layers = map(int, size.split("x"))
+        with tempfile.TemporaryDirectory() as directory:
+            path = make_tiny_checkpoint(directory, hidden_size=width, num_layers=layers)
+            for dtype in ("float32", "bfloat16"):
+                print(f"{size:10}{dtype:10}{measure(path, dtype, args)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from corellm.cli.fields import add_fields, given_fields, read_config
 from corellm.errors import ConfigError, MissingExtraError
 from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+from corellm.worker.process import freeze_loaded
 
 if TYPE_CHECKING:
     from corellm.server.tracing import Tracing
@@ -109,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         service = Service(llm, engine_args["model"], config, fetcher, tracing)
         url = url_of(bound, options)
+        freeze_loaded()
         return HttpServer(service, bound).run(
             lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
         )

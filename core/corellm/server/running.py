@@ -20,6 +20,7 @@ import uvicorn
 from corellm.errors import ConfigError
 from corellm.server.app import make_app
 from corellm.server.connections import Connections
+from corellm.server.http_connection import HttpConnection
 from corellm.server.options import ServerOptions
 from corellm.server.service import Service
 
@@ -106,7 +107,7 @@ class HttpServer:
         self._service, self._bound = service, bound
         options = service.config.options
         config = uvicorn.Config(
-            make_app(service), http="h11",  # which bounds headers
+            make_app(service), http=HttpConnection,
             ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
             ssl_certfile=options.ssl_certfile, ssl_keyfile=options.ssl_keyfile, timeout_graceful_shutdown=_LAST_SECONDS,
             timeout_keep_alive=options.keep_alive_timeout,

@@ -29,6 +29,7 @@ from corellm.server.engine_process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.server.engine_process.faults import to_fault
 from corellm.server.engine_process.items import unpack_items
 from corellm.server.engine_process.messages import Abort, Add, Call, Delta, Failed, Outputs, Ready, Returned, Start
+from corellm.worker.process import freeze_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ def _delta(output: RequestOutput) -> Delta:
         output.outputs,
         output.finished,
         output.num_cached_tokens,
-        output.metrics,
+        output.metrics if output.finished else None,
         output.prompt_logprobs,
         None if output.error is None else to_fault(output.error),
     )
@@ -154,6 +155,7 @@ def _serve(channel: Channel) -> None:
     logging.basicConfig(level=start.log_level, format="%(name)s: %(message)s")
     engine = LLMEngine(EngineConfig.from_kwargs(**start.engine_args))
     channel.send(messages.encode(_ready(engine)))
+    freeze_loaded()
     try:
         EngineLoop(engine, channel).run()
     finally:

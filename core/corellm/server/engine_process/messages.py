@@ -97,6 +97,7 @@ class Delta(msgspec.Struct, array_like=True):
     finished: bool
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    """With the last delta only: they would be half of all others."""
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     fault: Fault | None = None
 

@@ -23,8 +23,10 @@ class ChatResponse:
 
     def __init__(self, response_id: str, model: str, num_top: int | None, *, include_usage: bool = False) -> None:
         self.usage = Usage()
-        self._id, self._model, self._created = response_id, model, int(time.time())
-        self._num_top, self._include_usage = num_top, include_usage
+        head: dict[str, Any] = {"id": response_id, "created": int(time.time()), "model": model}
+        self._whole = {**head, "object": "chat.completion"}
+        self._chunk = {**head, "object": "chat.completion.chunk", **({"usage": None} if include_usage else {})}
+        self._num_top = num_top
         self._open: set[int] | None = None
         """Completions that still grow, once there was an output."""
 
@@ -36,16 +38,17 @@ class ChatResponse:
             self._choice(one, {"message": {"role": "assistant", "content": one.text, "refusal": None}})
             for one in output.outputs
         ]
-        return {**self._response("chat.completion", choices), "usage": self.usage.reported()}
+        return {**self._whole, "choices": choices, "usage": self.usage.reported()}
 
     def chunks(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The events for what is new: completions' roles first, then their text, each with its own index."""
+        """The events for what is new, as OpenAI's `ChatCompletionChunk`: completions' roles first, then their text."""
         if self._open is None:
             self._open = {completion.index for completion in output.outputs}
             self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
             for index in sorted(self._open):
                 delta = {"role": "assistant", "content": "", "refusal": None}
-                yield self._chunk([{"index": index, "delta": delta, "finish_reason": None, "logprobs": None}])
+                choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
+                yield {**self._chunk, "choices": [choice]}
         for completion in output.outputs:
             if completion.index not in self._open:
                 continue  # ended before
@@ -54,11 +57,12 @@ class ChatResponse:
             elif not completion.token_ids:
                 continue
             self.usage.add_outputs([completion])
-            yield self._chunk([self._choice(completion, {"delta": {"content": completion.text}})])
+            choice = self._choice(completion, {"delta": {"content": completion.text}})
+            yield {**self._chunk, "choices": [choice]}
 
     def last_chunk(self) -> dict[str, Any]:
         """The event with the numbers of tokens."""
-        return {**self._chunk([]), "usage": self.usage.reported()}
+        return {**self._chunk, "choices": [], "usage": self.usage.reported()}
 
     def _choice(self, output: CompletionOutput, content: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -67,13 +71,3 @@ class ChatResponse:
             "finish_reason": finish_reason(output),
             "logprobs": None if self._num_top is None else chat_logprobs(output, self._num_top),
         }
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """An event, as OpenAI's `ChatCompletionChunk`."""
-        chunk = self._response("chat.completion.chunk", choices)
-        return {**chunk, "usage": None} if self._include_usage else chunk
-
-    def _response(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices,
-        }  # fmt: skip

@@ -36,9 +36,12 @@ class CompletionResponse:
         include_usage: bool = False,
     ) -> None:
         self.usage = Usage()
-        self._id, self._model, self._created = response_id, model, int(time.time())
+        self._head: dict[str, Any] = {
+            "id": response_id, "object": "text_completion", "created": int(time.time()), "model": model,
+            **({"usage": None} if include_usage else {}),
+        }  # fmt: skip
         self._n, self._num_top, self._echoes = n, num_top, echoes
-        self._prompt_only, self._include_usage = prompt_only, include_usage
+        self._prompt_only = prompt_only
         self._tables: dict[int, TokenTable] = {}
         """Of choices that have begun."""
         self._ended: set[int] = set()
@@ -48,23 +51,16 @@ class CompletionResponse:
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The response to finished requests, one per prompt."""
         choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
-        return {**self._completion(choices), "usage": self.usage.reported()}
+        return {**self._head, "choices": choices, "usage": self.usage.reported()}
 
     def chunks(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new of a prompt's completions."""
         for choice in self._choices(prompt, output):
-            yield self._completion([choice])
+            yield {**self._head, "choices": [choice]}
 
     def last_chunk(self) -> dict[str, Any]:
         """The event with the numbers of tokens."""
-        return {**self._completion([]), "usage": self.usage.reported()}
-
-    def _completion(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        completion = {
-            "id": self._id, "object": "text_completion", "created": self._created, "model": self._model,
-            "choices": choices,
-        }  # fmt: skip
-        return {**completion, "usage": None} if self._include_usage else completion
+        return {**self._head, "choices": [], "usage": self.usage.reported()}
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         if prompt not in self._counted:

@@ -22,7 +22,8 @@ class Usage:
 
     def add_outputs(self, outputs: Iterable[CompletionOutput]) -> None:
         """Count tokens of completions."""
-        self.num_output_tokens += sum(len(output.token_ids) for output in outputs)
+        for output in outputs:
+            self.num_output_tokens += len(output.token_ids)
 
     def reported(self) -> dict[str, Any]:
         """The numbers as OpenAI's `CompletionUsage`."""
