@@ -41,6 +41,11 @@ class EncoderCache:
         """Embeddings of entries that cannot be evicted now."""
         return self._referenced_embeds
 
+    @property
+    def usage(self) -> float:
+        """Share of the capacity that entries take which cannot be evicted now, 0 to 1."""
+        return self._referenced_embeds / self.capacity_embeds if self.capacity_embeds else 0.0
+
     def is_referenced(self, identifier: str) -> bool:
         """Whether the item is cached and a request's placeholder still needs it."""
         return identifier in self._entries and identifier not in self._unreferenced

@@ -40,6 +40,7 @@ def read_metrics(engine: LLMEngine) -> list[Metric]:
         "num_requests_waiting": stats.num_waiting,
         "num_requests_swapped": stats.num_swapped,
         "kv_cache_usage_perc": stats.kv_cache_usage,
+        "encoder_cache_usage_perc": stats.encoder_cache_usage,
     }
     counters = {
         "prompt_tokens": engine.num_prompt_tokens,

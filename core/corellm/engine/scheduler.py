@@ -44,6 +44,8 @@ class SchedulerStats:
     """Since the scheduler was made."""
     kv_cache_usage: float
     """Share of the KV blocks that sequences hold, 0 to 1."""
+    encoder_cache_usage: float
+    """Share of the encoder cache that requests still need, 0 to 1."""
     prefix_cache_queries: int
     """Tokens of admitted requests, since the scheduler was made."""
     prefix_cache_hits: int
@@ -189,6 +191,7 @@ class Scheduler:
             len(self.swapped),
             self._num_preemptions,
             self.blocks.usage,
+            self.encoder_cache.usage,
             self._prefix_cache_queries,
             self._prefix_cache_hits,
         )
