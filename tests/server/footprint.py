@@ -35,6 +35,8 @@ class ProcessFootprint:
     kind: str
     resident: int
     """Bytes of its own: mapped files do not count."""
+    peak: int
+    """The most bytes it ever had, mapped files included."""
     descriptors: int
     memfds: int
     """Descriptors and mappings of memory that processes share."""
@@ -49,6 +51,7 @@ class ProcessFootprint:
         return cls(
             kind,
             sum(int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")),
+            int(status["VmHWM"].split()[0]) << 10,
             len(files),
             mapped + sum(name.startswith("/memfd:") for name in files),
             int(status["Threads"]),

@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.server import faulty
 from tests.server.command import CHAT, Command, command
-from tests.server.conftest import MODEL, chat, data_url, image_part, user, wait_until
+from tests.server.conftest import MODEL, chat, image_part, user, wait_until
 from tests.server.footprint import Footprint, assert_no_leak
 
 COMPLETE = "/v1/completions"

@@ -66,7 +66,7 @@ class Gate:
             exchange.stop(None)
         except Exception as error:
             with contextlib.suppress(ConnectionError):
-                await exchange.fail(as_api_error(error))
+                await exchange.fail(as_api_error(error), receive)
         finally:
             self._intake.leave(exchange, exchange.num_bytes)
             self._on_end(exchange, route)
