@@ -37,11 +37,11 @@ CHOSEN = ("png", "jpeg", "gif frame", "webp")
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """A server that takes images and videos, decodes a file for a second, and has been in use."""
+    """A server that takes images of a megapixel and videos, decodes a file for a second, and has been in use."""
     from corellm_qwen_vl.tiny import make_tiny_checkpoint
 
     folder = tmp_path_factory.mktemp("media")
-    with command(make_tiny_checkpoint(folder / "model"), folder, media_timeout=1) as running:
+    with command(make_tiny_checkpoint(folder / "model"), folder, media_timeout=1, max_image_pixels=10**6) as running:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda seed: running.http.post(CHAT, json=about(seed)), range(8)))
         yield running
@@ -171,7 +171,7 @@ def test_row_13_decoders_that_hang_or_crash(served: Command) -> None:
     with unharmed(served):
         with ThreadPoolExecutor(8) as pool:
             responses = list(pool.map(lambda _: post(served, "image", scans), range(8)))
-        assert len({response.status_code for response in responses}) == 2
+        assert {400} <= {response.status_code for response in responses} <= {400, 503}
         for response in responses:
             if response.status_code == 503:
                 assert response.headers["retry-after"]
