@@ -22,7 +22,8 @@ ZERO_AT_REST = (
 )  # fmt: skip
 """Free blocks are all blocks, and no item's encoder output is referenced, exactly when these are 0."""
 MORE = {"threads": 12, "descriptors": 8, "children": 4, "memfds": 3}
-"""Pools of threads and of child processes grow when they are first needed, and the memory of an item may stay until the next one: up to so much is no leak."""
+"""Pools of threads and of child processes grow when they are first needed, and the memory of an item may stay until the
+next one: up to so much is no leak."""
 GROWTH, SMALLEST = 0.05, 24 << 20
 """Resident memory may grow by this share, or by this many bytes: allocators keep some."""
 _KINDS = {b"engine_main": "engine", b"templates.worker": "templates", b"media.worker": "media"}
