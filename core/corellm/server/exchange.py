@@ -106,6 +106,14 @@ class Exchange:
                 while not self._is_read:
                     self._is_read = not (await receive()).get("more_body")
 
+    def release(self) -> None:
+        """Forget the body, and the error, whose frames hold it: else both stay until the garbage collector comes."""
+        self.body = {}
+        link: BaseException | None = self.failure
+        while link is not None:
+            link.__traceback__, link = None, link.__cause__ or link.__context__
+        self.failure = None
+
     async def read_body(self, receive: Receive, limits: RequestLimits, hold: Any) -> None:
         """Read the request's JSON, and stop as soon as it is too large.
 

@@ -70,6 +70,7 @@ class Gate:
         finally:
             self._intake.leave(exchange, exchange.num_bytes)
             self._on_end(exchange, route)
+            exchange.release()
 
     def _below_root(self, path: str) -> str:
         """The path within the application, where a proxy passes its own prefix on."""
