@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test fuzz mutants docs docs-serve lint bench gpu-bench wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test fuzz promises soak mutants docs docs-serve lint bench gpu-bench wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -44,6 +44,12 @@ browser-test: setup ## what `corellm inspect --html` writes, in headless Chromiu
 
 fuzz: setup      ## thousands of damaged files and generated requests, sent to running servers (half an hour)
 	$(BIN)/python -m pytest -m full tests/server/test_media_fuzz.py tests/server/test_openapi.py
+
+promises: setup  ## what is promised of faults and bad input, at full scale; needs a machine that does nothing else
+	$(BIN)/python -m pytest -m full
+
+soak: setup      ## mixed, broken and hostile load on a server for 20 minutes, drawn in soak.png
+	$(BIN)/python -m bench.soak --minutes 20
 
 mutants: setup   ## which rules of the contract catch which broken adapter (an hour or more)
 	$(BIN)/python -m tests.mutants.survey

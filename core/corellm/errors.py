@@ -21,6 +21,7 @@
     │       ├── MediaError                     broken, empty or of an unknown format
     │       │   ├── MediaTooLargeError         larger than allowed, or takes too much memory
     │       │   └── MediaTimeoutError          takes longer to decode than allowed
+    │       │       └── MediaBusyError      503    was not decoded: all decoders were busy for too long
     │       ├── ItemNotCachedError             a uuid came without its media, and is not in the cache
     │       ├── EmbeddingInputError            precomputed embeddings of a wrong rank, size or dtype
     │       ├── ProcessorKwargsError           `mm_processor_kwargs` the processor does not know
@@ -166,6 +167,12 @@ class MediaTooLargeError(MediaError):
 
 class MediaTimeoutError(MediaError):
     """Media that take longer to decode than allowed; the process that decoded them was ended."""
+
+
+class MediaBusyError(MediaTimeoutError):
+    """Media that were not decoded, because all processes that decode were busy for too long: they may be good."""
+
+    status = 503
 
 
 class ItemNotCachedError(MultiModalError):

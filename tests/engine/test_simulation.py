@@ -19,9 +19,11 @@ from tests.engine.fake_worker import VOCABULARY, make_request
 from tests.engine.simulation import Setup, Simulation, run_random
 
 
-@pytest.mark.parametrize("block_of_seeds", range(4))
+@pytest.mark.parametrize(
+    "block_of_seeds", [*range(4), *(pytest.param(block, marks=pytest.mark.full) for block in range(4, 10))]
+)
 def test_random_load_on_tiny_caches(block_of_seeds: int) -> None:
-    """Four times a hundred random engines and loads, a third of them with random aborts and failures."""
+    """A thousand, here by the hundred, random engines and loads, a third of them with random aborts and failures."""
     for seed in range(100 * block_of_seeds, 100 * block_of_seeds + 100):
         rng = Random(seed)
         run_random(rng, num_requests=rng.randint(1, 14), faults=rng.choice([0.0, 0.0, 0.05]))

@@ -5,75 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from tests.conftest import random_image
+from tests.server.command import CHAT, children, cmdline, command
 from tests.server.conftest import chat, data_url, user, wait_until
 from tests.server.test_engine_process_faults import exists
 
-CHAT = "/v1/chat/completions"
 ENDLESS = {**chat(user("go on")), "max_tokens": 900, "ignore_eos": True, "stream": True}
-
-
-def children(pid: int) -> set[int]:
-    """Child processes that run, of any of its threads."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    found = {int(child) for thread in threads for child in (thread / "children").read_text().split()}
-    return {child for child in found if exists(child)}
-
-
-@dataclass
-class Command:
-    """A running `corellm serve`."""
-
-    process: subprocess.Popen[str]
-    http: httpx.Client
-
-    @property
-    def engine(self) -> int:
-        """Id of the engine's process."""
-        (pid,) = (pid for pid in children(self.process.pid) if b"engine_main" in cmdline(pid))
-        return pid
-
-    def text_of(self, *content: Any) -> str:
-        """The output of a conversation."""
-        response = self.http.post(CHAT, json=chat(user(*content)))
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["message"]["content"])
-
-
-def cmdline(pid: int) -> bytes:
-    """Its command line."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-@contextmanager
-def command(model: Path, folder: Path, **options: Any) -> Iterator[Command]:
-    """Run the command with a configuration file; all that it started is gone at the end."""
-    config = folder / "server.yaml"
-    given = {"model": str(model), "port": 0, "served-model-name": "tiny", "dtype": "float32", **options}
-    config.write_text("".join(f"{name}: {value}\n" for name, value in given.items()))
-    started = [sys.executable, "-m", "corellm", "serve", "--config", str(config), "--log-format", "json"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with (
-        open(folder / "stderr", "w") as stderr,
-        subprocess.Popen(started, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            url = process.stdout.readline().split(" at ")[1].split("/v1")[0]
-            with httpx.Client(base_url=url, timeout=60) as client:
-                yield Command(process, client)
-        finally:
-            process.kill()
 
 
 def test_processes_and_a_killed_engine(tiny_llava: Path, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ The tables' rows go through every route that can carry them; after each table a 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import socket
 import time
@@ -18,8 +20,10 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from corellm import AsyncLLM
+from tests.conftest import random_image
 from tests.server.conftest import MODEL, Running, chat, data_url, idle, image_part, serving, user, wait_until
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -120,6 +124,20 @@ def test_row_2_too_large(llm: AsyncLLM) -> None:
         wait_until(lambda: running.service.intake.num_bytes == 0)  # the response comes first
 
 
+def test_rows_2_and_4_a_refused_upload_is_told_why(llm: AsyncLLM) -> None:
+    """A client that reads nothing before it has sent all of a large body gets its 413, 415, 404 or 401."""
+    body = b"x" * 20_000_000
+    with serving(llm, max_body_bytes=1000) as running:
+        assert error_of(running.post(CHAT, content=body, headers=JSON), 413)["code"] == "request_too_large"
+        error_of(running.post(CHAT, content=body, headers={"Content-Type": "text/plain"}), 415)
+        error_of(running.post("/nothing", content=body, headers=JSON), 404)
+        chunked = (body[:1_000_000] for _ in range(20))
+        error_of(running.post(CHAT, content=chunked, headers=JSON), 413)
+        assert_serves(running)
+    with serving(llm, api_key=["a-key"]) as running:
+        error_of(running.post(CHAT, content=body, headers=JSON), 401)
+
+
 def test_row_2_all_bodies_together(llm: AsyncLLM) -> None:
     """Requests that are too large together are asked to come again."""
     with serving(llm, max_held_bytes=500) as running:
@@ -179,6 +197,26 @@ def test_rows_4_and_31_clients_share_no_cache(llm: AsyncLLM) -> None:
         assert cached("second-key") > 0
 
 
+def test_row_31_other_images_share_no_cache(running: Running) -> None:
+    """Tokens of an image are cached for the same image, and not for another size, mode or content of it."""
+    image = random_image(40, 30, 99)
+    others = {
+        "size": image.resize((30, 40)), "mode": image.convert("L"), "alpha": image.convert("RGBA"),
+        "pixel": Image.eval(image, lambda value: value ^ 1),
+    }  # fmt: skip
+
+    def cached(shown: Image.Image) -> int:
+        stream = io.BytesIO()
+        shown.save(stream, "PNG")
+        url = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+        response = running.post(CHAT, chat(user({"image": url}, "what?"), max_tokens=1))
+        return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    first = cached(image)
+    assert cached(image) > 16 + first
+    assert {name: cached(other) <= first + 8 for name, other in others.items()} == dict.fromkeys(others, True)
+
+
 def test_row_5_unknown_model(running: Running) -> None:
     """404, with at most 100 characters of the name."""
     for path, body in ((CHAT, {"messages": user("x")}), (COMPLETE, {"prompt": "x"}), ("/tokenize", {"prompt": "x"}),
@@ -222,6 +260,10 @@ OF_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
     ({"mm_processor_kwargs": {"size": 9}}, "mm_processor_kwargs"), ({"processor": "x"}, "processor"),
     ({"trust_remote_code": True}, "trust_remote_code"), ({"guided_regex": "(a*)*b"}, "guided_regex"),
+    # row 21: until outputs can be held to a schema
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+    ({"guided_json": {}}, "guided_json"), ({"guided_grammar": "root ::= root"}, "guided_grammar"),
+    ({"structured_outputs": {"regex": "(a*)*b"}}, "structured_outputs"), ({"guided_choice": ["a"]}, "guided_choice"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"max_window_size": 0}, "max_window_size"), ({"max_window_size": 1.5}, "max_window_size"),
 ]  # fmt: skip
@@ -235,7 +277,7 @@ OF_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_rows_6_7_and_19_parameters(running: Running, *, stream: bool) -> None:
+def test_rows_6_7_19_and_21_parameters(running: Running, *, stream: bool) -> None:
     """400 with the parameter's name, before a stream begins; others go on."""
     streamed = {"stream": True} if stream else {}
     for given_fields, param in SAMPLING + OF_CHAT:

@@ -1,7 +1,7 @@
 """Turns sampled tokens into outputs: text, stop strings, log-probabilities, one output per request.
 
 A caller's request with `n > 1` runs as `n` engine requests; this file joins them again. Knows tokenizers and text;
-knows no scheduler: it returns the requests that a stop string ended, and the engine finishes them.
+knows no scheduler: it returns the requests that ended here, and the engine finishes them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from corellm.engine.logprobs_decoder import LogprobsDecoder
 from corellm.engine.output_group import GrowingCompletion, OutputGroup
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.stop_strings import StopStringMatcher
+from corellm.errors import RequestFailedError
 from corellm.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
+from corellm.worker.failures import failure_of
 
 
 class OutputProcessor:
@@ -99,25 +101,28 @@ class OutputProcessor:
             batch, result: of the step.
 
         Returns:
-            The engine requests that a stop string ended.
+            The engine requests that ended here: by a stop string, or because their text could not be made.
         """
         now = time.monotonic()
-        self._take_prompt_logprobs(batch, result)
-        stopped: list[str] = []
+        stopped = self._take_prompt_logprobs(batch, result, now)
         for request in changed:
             completion = self._completions.get(request.request_id)
             if completion is None:
                 continue
             token = result.sampled.get(request.request_id)
-            if token is not None:
-                self._take_token(completion, token, result.logprobs.get(request.request_id), now)
-            if request.status.is_finished:
-                self._finish(completion, now)
-            elif completion.output.stop_reason is not None:  # a stop string
+            try:
+                if token is not None:
+                    self._take_token(completion, token, result.logprobs.get(request.request_id), now)
+                if request.status.is_finished:
+                    self._finish(completion, now)
+                elif completion.output.stop_reason is not None:  # a stop string
+                    stopped.append(request.request_id)
+                    self._finish(completion, now)
+                else:
+                    completion.num_committed = len(completion.output.token_ids)
+            except Exception as error:  # one request's text must not end the engine
                 stopped.append(request.request_id)
-                self._finish(completion, now)
-            else:
-                completion.num_committed = len(completion.output.token_ids)
+                self._fail(completion, error, now)
             self._changed[completion.group.request_id] = completion.group
         return stopped
 
@@ -175,13 +180,23 @@ class OutputProcessor:
         self._completions.pop(request.request_id, None)
         self._changed[group.request_id] = group
 
+    def _fail(self, completion: GrowingCompletion, error: Exception, now: float) -> None:
+        """End a completion whose text could not be made."""
+        completion.detokenizer = completion.stop = None
+        completion.request.error = failure_of("making text of tokens", error, RequestFailedError)
+        self._finish(completion, now)
+        completion.output.finish_reason = "error"
+
     def finish_outside_step(self, requests: Iterable[Request]) -> None:
         """Close requests that ended without a step: refused at admission, or aborted."""
         now = time.monotonic()
         for request in requests:
             completion = self._completions.get(request.request_id)
             if completion is not None:
-                self._finish(completion, now)
+                try:
+                    self._finish(completion, now)
+                except Exception as error:
+                    self._fail(completion, error, now)
 
     # --- after an interrupt -----------------------------------------------------------------------------------------
 
@@ -221,9 +236,11 @@ class OutputProcessor:
 
     # --- log-probabilities --------------------------------------------------------------------------------------------
 
-    def _take_prompt_logprobs(self, batch: ScheduledBatch, result: StepResult) -> None:
+    def _take_prompt_logprobs(self, batch: ScheduledBatch, result: StepResult, now: float) -> list[str]:
+        """Take in log-probabilities of prompts; returns the engine requests that failed."""
+        failed: list[str] = []
         if not result.prompt_logprobs:
-            return
+            return failed
         for chunk in batch.chunks:
             completion = self._completions.get(chunk.request_id)
             positions = result.prompt_logprobs.get(chunk.request_id)
@@ -231,11 +248,16 @@ class OutputProcessor:
                 continue  # every completion has the same prompt: the first one's are enough
             group = completion.group
             known = (group.prompt_logprobs or [None])[: chunk.start + 1]  # the rest is computed again
-            group.prompt_logprobs = known + self._logprobs_decoder.decode_prompt(
-                positions,
-                group.prompt_token_ids[: chunk.start + 1],
-                detokenize=completion.request.sampling_params.detokenize,
-            )
+            try:
+                group.prompt_logprobs = known + self._logprobs_decoder.decode_prompt(
+                    positions,
+                    group.prompt_token_ids[: chunk.start + 1],
+                    detokenize=completion.request.sampling_params.detokenize,
+                )
+            except Exception as error:
+                failed.append(chunk.request_id)
+                self._fail(completion, error, now)
+        return failed
 
 
 def _text_of(

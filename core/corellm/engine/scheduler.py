@@ -44,12 +44,12 @@ class SchedulerStats:
     """Since the scheduler was made."""
     kv_cache_usage: float
     """Share of the KV blocks that sequences hold, 0 to 1."""
+    encoder_cache_usage: float
+    """Share of the encoder cache that requests still need, 0 to 1."""
     prefix_cache_queries: int
     """Tokens of admitted requests, since the scheduler was made."""
     prefix_cache_hits: int
     """How many of them were found in the prefix cache."""
-    encoder_cache_usage: float
-    """Share of the encoder cache that placeholders need, 0 to 1."""
     encoder_cache_queries: int
     """Placeholders that an encoder's output was needed for, since the scheduler was made."""
     encoder_cache_hits: int
@@ -195,9 +195,9 @@ class Scheduler:
             len(self.swapped),
             self._num_preemptions,
             self.blocks.usage,
+            self.encoder_cache.usage,
             self._prefix_cache_queries,
             self._prefix_cache_hits,
-            self.encoder_cache.usage,
             self.encoder_cache.queries,
             self.encoder_cache.queries - self.encoder_cache.misses,
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.children.child import Child, ChildError, ChildTimeoutError, RefusedError
 from corellm.children.pool import BusyError, ChildPool, ClosedError
 from corellm.config import MultiModalConfig
-from corellm.errors import MediaError, MediaTimeoutError, MediaTooLargeError, ProcessingError
+from corellm.errors import MediaBusyError, MediaError, MediaTimeoutError, MediaTooLargeError, ProcessingError
 from corellm.media.reply import Reply
 from corellm.media.worker import PIXELS_AT
 
@@ -120,7 +120,8 @@ class MediaPool:
         Raises:
             MediaError: whatever the decoder raised, or it crashed.
             MediaTooLargeError: it takes too much memory.
-            MediaTimeoutError: it takes too long, or no child is free in time.
+            MediaTimeoutError: it takes too long.
+            MediaBusyError: no child is free in time.
             ProcessingError: no child can be started, the decoder has a fault, or the pool was closed.
         """
         name, seconds = f"{name} " if name else "", self._seconds
@@ -138,7 +139,7 @@ class MediaPool:
         except ClosedError:
             raise _closed() from None
         except BusyError:
-            raise MediaTimeoutError(
+            raise MediaBusyError(
                 f"{name}was not decoded: all {self._workers} processes were busy for {seconds:g} s; try again, "
                 "or raise media_workers or media_timeout",
                 expected=seconds,

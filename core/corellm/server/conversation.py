@@ -13,7 +13,7 @@ from typing import Any
 
 from corellm.errors import MultiModalError
 from corellm.multimodal.chat.messages import ROLES
-from corellm.server.errors import ApiError
+from corellm.server.errors import ApiError, unavailable
 from corellm.server.options import RequestLimits
 
 _TYPES = {
@@ -68,6 +68,8 @@ class CheckedMessages:
     def located(self, error: MultiModalError) -> ApiError:
         """The error for an item, with the part that it came from."""
         own = [source for source in self.sources if source.modality == error.modality]
+        if error.status == 503:
+            return unavailable(str(error))
         if error.item is None or not 0 <= error.item < len(own):
             return ApiError(error.status, str(error), param=self.field)
         return ApiError(error.status, f"{own[error.item].where}: {error}", param=own[error.item].where)

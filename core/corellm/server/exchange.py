@@ -6,6 +6,7 @@ Knows ASGI messages: whether a response began, whether it is a stream of events,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 import time
@@ -22,6 +23,8 @@ from corellm.server.options import RequestLimits
 from corellm.server.stages import note_stages
 
 _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
+_DISCARD_SECONDS = 2.0
+"""How long a client that was refused may go on sending."""
 EVENTS = b"text/event-stream"
 
 
@@ -60,6 +63,8 @@ class Exchange:
         self.error_events: Callable[[ApiError], bytes] = _error_event
         """How a stream that began tells of an error."""
         self._send = send
+        self._is_read = scope["method"] != "POST"
+        """Whether the whole request came."""
         self._is_events = False
         self.is_complete = False
         """Whether the whole response was sent."""
@@ -80,8 +85,14 @@ class Exchange:
             self.is_complete = True
         await self._send(message)
 
-    async def fail(self, error: ApiError) -> None:
-        """Tell the client of an error: as the response, as an event of a stream that began, or by cutting it off."""
+    async def fail(self, error: ApiError, receive: Receive | None = None) -> None:
+        """Tell the client of an error: as the response, as an event of a stream that began, or by cutting it off.
+
+        Args:
+            error: what went wrong.
+            receive: of ASGI, if the request may not have come to its end: some clients read a response only then, and
+                lose it where the connection is closed before.
+        """
         self.failure = self.failure or error
         if self.is_complete:
             return
@@ -93,7 +104,25 @@ class Exchange:
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
         encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": encoded})
+        if receive is not None and not self._is_read:
+            await self.send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._discard(receive)
+            body = b""
         await self.send({"type": "http.response.body", "body": body})
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read the rest of the request, for some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while not self._is_read:
+                    self._is_read = not (await receive()).get("more_body")
+
+    def release(self) -> None:
+        """Forget the body, and the error's frames, which hold it: else it stays until the garbage collector comes."""
+        self.body = {}
+        link: BaseException | None = self.failure
+        while link is not None:
+            link.__traceback__, link = None, link.__cause__ or link.__context__
 
     async def read_body(self, receive: Receive, limits: RequestLimits, hold: Any, *, is_form: bool = False) -> None:
         """Read the request's JSON or form, and stop as soon as it is too large.
@@ -129,7 +158,8 @@ class Exchange:
                     hold(len(chunk))
                     self.num_bytes += len(chunk)
                     chunks.append(chunk)
-                    if not message.get("more_body"):
+                    self._is_read = not message.get("more_body")
+                    if self._is_read:
                         break
         except TimeoutError:
             raise ApiError(408, "the request did not arrive in time", headers={"Connection": "close"}) from None

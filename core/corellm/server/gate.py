@@ -71,10 +71,11 @@ class Gate:
             exchange.stop(None)
         except Exception as error:
             with contextlib.suppress(ConnectionError):
-                await exchange.fail(as_api_error(error))
+                await exchange.fail(as_api_error(error), receive)
         finally:
             self._intake.leave(exchange, exchange.num_bytes)
             self._on_end(exchange, route)
+            exchange.release()
 
     def _below_root(self, path: str) -> str:
         """The path within the application, where a proxy passes its own prefix on."""

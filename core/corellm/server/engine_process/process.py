@@ -14,7 +14,7 @@ import sys
 from corellm.server.engine_process.channel import Channel
 
 END_SECONDS = 10.0
-"""How long the step in flight may take when the engine is told to end."""
+"""How long after its last sign of life an engine that is told to end may still be in a step."""
 
 
 class Process:
@@ -46,7 +46,7 @@ class Process:
         """Its process id."""
         return self._process.pid
 
-    def end(self, seconds: float = END_SECONDS) -> None:
+    def end(self, seconds: float) -> None:
         """Have it end after its step in flight; kill it if that takes longer than `seconds`."""
         self.channel.finish()
         self.wait(seconds)

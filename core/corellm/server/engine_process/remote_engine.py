@@ -40,7 +40,7 @@ from corellm.server.engine_process.messages import (
     Returned,
     Start,
 )
-from corellm.server.engine_process.process import Process
+from corellm.server.engine_process.process import END_SECONDS, Process
 from corellm.worker.process import collector_paused, set_up_threads
 
 logger = logging.getLogger(__name__)
@@ -179,8 +179,8 @@ class RemoteEngine:
         self._front_end.close()
 
     def end(self) -> None:
-        """End the process after its step in flight; calls that wait for it fail."""
-        self._process.end()
+        """End the process after its step in flight; calls that wait for it fail. One that hangs is killed soon."""
+        self._process.end(max(0.0, END_SECONDS - self.seconds_silent))
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
