@@ -40,6 +40,7 @@ PROMISES = {
     30: "equal ids of clients: both are served",
     31: "the same image in another size or mode, or of another tenant: no shared cache entry",
     32: "a tiny cache under random load: all finish",
+    33: "a batch file with bad lines: a result or error for each, in order; finished ones survive a kill",
     34: "mixed and hostile load for long: no failure, no leak, the same outputs",
 }
 ELSEWHERE = {

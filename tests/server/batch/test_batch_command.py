@@ -52,7 +52,7 @@ def requests(num: int, **fields: Any) -> Iterator[str]:
     return (line(f"r{i}", chat(user(f"number {i}"), ignore_eos=True, **fields)) for i in range(num))
 
 
-def test_33_bad_lines_and_a_kill(tiny_llava: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_33_bad_lines_and_a_kill(tiny_llava: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed in the middle, by SIGKILL: finished lines are kept, none is done twice, the order is the input's.
 
     Bad lines are told by their numbers, and the exit status is 1.
