@@ -43,6 +43,7 @@ class FusedAttention(nn.Module):
     """Channels of the projection for each of them."""
     scale: float
     window: int | None
+    softcap: float | None
     positional: tuple[str, ...]
     """Names of the original's arguments after the first."""
 
@@ -58,7 +59,7 @@ class FusedAttention(nn.Module):
             )
         attended, _ = paged_attention(
             self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
-            kwargs.pop("attention_mask", None), scaling=self.scale, sliding_window=self.window,
+            kwargs.pop("attention_mask", None), scaling=self.scale, sliding_window=self.window, softcap=self.softcap,
             rotary=Rotary(cos[0], sin[0]), **kwargs,
         )  # fmt: skip
         return self.o_proj(attended.flatten(2)), None
@@ -73,7 +74,8 @@ class _WatchedStep:
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
         call = call.rotated()
-        self.calls.append((layer, call.scale, call.sliding_window, call.query, call.key, call.value))
+        asked = (layer, call.scale, call.sliding_window, call.softcap)
+        self.calls.append((*asked, call.query, call.key, call.value))
         return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
 
 
@@ -107,7 +109,7 @@ def fused_attention(module: nn.Module) -> nn.Module | None:
 
 def _made_after(module: nn.Module, projections: list[nn.Linear], seen: _Seen) -> FusedAttention | None:
     """Build the fused layer from the recorded call; None if it did not attend to the projections' outputs."""
-    ((_, scale, window, *attended), *others), _ = seen
+    ((_, scale, window, softcap, *attended), *others), _ = seen
     widths, whole = [layer.out_features for layer in projections], joined(projections)
     if others or whole is None or widths != [x.shape[1:].numel() for x in attended]:
         return None
@@ -115,7 +117,8 @@ def _made_after(module: nn.Module, projections: list[nn.Linear], seen: _Seen) ->
     for name in _PROJECTIONS:
         delattr(made, name)
     made.qkv_proj, made.widths, made.heads = whole, widths, [(x.shape[1], x.shape[2]) for x in attended]
-    made.scale, made.window, made.norms_heads = scale, window, hasattr(module, _HEAD_NORMS[0])
+    made.scale, made.window, made.softcap = scale, window, softcap
+    made.norms_heads = hasattr(module, _HEAD_NORMS[0])
     made.positional = tuple(inspect.signature(module.forward).parameters)[1:]
     return made
 
