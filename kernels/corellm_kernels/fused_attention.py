@@ -43,7 +43,6 @@ class FusedAttention(nn.Module):
     """Channels of the projection for each of them."""
     scale: float
     window: int | None
-    softcap: float | None
     positional: tuple[str, ...]
     """Names of the original's arguments after the first."""
 
@@ -59,7 +58,7 @@ class FusedAttention(nn.Module):
             )
         attended, _ = paged_attention(
             self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
-            kwargs.pop("attention_mask", None), scaling=self.scale, sliding_window=self.window, softcap=self.softcap,
+            kwargs.pop("attention_mask", None), scaling=self.scale, sliding_window=self.window,
             rotary=Rotary(cos[0], sin[0]), **kwargs,
         )  # fmt: skip
         return self.o_proj(attended.flatten(2)), None
@@ -109,7 +108,7 @@ def fused_attention(module: nn.Module) -> nn.Module | None:
 
 def _made_after(module: nn.Module, projections: list[nn.Linear], seen: _Seen) -> FusedAttention | None:
     """Build the fused layer from the recorded call; None if it did not attend to the projections' outputs."""
-    ((_, scale, window, softcap, *attended), *others), _ = seen
+    ((_, scale, window, _, *attended), *others), _ = seen
     widths, whole = [layer.out_features for layer in projections], joined(projections)
     if others or whole is None or widths != [x.shape[1:].numel() for x in attended]:
         return None
@@ -117,8 +116,7 @@ def _made_after(module: nn.Module, projections: list[nn.Linear], seen: _Seen) ->
     for name in _PROJECTIONS:
         delattr(made, name)
     made.qkv_proj, made.widths, made.heads = whole, widths, [(x.shape[1], x.shape[2]) for x in attended]
-    made.scale, made.window, made.softcap = scale, window, softcap
-    made.norms_heads = hasattr(module, _HEAD_NORMS[0])
+    made.scale, made.window, made.norms_heads = scale, window, hasattr(module, _HEAD_NORMS[0])
     made.positional = tuple(inspect.signature(module.forward).parameters)[1:]
     return made
 

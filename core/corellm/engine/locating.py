@@ -53,9 +53,7 @@ def _adapter_for(config: ModelConfig, path: Path) -> AdapterEntry:
     except PluginNotFoundError as error:
         if not read_json(path / "config.json").get("is_encoder_decoder"):
             raise
-        raise PluginNotFoundError(
-            f"{error}. It is an encoder-decoder, and corellm itself runs decoders only"
-        ) from error
+        raise PluginNotFoundError(f"{error}. It is an encoder-decoder; corellm itself runs decoders only") from error
 
 
 def _architectures(config: ModelConfig, path: Path) -> tuple[str, ...]:
