@@ -1,4 +1,4 @@
-"""Tiny text-only models of ten kinds: an architecture, and what of its configuration must be right in the engine."""
+"""Tiny text-only models of twelve kinds: an architecture, and what of its configuration must be right in the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {"n_inner": 96, "scale_attn_by_inverse_layer_idx": True},
     "GPTNeoXForCausalLM": {"intermediate_size": 96, "rotary_pct": 0.25},
     "Olmo2ForCausalLM": _GROUPED,
+    "DeepseekV3ForCausalLM": {
+        "intermediate_size": 96,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 2,
+    },
     "OlmoeForCausalLM": {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
 }
 """Sliding windows on all layers and on some, capped scores and logits, scales of their own, rotation of a part of each
-head, learned positions, embeddings of another width, tied ones, several heads to a key-value head, experts."""
+head, learned positions, embeddings of another width, tied ones, several heads to a key-value head, values of another
+size than keys, experts."""

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, PromptError, UnsupportedModalityError
+from corellm.text_models.refusals import check_architecture
 from corellm.text_models.tiny import make_tiny_checkpoint
 from tests.conftest import random_image
 
@@ -67,6 +69,16 @@ def test_models_that_ask_for_more_are_refused(architecture: str, tmp_path: Path)
     with pytest.raises(error, match=words) as raised:
         LLM(str(tmp_path), dtype="float32").close()
     assert "\n" not in str(raised.value)
+
+
+def test_a_multimodal_model_that_no_plugin_claims_needs_a_plugin() -> None:
+    """Its name may end like a text model's; so may that of a model that transformers does not have."""
+    config = transformers.Phi4MultimodalConfig(architectures=["Phi4MultimodalForCausalLM"])
+    with pytest.raises(PluginNotFoundError, match=r"has Phi4MultimodalForCausalLM as a multimodal model.*install one"):
+        check_architecture(config)
+    config = transformers.LlamaConfig(architectures=["MysteryForCausalLM"])
+    with pytest.raises(PluginNotFoundError, match="has no MysteryForCausalLM, and no installed plugin serves it"):
+        check_architecture(config)
 
 
 def test_capped_scores_need_a_backend_that_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
