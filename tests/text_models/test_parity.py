@@ -28,7 +28,7 @@ PROMPTS = [
     _BEGINNING * 2 + "left, right, above or below?",
     _BEGINNING * 3,
 ]
-LENGTHS = [24, 20, 9, 14, 17]
+LENGTHS = [18, 16, 9, 12, 14]
 ENGINES: dict[str, dict[str, Any]] = {
     "whole": {},
     "chunks": {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
@@ -38,7 +38,6 @@ ENGINES: dict[str, dict[str, Any]] = {
         "num_kv_blocks": 16,
         "preemption_mode": "swap",
     },
-    "reference": {"attention_backend": "reference", "enable_chunked_prefill": False},
 }
 """16 blocks of 8 tokens hold the longest request, but not all together."""
 
@@ -104,14 +103,15 @@ def test_outputs_are_varied(model: Callable[[str], Model], architecture: str) ->
 
 
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name != "LlamaForCausalLM"])
 def test_tokens_equal_transformers(model: Callable[[str], Model], architecture: str, options: dict[str, Any]) -> None:
-    """Batched, in chunks, from the prefix cache, preempted, by the reference attention: the same tokens."""
+    """Batched, in chunks, from the prefix cache, preempted: the same tokens. (With Llama the contract does this.)"""
     tiny = model(architecture)
     with tiny.engine(**options) as llm:
-        tiny.require_equal(llm)
-        outputs = tiny.require_equal(llm)  # from the prefix cache, where there is one
-        assert (sum(output.num_cached_tokens for output in outputs) > 0) == options.get("enable_prefix_caching", True)
+        outputs = tiny.require_equal(llm)
+        if options.get("enable_prefix_caching", True):
+            outputs += tiny.require_equal(llm)
+            assert any(output.num_cached_tokens for output in outputs)
         preempted = sum(output.metrics.num_preemptions for output in outputs)
         assert (preempted > 0) == ("num_kv_blocks" in options)
         llm.engine.scheduler.blocks.check_integrity()

@@ -44,13 +44,17 @@ class _Probe:
         decoder: its class, for messages.
         max_len: positions that masks are looked at for.
         softcaps: whether the attention backend caps scores.
+        device: of the decoder.
     """
 
-    def __init__(self, decoder: str, max_len: int, softcaps: bool) -> None:
+    def __init__(self, decoder: str, max_len: int, softcaps: bool, device: torch.device) -> None:
         self.layers: dict[int, LayerLayout] = {}
         self.decoder, self._softcaps = decoder, softcaps
-        queries = torch.arange(max_len - 1, -1, -max(1, max_len // 64))  # some, the last one among them
-        self._queries, self._keys = queries[:, None], torch.arange(max_len)[None]
+        self._causal: set[tuple[_StatedMask, int | None]] = set()
+        """Masks that are causal within a window; most layers share one."""
+        positions = torch.arange(max_len, device=device)
+        self._keys = positions[None]
+        self._queries = positions.flip(0)[:: max(1, max_len // 64), None]  # some, the last one among them
 
     def refuse(self, reason: str, cause: Exception | None = None) -> NoReturn:
         """Raise that the engine cannot run the decoder."""
@@ -83,11 +87,13 @@ class _Probe:
             self._check_mask(mask, window)
         elif mask is not None:
             self.refuse("makes attention masks of its own; corellm's attention is causal within a window")
-        elif not (layer.is_causal if more.get("is_causal") is None else more["is_causal"]):
+        elif not (getattr(layer, "is_causal", True) if more.get("is_causal") is None else more["is_causal"]):
             self.refuse("attends to later tokens, too; corellm's attention is causal")
 
     def _check_mask(self, mask: _StatedMask, window: int | None) -> None:
-        zero = torch.zeros((), dtype=torch.long)
+        if (mask, window) in self._causal:
+            return
+        zero = torch.zeros_like(self._keys[0, 0])
         stated = torch.as_tensor(mask.sees(zero, zero, self._queries, self._keys))
         ours = self._keys <= self._queries
         if window is not None:
@@ -95,6 +101,7 @@ class _Probe:
         if not torch.equal(stated.expand_as(ours), ours):
             within = "" if window is None else f" within a window of {window}"
             self.refuse(f"states a mask that is not the causal one{within} that its attention is asked for")
+        self._causal.add((mask, window))
 
 
 def _probe_attention(
@@ -166,7 +173,7 @@ def probe_decoder(
         CheckpointError: it asks for more than the engine computes; says for what.
         ContractError: it never calls paged attention, or returns something else than hidden states.
     """
-    probe = _Probe(type(language_model).__name__, max_len, softcaps)
+    probe = _Probe(type(language_model).__name__, max_len, softcaps, device)
     try:
         with _probing(language_model):
             output = language_model(
