@@ -42,6 +42,7 @@ PATH: list[tuple[str, str, str]] = [
     (ALL, "attention/paged.py", "paged_attention PagedAttention.attend"),
     (ALL, "attention/cpu.py", "CpuAttention.forward"),
     (DECODE, "attention/cpu.py", "CpuAttention._decode_groups _plan_decodes _DecodeGroup.__init__ _DecodeGroup.attend"),
+    (DECODE, "attention/reference.py", "attend"),
     (PROMPT, "attention/cpu.py", "_attend_prefill"),
 ]
 """In which steps, the file, and its functions."""

@@ -56,13 +56,20 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """`install(name, source)`: a distribution whose module has that source, as pip installs it."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def make(name: str, source: str, *, architecture: str = "ToyForCausalLM", attribute: str = "Adapter") -> None:
+    def make(
+        name: str,
+        source: str,
+        *,
+        architecture: str = "ToyForCausalLM",
+        attribute: str = "Adapter",
+        group: str = "corellm.models",
+    ) -> None:
         module = name.replace("-", "_")
         (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
         info = tmp_path / f"{module}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[corellm.models]\n{architecture} = {module}:{attribute}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{architecture} = {module}:{attribute}\n")
         monkeypatch.delitem(sys.modules, module, raising=False)
 
     return make
@@ -181,8 +188,60 @@ def test_every_known_family_is_served_here() -> None:
 
 def test_no_plugin_for_an_unknown_family() -> None:
     """The error points to writing one."""
-    with pytest.raises(PluginNotFoundError, match=r"serves UnknownForCausalLM; install a plugin for it, or write one"):
-        find_adapter(["UnknownForCausalLM"])
+    words = r"serves UnknownForConditionalGeneration; install a plugin for it, or write one"
+    with pytest.raises(PluginNotFoundError, match=words):
+        find_adapter(["UnknownForConditionalGeneration"])
+
+
+def test_a_fallback_is_asked_where_no_distribution_claims_the_name(install: Install) -> None:
+    """The core's own takes decoders of any name; a longer end goes before it, a claim of the whole name first."""
+    found = find_adapter(["ToyForCausalLM"])
+    assert (found.architecture, found.distribution, found.load().__name__) == ("*ForCausalLM", "corellm", "TextModel")
+    assert find_adapter(["ToyLMHeadModel"]).architecture == "*LMHeadModel"
+    install("toy-ends", GOOD, group="corellm.fallbacks", architecture="yForCausalLM")
+    assert find_adapter(["ToyForCausalLM"]).distribution == "toy-ends"
+    assert find_adapter(["OtherForCausalLM"]).distribution == "corellm"
+    install("toy", GOOD)
+    assert find_adapter(["ToyForCausalLM"]).distribution == "toy"
+
+
+def test_two_fallbacks_for_one_end(install: Install) -> None:
+    """Both are named, and how to choose."""
+    for name in ("toy-one", "toy-two"):
+        install(name, GOOD, group="corellm.fallbacks", architecture="ForGeneration")
+    with pytest.raises(PluginConflictError, match=r"toy-one 1.0 and toy-two 1.0 both claim ToyForGeneration"):
+        find_adapter(["ToyForGeneration"])
+    assert find_adapter(["ToyForGeneration"], adapter="toy-two").distribution == "toy-two"
+
+
+def test_a_known_family_is_not_for_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fuyu's architecture ends like a text model's: without its plugin the error names what to install."""
+    monkeypatch.setattr(adapters, "installed_adapters", list)
+    with pytest.raises(PluginNotFoundError, match=r"pip install corellm-fuyu.*Installed: \*ForCausalLM \(corellm\)"):
+        find_adapter(["FuyuForCausalLM"])
+
+
+def test_an_adapter_without_modality_needs_no_hooks_of_items(install: Install) -> None:
+    """With empty limits nothing else is required; it may still implement hooks, and is checked."""
+    text_alone = """
+    from corellm.hookspecs import hookimpl
+
+    class Adapter:
+        contract = 1
+        supported_mm_limits = {}
+
+        def __init__(self, context): self.context = context
+    """
+    install("toy", text_alone)
+    manager = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy")
+    assert manager.hook.get_supported_mm_limits() == {}
+    install(
+        "other",
+        text_alone + "\n        def compute_logits(self, model): return None\n",
+        architecture="OtherForCausalLM",
+    )
+    with pytest.raises(ContractError, match="lacks @hookimpl"):
+        find_adapter(["OtherForCausalLM"]).load()
 
 
 def test_two_claimants(install: Install) -> None:

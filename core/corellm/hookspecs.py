@@ -88,7 +88,7 @@ class AdapterAttributes:
     """The contract version that the adapter was written for, `CONTRACT_VERSION` then; or several, `range(1, 3)`."""
     supported_mm_limits: Mapping[str, int | None]
     """`{modality: most items per prompt, or None for any number}`. Other modalities are refused. Required, unless
-    `get_supported_mm_limits` is implemented."""
+    `get_supported_mm_limits` is implemented. Empty for a model that takes text alone: nothing else is required then."""
     placeholders: Mapping[str, str]
     """`{modality: the prompt text that stands for one item}`: what a media part becomes in a conversation without a
     chat template, and what the Hugging Face processor gets as text with an item. Empty if items have no placeholder.

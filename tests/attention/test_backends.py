@@ -19,13 +19,19 @@ BACKENDS: list[type[AttentionBackend]] = [ReferenceAttention, CpuAttention]
 HEAD_SIZE = 16
 
 
-def plain_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+VALUE_SIZE = 24
+
+
+def plain_attention(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
     """The oracle, in float64 and written out: `query [n, H, D]` are the last n of the `keys [L, Hkv, D]` positions."""
     n, length = query.shape[0], keys.shape[0]
     groups = query.shape[1] // keys.shape[1]
     k = keys.double().repeat_interleave(groups, 1).transpose(0, 1)
     v = values.double().repeat_interleave(groups, 1).transpose(0, 1)
     scores = query.double().transpose(0, 1) @ k.transpose(1, 2) * scale
+    scores = scores if softcap is None else (scores / softcap).tanh() * softcap
     i = torch.arange(length - n, length)[:, None]
     j = torch.arange(length)[None]
     seen = (j <= i) if window is None else (j <= i) & (j > i - window)
@@ -40,6 +46,7 @@ def run(
     groups: int = 2,
     block_size: int = 8,
     window: int | None = None,
+    softcap: float | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
@@ -48,14 +55,14 @@ def run(
     lens = sorted(lens, key=lambda pair: pair[0] != 1)
     needed = [-(-seq // block_size) for _, seq in lens]
     order = (torch.randperm(sum(needed) + 3, generator=generator) + 1).tolist()  # block 0 is the null block
-    shape = (sum(needed) + 4, block_size, kv_heads, HEAD_SIZE)
-    cache = LayerCache(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))  # what earlier owners may leave
+    shape, sizes = (sum(needed) + 4, block_size, kv_heads), (HEAD_SIZE, VALUE_SIZE)
+    cache = LayerCache(*(torch.full((*shape, size), torch.nan, dtype=dtype) for size in sizes))  # of earlier owners
     tables = np.zeros((len(lens), max(needed)), dtype=np.int64)
     queries, keys, values, slots, want = [], [], [], [], []
     for row, ((n, length), blocks) in enumerate(zip(lens, needed, strict=True)):
         tables[row, :blocks] = [order.pop() for _ in range(blocks)]
         q = torch.randn(n, kv_heads * groups, HEAD_SIZE, generator=generator).to(dtype)
-        k, v = (torch.randn(length, kv_heads, HEAD_SIZE, generator=generator).to(dtype) for _ in range(2))
+        k, v = (torch.randn(length, kv_heads, size, generator=generator).to(dtype) for size in sizes)
         slot = torch.tensor([int(tables[row, t // block_size]) * block_size + t % block_size for t in range(length)])
         cache.write(k[: length - n], v[: length - n], slot[: length - n])
         (
@@ -64,7 +71,7 @@ def run(
             values.append(v[length - n :]),
             slots.append(slot[length - n :]),
         )
-        want.append(plain_attention(q, k, v, 0.3, window))
+        want.append(plain_attention(q, k, v, 0.3, window, softcap))
     query_lens, seq_lens = [n for n, _ in lens], [length for _, length in lens]
     metadata = AttentionMetadata(
         num_decodes=query_lens.count(1),
@@ -75,7 +82,7 @@ def run(
         block_tables=torch.from_numpy(tables),
         slot_mapping=torch.cat(slots),
     )
-    call = AttentionCall(torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window)
+    call = AttentionCall(torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window, softcap=softcap)
     return backend.forward(call, cache, metadata), torch.cat(want)
 
 
@@ -88,6 +95,7 @@ def run(
     groups=st.sampled_from([1, 2, 5]),
     block_size=st.sampled_from([1, 8, 16]),
     window=st.sampled_from([None, 1, 7, 1000]),
+    softcap=st.sampled_from([None, 0.7]),
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=60, deadline=None)
@@ -98,10 +106,12 @@ def test_equals_plain_attention(
     groups: int,
     block_size: int,
     window: int | None,
+    softcap: float | None,
     seed: int,
 ) -> None:
-    """Any mixture of decodes, whole prompts and continued prompts, any head grouping, block size and window."""
-    got, want = run(backend(), lens, kv_heads=kv_heads, groups=groups, block_size=block_size, window=window, seed=seed)
+    """Any mixture of decodes, whole prompts and continued prompts, any head grouping, block size, window and cap."""
+    shapes = {"kv_heads": kv_heads, "groups": groups, "block_size": block_size}
+    got, want = run(backend(), lens, **shapes, window=window, softcap=softcap, seed=seed)
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
 
 

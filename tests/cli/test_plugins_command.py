@@ -19,6 +19,13 @@ def test_lists_installed_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_fallbacks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A star stands before the end of names that a fallback serves."""
+    assert main(["plugins"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "*ForCausalLM" in line)
+    assert line.split() == ["corellm", "0.2.0", "1", "*ForCausalLM,", "*LMHeadModel"]
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """The same for programs."""
     assert main(["plugins", "--json"]) == 0

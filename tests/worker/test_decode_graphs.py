@@ -14,39 +14,15 @@ from torch import Tensor
 from transformers.activations import SiLUActivation
 
 from corellm import LLM, SamplingParams
-from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
-from corellm.attention.reference import ReferenceAttention
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
 from corellm.worker.dummy_steps import capture_graphs
 from corellm.worker.graphs import NotCapturable
 from corellm.worker.input_batch import StepArrays
 from tests.conftest import random_image
 from tests.worker.replayed_graph import ReplayedGraph
+from tests.worker.tensor_attention import TensorAttention
 
 CPU = torch.device("cpu")
-
-
-class TensorAttention(AttentionBackend):
-    """Decodes from tensors alone, as a GPU's backend does; chunks of prompts as the reference."""
-
-    name = "tensors"
-    capturable = True
-
-    @classmethod
-    def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        return None
-
-    def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        if metadata.num_decodes < len(metadata.seq_lens):
-            return ReferenceAttention().forward(call, cache, metadata)
-        cache.write(call.key, call.value, metadata.slot_mapping)
-        keys, values = (x[metadata.block_tables].flatten(1, 2) for x in (cache.key, cache.value))
-        seen = torch.arange(keys.shape[1]) < metadata.seq_lens_tensor[:, None]
-        groups = call.query.shape[1] // call.key.shape[1]
-        keys, values = (x.repeat_interleave(groups, 2) for x in (keys, values))
-        scores = torch.einsum("shd,sthd->sht", call.query, keys) * call.scale
-        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
-        return torch.einsum("sht,sthd->shd", weights, values)
 
 
 @pytest.fixture(scope="module")

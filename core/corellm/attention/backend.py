@@ -103,13 +103,15 @@ class AttentionCall:
     """Each query sees at most this many tokens, itself included; None for all."""
     rotary: Rotary | None = None
     """To be applied to query and key first; None if they are rotated already."""
+    softcap: float | None = None
+    """Scores, scaled, become `softcap * tanh(score / softcap)`; None to leave them."""
 
     def rotated(self) -> AttentionCall:
         """Return the call with rotary positions applied."""
         if self.rotary is None:
             return self
         query, key = self.rotary.rotate(self.query), self.rotary.rotate(self.key)
-        return AttentionCall(query, key, self.value, self.scale, self.sliding_window)
+        return AttentionCall(query, key, self.value, self.scale, self.sliding_window, softcap=self.softcap)
 
 
 class AttentionBackend(ABC):
@@ -125,6 +127,8 @@ class AttentionBackend(ABC):
     """Whether `forward` on decodes depends on tensors alone, so that a CUDA graph can capture it."""
     rotates: ClassVar[bool] = False
     """Whether `forward` applies rotary positions itself; without, it never gets a call with `rotary`."""
+    softcaps: ClassVar[bool] = False
+    """Whether `forward` caps scores; without, it never gets a call with `softcap`: models that cap are refused."""
 
     @classmethod
     @abstractmethod

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
-from corellm.attention.reference import causal_mask
+from corellm.attention.reference import attend, causal_mask
 
 _SCRATCH_BYTES = 8 << 20
 """Bytes of gathered keys and values per decode group; more would leave the processor's cache before use."""
@@ -23,6 +23,7 @@ class CpuAttention(AttentionBackend):
 
     name = "cpu"
     priority = 0
+    softcaps = True
 
     def __init__(self) -> None:
         self._metadata: AttentionMetadata | None = None
@@ -36,7 +37,7 @@ class CpuAttention(AttentionBackend):
     def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """See `AttentionBackend.forward`."""
         cache.write(call.key, call.value, metadata.slot_mapping)
-        output = torch.empty_like(call.query)
+        output = call.query.new_empty(*call.query.shape[:2], call.value.shape[2])
         if metadata.num_decodes:
             for group in self._decode_groups(metadata, cache, call.sliding_window):
                 group.attend(call, cache, output)
@@ -99,7 +100,7 @@ class _DecodeGroup:
             for tensor in (cache.key, cache.value)
         )
         folded = call.query[self.rows].view(num_seqs, kv_heads, -1, head_size)
-        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=call.scale)
+        attended = attend(folded, keys, values, self.mask, call)
         output[self.rows] = attended.reshape(num_seqs, -1, attended.shape[-1])
 
 
@@ -135,6 +136,6 @@ def _attend_prefill(call: AttentionCall, query: Tensor, keys: Tensor, values: Te
     groups = query.shape[1] // keys.shape[1]
     heads_first = [x.transpose(0, 1) for x in (query, keys, values)]
     q, k, v = (x[None] if i == 0 else x.repeat_interleave(groups, dim=0)[None] for i, x in enumerate(heads_first))
-    whole = query_len == seq_len and (window is None or window >= seq_len)
-    mask = None if whole else causal_mask(query_len, seq_len, window, query.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole, scale=call.scale)[0].transpose(0, 1)
+    if query_len == seq_len and (window is None or window >= seq_len) and call.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=call.scale)[0].transpose(0, 1)
+    return attend(q, k, v, causal_mask(query_len, seq_len, window, query.device), call)[0].transpose(0, 1)

@@ -17,9 +17,6 @@ from corellm.errors import ContractError
 
 ATTENTION_NAME = "corellm_paged"
 
-_UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
-"""Arguments of attention functions that change the result and that no backend implements."""
-
 
 class PagedStep(Protocol):
     """What a forward pass gets as `paged`."""
@@ -51,31 +48,28 @@ def paged_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     rotary: Rotary | None = None,
     paged: PagedStep | None = None,
-    **kwargs: Any,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend for a transformers layer: `query [1, num_heads, num_tokens, head_size]` and so on.
+    """Return attention of a transformers layer, `[1, num_tokens, num_heads, head_size]`, and no weights.
 
-    Fused layers leave rotary positions to the backend, in `rotary`.
-
-    Returns:
-        `[1, num_tokens, num_heads, head_size]` and no weights.
+    The tensors are `[1, num_heads, num_tokens, head_size]`. Fused layers leave rotation to the backend, in `rotary`.
+    What else layers may pass changes nothing: those for which it would are refused at load.
     """
-    step = _checked(module, paged, attention_mask, kwargs)
+    step = _checked(module, paged, attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer: int = module.layer_idx  # type: ignore[assignment]  # every transformers attention layer has one
-    return step.attend(layer, AttentionCall(query, key, value, scale, sliding_window, rotary))[None], None
+    return step.attend(layer, AttentionCall(query, key, value, scale, sliding_window, rotary, softcap))[None], None
 
 
-def _checked(
-    module: nn.Module, paged: PagedStep | None, attention_mask: Tensor | None, kwargs: dict[str, Any]
-) -> PagedStep:
-    """Return the step, if the layer asks for nothing that no backend computes.
+def _checked(module: nn.Module, paged: PagedStep | None, attention_mask: Tensor | None) -> PagedStep:
+    """Return the step.
 
     Raises:
-        ContractError: it does, or its decoder did not pass the step on.
+        ContractError: the layer's decoder did not pass it on, or made a mask.
     """
     if paged is None:
         raise ContractError(
@@ -84,11 +78,6 @@ def _checked(
         )
     if attention_mask is not None:
         raise ContractError(f"{type(module).__name__} built an attention mask; paged attention is causal by itself")
-    for name in _UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise ContractError(f"{type(module).__name__} uses {name}, which paged attention does not compute")
-    if kwargs.get("softcap"):
-        raise ContractError(f"{type(module).__name__} caps attention scores, which paged attention does not compute")
     return paged
 
 

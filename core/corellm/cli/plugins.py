@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from corellm.errors import PluginError
 from corellm.hookspecs import CONTRACT_VERSION
-from corellm.plugin.adapters import AdapterEntry, installed_adapters
+from corellm.plugin.adapters import AdapterEntry, installed_adapters, installed_fallbacks
 from corellm.plugin.contract import contract_versions
 from corellm.plugin.extensions import installed_extensions
 
@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list; 1 if a plugin is broken."""
-    rows = _rows(installed_adapters())
+    rows = _rows([*installed_adapters(), *installed_fallbacks()])
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -73,17 +73,16 @@ def _rows(entries: list[AdapterEntry]) -> list[_Row]:
 
 
 def _print_table(rows: list[_Row]) -> None:
-    families = [row for row in rows if row.architectures]
-    if families:
-        _print_columns(
-            ("DISTRIBUTION", "VERSION", "CONTRACT", "ARCHITECTURES"),
-            *(
-                (row.distribution, row.version, "broken" if row.error else row.contract, ", ".join(row.architectures))
-                for row in families
-            ),
-        )
-    else:
-        print("no plugins installed; each model family is one, e.g. pip install corellm-llava")
+    _print_columns(
+        ("DISTRIBUTION", "VERSION", "CONTRACT", "ARCHITECTURES"),
+        *(
+            (row.distribution, row.version, "broken" if row.error else row.contract, ", ".join(row.architectures))
+            for row in rows
+            if row.architectures
+        ),
+    )
+    if all(name.startswith("*") for row in rows for name in row.architectures):
+        print("no plugins installed; each multimodal family is one, e.g. pip install corellm-llava")
     print()
     _print_columns(
         ("DISTRIBUTION", "VERSION", "EXTENSIONS"),

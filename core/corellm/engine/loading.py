@@ -36,11 +36,12 @@ from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
+from corellm.worker.decoder_probe import probe_decoder
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
 from corellm.worker.dummy_steps import capture_graphs, count_position_rows, profile_run
 from corellm.worker.graphs import CudaGraph
-from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype, probe_decoder
+from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype
 from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
@@ -113,7 +114,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     )
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
-        weights = _load_weights(config, hooks, context)
+        weights = _load_weights(config, hooks, context, backend)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
@@ -181,8 +182,10 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
     return backend, kv_dtype
 
 
-def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContext) -> _Weights:
-    """Load the model, replace layers by faster ones, and find its decoder, layout and widths."""
+def _load_weights(
+    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend
+) -> _Weights:
+    """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
     register_attention()
     load_config = LoadConfig(
         model_path=context.model_path,
@@ -196,17 +199,24 @@ def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContex
         torch.manual_seed(0)  # dummy weights are the same at every start
         model = hooks.load_model(load_config=load_config)
     freeze(model)
+    language_model = hooks.get_language_model(model=model)
+    token = torch.zeros(1, dtype=torch.long, device=context.device)
+    width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
+    layout, hidden = probe_decoder(
+        language_model,
+        width,
+        context.dtype,
+        context.device,
+        max_len=wanted_len(config, context),
+        softcaps=backend.softcaps,
+    )
+    vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
+    embedding_size = model_width(model)
     if config.model.fuse_layers:
         for name, replaced in call_extensions(
             "fuse_layers", _is_list_of_text, model=model, device=context.device, dtype=context.dtype
         ):
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
-    language_model = hooks.get_language_model(model=model)
-    token = torch.zeros(1, dtype=torch.long, device=context.device)
-    width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
-    layout, hidden = probe_decoder(language_model, width, context.dtype, context.device)
-    vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
-    embedding_size = model_width(model)
     if packing_helps(context.dtype, context.device):
         pack_linears(model)
     return _Weights(model, language_model, layout, width, vocab_size, embedding_size)

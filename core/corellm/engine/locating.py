@@ -11,11 +11,11 @@ from pathlib import Path
 
 from corellm.config import ModelConfig
 from corellm.engine.recommended_sampling import recommended_sampling
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, PluginNotFoundError
 from corellm.plugin.adapters import AdapterEntry, find_adapter
 from corellm.sampling_params import SamplingParams
 from corellm.worker.checkpoint import read_architectures, resolve_checkpoint, resolve_tokenizer
-from corellm.worker.checkpoint_files import check_files
+from corellm.worker.checkpoint_files import check_files, read_json
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,23 @@ def locate(config: ModelConfig) -> LocatedModel:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     path = resolve_checkpoint(config)
-    entry = find_adapter(_architectures(config, path), adapter=config.adapter)
+    entry = _adapter_for(config, path)
     check_files(path, weights=config.load_format != "dummy")
     tokenizer_path = resolve_tokenizer(config, path)
     if tokenizer_path != path:
         check_files(tokenizer_path, weights=False)
     sampling = recommended_sampling(path) if config.generation_config == "auto" else SamplingParams()
     return LocatedModel(path, tokenizer_path, entry, sampling)
+
+
+def _adapter_for(config: ModelConfig, path: Path) -> AdapterEntry:
+    """Return the entry point of the adapter that serves a checkpoint."""
+    try:
+        return find_adapter(_architectures(config, path), adapter=config.adapter)
+    except PluginNotFoundError as error:
+        if not read_json(path / "config.json").get("is_encoder_decoder"):
+            raise
+        raise PluginNotFoundError(f"{error}. It is an encoder-decoder; corellm itself runs decoders only") from error
 
 
 def _architectures(config: ModelConfig, path: Path) -> tuple[str, ...]:

@@ -110,9 +110,11 @@ class _Inspection:
     def _name_adapter(self, adapter: str | None) -> None:
         context, report = self._recorder.context, self.report
         assert context is not None, "_stage raises where no adapter was made"
-        entry = find_adapter(read_architectures(context.model_path), adapter=adapter)
+        architectures = read_architectures(context.model_path)
+        entry = find_adapter(architectures, adapter=adapter)
         versions = contract_versions(entry.load())
-        report.architecture, report.adapter = entry.architecture, entry.entry_point.value
+        report.architecture = next((name for name in architectures if name == entry.architecture), architectures[0])
+        report.adapter = entry.entry_point.value
         report.distribution, report.version = entry.distribution, entry.version
         report.contract = f"{versions[0]}" if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
         report.dtype = str(context.dtype).removeprefix("torch.")

@@ -33,7 +33,7 @@ def lowered_limits(supported: Mapping[str, int | None], config: MultiModalConfig
         if modality not in limits:
             if wanted != 0:
                 raise UnsupportedModalityError(
-                    f"limit_mm_per_prompt: this model takes no {modality!r}; it takes {', '.join(limits)}",
+                    f"limit_mm_per_prompt: this model takes no {modality!r}; it takes {_listed(limits)}",
                     modality=modality,
                 )
             continue
@@ -63,7 +63,7 @@ def check_counts(counts: Mapping[str, int], limits: Mapping[str, int | None], co
     for modality, count in counts.items():
         if modality not in limits:
             raise UnsupportedModalityError(
-                f"this model takes no {modality}; it takes {', '.join(limits)}", modality=modality
+                f"this model takes no {modality}; it takes {_listed(limits)}", modality=modality
             )
         limit = limits[modality]
         if limit is not None and count > limit:
@@ -72,3 +72,8 @@ def check_counts(counts: Mapping[str, int], limits: Mapping[str, int | None], co
                 + (", or raise limit_mm_per_prompt" if modality in config.item_limits else ""),
                 modality=modality, expected=limit, got=count,
             )  # fmt: skip
+
+
+def _listed(limits: Mapping[str, int | None]) -> str:
+    """Return the modalities that a model takes, for messages."""
+    return ", ".join(limits) or "text only"

@@ -1,13 +1,15 @@
 """Which installed distribution serves which architecture.
 
-Knows entry points; what an adapter must be like is in `contract`.
+A distribution claims architectures by name (`corellm.models`), or by the end of their names (`corellm.fallbacks`): a
+fallback is asked only where no distribution claims the name. Knows entry points; what an adapter must be like is in
+`contract`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -19,6 +21,7 @@ from corellm.plugin.distributions import distribution_of
 from corellm.plugin.tracebacks import own_traceback
 
 MODELS_GROUP = "corellm.models"
+FALLBACKS_GROUP = "corellm.fallbacks"
 CHECKPOINTS_GROUP = "corellm.checkpoints"
 
 KNOWN_FAMILIES = {
@@ -39,6 +42,7 @@ class AdapterEntry:
     """An entry point by which an installed distribution says that it serves an architecture."""
 
     architecture: str
+    """Its name; of a fallback `*` and the end of the names."""
     distribution: str
     version: str
     entry_point: EntryPoint
@@ -68,32 +72,38 @@ class AdapterEntry:
 
 
 def installed_adapters() -> list[AdapterEntry]:
-    """Every claim of every installed distribution, by distribution and architecture; nothing is imported."""
+    """Every claim by name of every installed distribution, by distribution and architecture; nothing is imported."""
+    return _entries(MODELS_GROUP, "")
+
+
+def installed_fallbacks() -> list[AdapterEntry]:
+    """Every claim by the end of a name, as of `installed_adapters`."""
+    return _entries(FALLBACKS_GROUP, "*")
+
+
+def _entries(group: str, prefix: str) -> list[AdapterEntry]:
     found = {
-        (*distribution_of(entry), entry.name, entry.value): entry for entry in entry_points(group=MODELS_GROUP)
+        (*distribution_of(entry), entry.name, entry.value): entry for entry in entry_points(group=group)
     }  # a distribution seen twice on sys.path is still one claim
     return [
-        AdapterEntry(architecture, distribution, version, entry)
-        for (distribution, version, architecture, _), entry in sorted(found.items(), key=lambda item: item[0])
+        AdapterEntry(prefix + name, distribution, version, entry)
+        for (distribution, version, name, _), entry in sorted(found.items(), key=lambda item: item[0])
     ]
 
 
-def find_adapter(
-    architectures: Sequence[str], *, adapter: str | None = None, installed: Iterable[AdapterEntry] | None = None
-) -> AdapterEntry:
+def find_adapter(architectures: Sequence[str], *, adapter: str | None = None) -> AdapterEntry:
     """Choose the adapter for a checkpoint.
 
     Args:
         architectures: those that the checkpoint's `config.json` names.
         adapter: distribution to take, if several claim the architecture.
-        installed: claims to choose from; None for those installed.
 
     Raises:
         PluginNotFoundError: no plugin serves it; names the distribution to install, if it is known.
         PluginConflictError: several do, and `adapter` is None.
     """
-    entries = installed_adapters() if installed is None else list(installed)
-    claims = [entry for entry in entries if entry.architecture in architectures]
+    entries = installed_adapters()
+    claims = [entry for entry in entries if entry.architecture in architectures] or _fallbacks_for(architectures)
     wanted = ", ".join(architectures) or "(the config names no architecture)"
     if adapter is not None:
         chosen = [entry for entry in claims if _same_name(entry.distribution, adapter)]
@@ -115,13 +125,22 @@ def find_adapter(
     return claims[0]
 
 
+def _fallbacks_for(architectures: Sequence[str]) -> list[AdapterEntry]:
+    """Return the fallbacks with the longest ending that fits; none for a family that has a distribution of its own."""
+    if not KNOWN_FAMILIES.keys().isdisjoint(architectures):
+        return []
+    fits = [e for e in installed_fallbacks() if any(name.endswith(e.entry_point.name) for name in architectures)]
+    longest = max((len(entry.entry_point.name) for entry in fits), default=0)
+    return [entry for entry in fits if len(entry.entry_point.name) == longest]
+
+
 def _same_name(one: str, other: str) -> bool:
     """Distribution names compare without case and with `-`, `_` and `.` alike (PEP 503)."""
     return one.lower().replace("_", "-").replace(".", "-") == other.lower().replace("_", "-").replace(".", "-")
 
 
 def _not_found_message(wanted: str, architectures: Sequence[str], entries: Sequence[AdapterEntry]) -> str:
-    served = ", ".join(f"{e.architecture} ({e.distribution})" for e in entries) or "none"
+    served = ", ".join(f"{e.architecture} ({e.distribution})" for e in (*entries, *installed_fallbacks())) or "none"
     homes = {KNOWN_FAMILIES[name] for name in architectures if name in KNOWN_FAMILIES}
     advice = (
         f"install it: pip install {' '.join(sorted(homes))}"

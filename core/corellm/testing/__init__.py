@@ -6,6 +6,8 @@
     class TestLlava(AdapterContract):
         adapter = Llava
 
+An adapter that takes text alone keeps `TextContract`.
+
 Needs the extra `corellm[testing]`, `corellm.testing.checkpoints` alone excepted.
 """
 
@@ -15,17 +17,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from corellm.testing.contract import AdapterContract
+    from corellm.testing.contract import AdapterContract, TextContract
     from corellm.testing.reference import Continuation, Reference
     from corellm.testing.rules import ContractBroken
 
-__all__ = ["AdapterContract", "Continuation", "ContractBroken", "Reference"]
+__all__ = ["AdapterContract", "Continuation", "ContractBroken", "Reference", "TextContract"]
 
 _HOMES = {
     "AdapterContract": "corellm.testing.contract",
     "Continuation": "corellm.testing.reference",
     "ContractBroken": "corellm.testing.rules",
     "Reference": "corellm.testing.reference",
+    "TextContract": "corellm.testing.contract",
 }
 
 

@@ -69,13 +69,13 @@ def randomize_weights(model: Any, seed: int) -> None:
 
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
-    output = model.get_output_embeddings()
-    tied = output is not None and output.weight is model.get_input_embeddings().weight
+    output, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
+    tied = output is not None and output.weight is embedding
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):
                 continue  # norms stay at one
-            if "embed_tokens" in name:
+            if parameter is embedding or "embed_tokens" in name:
                 spread = 0.05 if tied else 0.5
             else:
                 spread = 1.4 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1

@@ -83,6 +83,12 @@ class Subject:
                 media.setdefault(part[0], []).append(part[1])
         return text, media
 
+    def requests(self, seed: int) -> list[dict[str, Any]]:
+        """Return a request with one item of each modality; of text alone where the model takes no items."""
+        parts: list[list[Part]] = [[(modality, self.item(modality, seed)), "What?"] for modality in self.modalities]
+        prompts = [self.prompt(one) for one in parts or [["What?"]]]
+        return [{"prompt": text, "multi_modal_data": media} for text, media in prompts]
+
     def process(
         self,
         prompt: str | Sequence[int],

@@ -109,7 +109,7 @@ def transformers_class(hf_config: Any) -> Any:
 
 
 def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> nn.Module:
-    """Make a transformers model with its text decoder on paged attention and everything else on SDPA.
+    """Make a transformers model with its text decoder on paged attention and everything else on SDPA, if it has that.
 
     Args:
         cls: a `PreTrainedModel` class.
@@ -132,7 +132,7 @@ def _random_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     from transformers import GenerationConfig
 
     with load_config.device:
-        model = cls._from_config(deepcopy(hf_config), dtype=load_config.dtype, attn_implementation="sdpa")
+        model = cls._from_config(deepcopy(hf_config), dtype=load_config.dtype, attn_implementation=_attention_of(cls))
     if (load_config.model_path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(load_config.model_path)
     return model
@@ -152,7 +152,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
                 load_config.model_path,
                 config=hf_config,
                 dtype=load_config.dtype,
-                attn_implementation="sdpa",
+                attn_implementation=_attention_of(cls),
                 use_safetensors=True,
                 trust_remote_code=load_config.trust_remote_code,
                 output_loading_info=True,
@@ -166,6 +166,11 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
         raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error
     _check_report(load_config, report)
     return model
+
+
+def _attention_of(cls: Any) -> str:
+    """Return the attention of what is not the text decoder."""
+    return "sdpa" if cls._supports_sdpa else "eager"
 
 
 def _require_weights(path: Path) -> None:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from corellm.attention.backend import AttentionCall, LayerCache
+from corellm.attention.backend import LayerCache
 from corellm.config import CacheConfig
-from corellm.errors import ConfigError, ContractError
+from corellm.errors import ConfigError
 from corellm.worker.memory import DeviceMemory
 
 QUANTIZED = (torch.int8, torch.float8_e4m3fn)
@@ -28,47 +27,6 @@ class LayerLayout:
     num_kv_heads: int
     key_size: int
     value_size: int
-
-
-class _LayoutProbe:
-    """Stands in for a step's attention and notes the shape of each layer's keys and values."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, LayerLayout] = {}
-
-    def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        self.layers[layer] = LayerLayout(call.key.shape[1], call.key.shape[2], call.value.shape[2])
-        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
-
-
-@torch.inference_mode()
-def probe_decoder(
-    language_model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
-) -> tuple[dict[int, LayerLayout], Tensor]:
-    """Return the layout by layer and a token's hidden state `[1, hidden_size]`, by running the decoder.
-
-    Raises:
-        ContractError: the decoder never calls paged attention, or returns something else than hidden states.
-    """
-    probe = _LayoutProbe()
-    output = language_model(
-        inputs_embeds=torch.zeros(1, 1, hidden_size, dtype=dtype, device=device),
-        position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-        use_cache=False,
-        paged=probe,
-    )
-    if not probe.layers:
-        raise ContractError(
-            f"{type(language_model).__name__} never called paged attention; load_model must set "
-            f"load_config.attn_implementation on the text decoder's config"
-        )
-    hidden: Tensor = output[0][0]
-    if hidden.shape != (1, hidden_size):
-        raise ContractError(
-            f"get_language_model returned {type(language_model).__name__}, whose output is {hidden.shape[-1]} wide, "
-            f"not {hidden_size}: it must return the decoder without its output layer"
-        )
-    return probe.layers, hidden
 
 
 def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dtype) -> int:

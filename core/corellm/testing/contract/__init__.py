@@ -11,9 +11,9 @@ Shipped in the plugin as `contract.py`, it runs wherever the plugin is installed
 first.
 """
 
-from corellm.testing.contract.conversations import ConversationRules
+from corellm.testing.contract.conversations import ConversationRules, TurnRules
 from corellm.testing.contract.embeddings import EmbeddingRules
-from corellm.testing.contract.engine import EngineRules
+from corellm.testing.contract.engine import EngineRules, ItemEngineRules
 from corellm.testing.contract.identity import IdentityRules
 from corellm.testing.contract.independence import IndependenceRules
 from corellm.testing.contract.limits import LimitRules
@@ -24,11 +24,15 @@ from corellm.testing.contract.processing import ProcessingRules
 from corellm.testing.contract.surroundings import SurroundingsRules
 from corellm.testing.contract.weights import WeightRules
 
-__all__ = ["AdapterContract"]
+__all__ = ["AdapterContract", "TextContract"]
+
+
+class TextContract(EngineRules, TurnRules, WeightRules, PackagingRules):
+    """The rules for an adapter that takes no items: `supported_mm_limits = {}`."""
 
 
 class AdapterContract(
-    EngineRules,
+    ItemEngineRules,
     IdentityRules,
     EmbeddingRules,
     MediaRules,

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from corellm.errors import RequestError
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.inputs import MultiModalFeature
-from corellm.plugin.adapters import MODELS_GROUP
+from corellm.plugin.adapters import FALLBACKS_GROUP, MODELS_GROUP
 from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
 from corellm.testing.subject import Subject
@@ -57,6 +57,9 @@ class ContractRules(Rules):
     def architectures(cls) -> list[str]:
         """Return the architectures that the entry points give the adapter; only `architecture` where it is set."""
         claimed = {entry.name for entry in entry_points(group=MODELS_GROUP) if _names(entry.value, cls.adapter)}
+        ends = [entry.name for entry in entry_points(group=FALLBACKS_GROUP) if _names(entry.value, cls.adapter)]
+        if cls.architecture is not None and cls.architecture.endswith(tuple(ends)):
+            claimed.add(cls.architecture)
         return sorted(name for name in claimed if cls.architecture in (None, name))
 
     @classmethod

@@ -13,8 +13,73 @@ from corellm.testing.contract.base import ContractRules
 from corellm.testing.subject import Subject
 
 
-class ConversationRules(ContractRules):
-    """Chat messages."""
+class TurnRules(ContractRules):
+    """Turns of a conversation: with items or without."""
+
+    def test_an_answer_goes_on_from_its_prompt(self, subject: Subject) -> None:
+        """Without a template, too, a conversation's prompt ends where the assistant's next text would begin."""
+        asked = [{"role": "user", "content": "What is this?"}]
+        with self.expecting("a conversation is processed", hook="make_context"):
+            prompt = self._chat(subject, asked, "none").text
+            whole = self._chat(
+                subject, [*asked, {"role": "assistant", "content": "A circle"}], "none", add_generation_prompt=False
+            ).text
+        if prompt is not None and whole is not None:
+            self.require(
+                whole.startswith(prompt) and whole.removeprefix(prompt).lstrip().startswith("A circle"),
+                "make_context",
+                expected=f"a beginning of {whole!r} that ends before the assistant's text",
+                got=repr(prompt),
+                fix="end with the start of the assistant's turn where add_generation_prompt asks for it",
+            )
+
+    def test_the_end_of_a_turn_ends_an_answer(self, subject: Subject) -> None:
+        """A special token that follows the assistant's text in a conversation ends generation."""
+        messages = [{"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A circle"}]
+        with self.expecting("a conversation is processed", hook="make_context"):
+            text = subject.inputs.process_chat(messages, add_generation_prompt=False).text or ""
+        tokenizer, rest = subject.context.tokenizer, text.rpartition("A circle")[2]
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        for token in tokenizer(rest, add_special_tokens=False)["input_ids"][:1]:
+            known = subject.end_token_ids
+            self.require(
+                token in known or token not in special,
+                "load_model",
+                expected=f"{tokenizer.convert_ids_to_tokens(token)!r} ends generation",
+                got=f"only {tokenizer.convert_ids_to_tokens(sorted(known))} do",
+                fix="name it in the checkpoint's generation_config.json, or set model.generation_config.eos_token_id",
+            )
+
+    @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
+    def test_every_role_is_taken_or_refused(self, subject: Subject, template: str) -> None:
+        """Messages of any role, from a single one to a system's with a whole conversation, are taken or refused."""
+        hello = {"role": "user", "content": "Hello"}
+        replied = [hello, {"role": "assistant", "content": "Hello!"}]
+        for messages in (
+            [hello],
+            [{"role": "system", "content": "Be brief."}, *replied, hello],
+            [{"role": "developer", "content": "Be brief."}, hello],
+            [*replied, {"role": "tool", "content": "4"}],
+            replied,
+        ):
+            what = f"a conversation of {', '.join(message['role'] for message in messages)}"
+            fix = "refuse roles that the family does not have with a PromptError"
+            with (
+                self.expecting(f"{what} is taken, or refused with a RequestError", hook="make_context", fix=fix),
+                suppress(RequestError),
+            ):
+                self._chat(subject, messages, template)
+
+    def _chat(self, subject: Subject, messages: Any, template: str, **options: Any) -> Any:
+        """Return the processed conversation, by the checkpoint's template or by none."""
+        inputs = subject.fresh()
+        if template == "none":
+            inputs._chat_template = None
+        return inputs.process_chat(messages, **options)
+
+
+class ConversationRules(TurnRules):
+    """Items in chat messages."""
 
     def test_the_chat_placeholder_is_the_updates_target(self, subject: Subject) -> None:
         """What `get_placeholder_str` writes into a prompt is what `get_prompt_updates` looks for."""
@@ -77,60 +142,6 @@ class ConversationRules(ContractRules):
             fix="give the media in the order of their placeholders",
         )
 
-    def test_an_answer_goes_on_from_its_prompt(self, subject: Subject) -> None:
-        """Without a template, too, a conversation's prompt ends where the assistant's next text would begin."""
-        asked = [{"role": "user", "content": "What is this?"}]
-        with self.expecting("a conversation is processed", hook="make_context"):
-            prompt = self._chat(subject, asked, "none").text
-            whole = self._chat(
-                subject, [*asked, {"role": "assistant", "content": "A circle"}], "none", add_generation_prompt=False
-            ).text
-        if prompt is not None and whole is not None:
-            self.require(
-                whole.startswith(prompt) and whole.removeprefix(prompt).lstrip().startswith("A circle"),
-                "make_context",
-                expected=f"a beginning of {whole!r} that ends before the assistant's text",
-                got=repr(prompt),
-                fix="end with the start of the assistant's turn where add_generation_prompt asks for it",
-            )
-
-    def test_the_end_of_a_turn_ends_an_answer(self, subject: Subject) -> None:
-        """A special token that follows the assistant's text in a conversation ends generation."""
-        messages = [{"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A circle"}]
-        with self.expecting("a conversation is processed", hook="make_context"):
-            text = subject.inputs.process_chat(messages, add_generation_prompt=False).text or ""
-        tokenizer, rest = subject.context.tokenizer, text.rpartition("A circle")[2]
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        for token in tokenizer(rest, add_special_tokens=False)["input_ids"][:1]:
-            known = subject.end_token_ids
-            self.require(
-                token in known or token not in special,
-                "load_model",
-                expected=f"{tokenizer.convert_ids_to_tokens(token)!r} ends generation",
-                got=f"only {tokenizer.convert_ids_to_tokens(sorted(known))} do",
-                fix="name it in the checkpoint's generation_config.json, or set model.generation_config.eos_token_id",
-            )
-
-    @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
-    def test_every_role_is_taken_or_refused(self, subject: Subject, template: str) -> None:
-        """Messages of any role, from a single one to a system's with a whole conversation, are taken or refused."""
-        hello = {"role": "user", "content": "Hello"}
-        replied = [hello, {"role": "assistant", "content": "Hello!"}]
-        for messages in (
-            [hello],
-            [{"role": "system", "content": "Be brief."}, *replied, hello],
-            [{"role": "developer", "content": "Be brief."}, hello],
-            [*replied, {"role": "tool", "content": "4"}],
-            replied,
-        ):
-            what = f"a conversation of {', '.join(message['role'] for message in messages)}"
-            fix = "refuse roles that the family does not have with a PromptError"
-            with (
-                self.expecting(f"{what} is taken, or refused with a RequestError", hook="make_context", fix=fix),
-                suppress(RequestError),
-            ):
-                self._chat(subject, messages, template)
-
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_text_in_a_conversation_places_nothing(self, subject: Subject, template: str) -> None:
         """A placeholder that a user types into a message stays text: it takes no item's place."""
@@ -163,10 +174,3 @@ class ConversationRules(ContractRules):
                 got=repr(prompt),
                 fix="put the text of all messages into the prompt, in order",
             )
-
-    def _chat(self, subject: Subject, messages: Any, template: str, **options: Any) -> Any:
-        """Return the processed conversation, by the checkpoint's template or by none."""
-        inputs = subject.fresh()
-        if template == "none":
-            inputs._chat_template = None
-        return inputs.process_chat(messages, **options)

@@ -15,7 +15,7 @@ from corellm.testing.subject import Subject, same_data
 
 
 class EngineRules(GreedyRules):
-    """Preemption, caches, whole prompts, attention backends."""
+    """Preemption, whole prompts, attention backends: with items or without."""
 
     @pytest.mark.parametrize(("block_size", "mode"), [(8, "recompute"), (16, "swap"), (32, "recompute")])
     def test_preemption(self, subject: Subject, examination: Examination, block_size: int, mode: str) -> None:
@@ -33,19 +33,6 @@ class EngineRules(GreedyRules):
         preempted = sum(output.metrics.num_preemptions for output in outputs if output.metrics)
         assert preempted > 0, "the requests of this rule are too short to be preempted"
 
-    @pytest.mark.parametrize("chunk", [16, 8192])
-    def test_eviction_in_mid_request(self, subject: Subject, examination: Examination, chunk: int) -> None:
-        """Where the caches hold a single item, evicted while requests are in flight, tokens are the same."""
-        process = subject.inputs.process
-        nbytes = max(feature.data.nbytes for case in examination.cases for feature in process(case.prompt).features)
-        self.check_outputs(
-            subject,
-            examination,
-            encoder_cache_size=0,
-            mm_processor_cache_gb=nbytes / 2**30,
-            max_num_batched_tokens=chunk,
-        )
-
     @pytest.mark.parametrize("delay", [0.0, 0.5])
     def test_whole_prompts(self, subject: Subject, examination: Examination, delay: float) -> None:
         """Without chunked prefill, with few blocks and with a delay factor, tokens are the same."""
@@ -62,6 +49,23 @@ class EngineRules(GreedyRules):
     def test_the_reference_attention(self, subject: Subject, examination: Examination) -> None:
         """With the reference attention instead of the backend chosen here, tokens are the same."""
         self.check_outputs(subject, examination, attention_backend="reference")
+
+
+class ItemEngineRules(EngineRules):
+    """The caches of items, and arguments of processors."""
+
+    @pytest.mark.parametrize("chunk", [16, 8192])
+    def test_eviction_in_mid_request(self, subject: Subject, examination: Examination, chunk: int) -> None:
+        """Where the caches hold a single item, evicted while requests are in flight, tokens are the same."""
+        process = subject.inputs.process
+        nbytes = max(feature.data.nbytes for case in examination.cases for feature in process(case.prompt).features)
+        self.check_outputs(
+            subject,
+            examination,
+            encoder_cache_size=0,
+            mm_processor_cache_gb=nbytes / 2**30,
+            max_num_batched_tokens=chunk,
+        )
 
     def test_arguments_reach_the_answers(self, subject: Subject) -> None:
         """With `mm_processor_kwargs`, too, greedy tokens are the reference's."""

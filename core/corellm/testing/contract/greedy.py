@@ -150,12 +150,26 @@ class GreedyRules(ContractRules):
 
 
 def _cases(subject: Subject) -> Iterator[Case]:
-    """Yield 25 requests: text alone, one item, several of several modalities, many items, a shared prefix.
+    """Yield requests: text alone, then longer ones, with items where the model takes any.
 
     Long outputs of short prompts come first: they run in parallel until memory is used up.
     """
+    longer = list(_item_cases(subject) if subject.modalities else _text_cases())
+    longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in longer)
+    for i, question in enumerate(QUESTIONS):
+        yield Case(question, {}, max(24, longest // 3) + 3 * i)
+    yield from longer
+
+
+def _text_cases() -> Iterator[Case]:
+    """Yield requests with a shared prefix, each longer than the one before."""
+    for i, question in enumerate(QUESTIONS):
+        yield Case("Look with care, one two three four five six seven. " * (i + 1) + question, {}, 5 + 2 * i)
+
+
+def _item_cases(subject: Subject) -> Iterator[Case]:
+    """Yield requests with one item, with several of several modalities, with many, with a shared prefix."""
     several = {modality: subject.several(modality) for modality in subject.modalities}
-    alone: list[Case] = []
     for i, question in enumerate(QUESTIONS):
         modality = subject.modalities[i % len(subject.modalities)]
         one: list[Part] = [(modality, subject.item(modality, 11 * i)), question]
@@ -164,17 +178,11 @@ def _cases(subject: Subject) -> Iterator[Case]:
             part for m in kinds for k in range(several[m]) for part in (f"{m}", (m, subject.item(m, 50 + 7 * i + k)))
         ]
         shared: list[Part] = ["Look with care. ", (modality, subject.item(modality, 99)), question]
-        alone += [
-            Case(*subject.prompt(one), 5 + 2 * i),
-            Case(*subject.prompt([*many, question[:30]]), 6 + i),
-            Case(*subject.prompt(shared), 10),
-        ]
+        yield Case(*subject.prompt(one), 5 + 2 * i)
+        yield Case(*subject.prompt([*many, question[:30]]), 6 + i)
+        yield Case(*subject.prompt(shared), 10)
     crowd = [(kinds[0], subject.item(kinds[0], k)) for k in range(subject.several(kinds[0], 8))]
-    alone.append(Case(*subject.prompt([QUESTIONS[2] * 2, *(part for one in crowd for part in (one, ", ")), "?"]), 6))
-    longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in alone)
-    for i, question in enumerate(QUESTIONS):
-        yield Case(question, {}, max(24, longest // 3) + 3 * i)
-    yield from alone
+    yield Case(*subject.prompt([QUESTIONS[2] * 2, *(part for one in crowd for part in (one, ", ")), "?"]), 6)
 
 
 def _counts(media: dict[str, list[Any]]) -> str:

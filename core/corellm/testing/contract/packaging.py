@@ -131,8 +131,7 @@ class PackagingRules(ContractRules):
 
         half = getattr(torch, dtype)
         before = torch.get_default_dtype(), _files(self.make_checkpoint(tmp_path / "never loaded"))
-        requests = [subject.prompt([(modality, subject.item(modality, 0)), "What?"]) for modality in subject.modalities]
-        prompts = [{"prompt": text, "multi_modal_data": media} for text, media in requests]
+        prompts = subject.requests(0)
         fix = "load in load_config.dtype, and make tensors of your own like those that the hook is given"
         with (
             self.expecting(f"{dtype} is served", hook="get_multimodal_embeddings", fix=fix),
@@ -149,7 +148,7 @@ class PackagingRules(ContractRules):
             min(shared) >= 10,
             "merge_multimodal_embeddings or get_multimodal_embeddings",
             expected="of the 20 likeliest first tokens most are those of full precision, for every modality",
-            got=dict(zip(subject.modalities, shared, strict=True)),
+            got=dict(zip(subject.modalities or ["text"], shared, strict=True)),
             fix="compute in the dtype of what the hook is given, and treat no dtype apart",
         )
         self.require(

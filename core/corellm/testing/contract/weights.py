@@ -48,8 +48,7 @@ class WeightRules(ContractRules):
         _write(subject.checkpoint, tmp_path, file, parts)
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
         params = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
-        requests = [subject.prompt([(modality, subject.item(modality, 2)), "What?"]) for modality in subject.modalities]
-        prompts = [{"prompt": text, "multi_modal_data": media} for text, media in requests]
+        prompts = subject.requests(2)
         with (
             self.expecting("a checkpoint of two files loads", hook="load_model", fix="read every file of the index"),
             LLM(str(tmp_path), dtype="float32") as llm,

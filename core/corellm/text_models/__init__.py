@@ -1,0 +1,52 @@
+"""Text-only models: the adapter of every decoder that transformers has and no plugin claims.
+
+A fallback: its entry points name ends of architectures, and it is asked only where no distribution claims the whole
+name. It has no modality; weights and decoder are what the core's defaults make of transformers' class. Which classes
+cannot be run is in `refusals` and `embeddings`, how logits are made in `output_head`. Knows no model family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from corellm.hookspecs import ModelContext, hookimpl
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["TextModel"]
+
+
+class TextModel:
+    """A causal language model of transformers, without items."""
+
+    contract = 1
+    supported_mm_limits: Mapping[str, int | None] = {}
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self._compute_logits: Callable[[nn.Module, Tensor], Tensor] | None = None
+
+    @hookimpl
+    def register_processor(self) -> Callable[..., Any]:
+        """Return the tokenizer: there are no items to process."""
+        return lambda _: self.context.tokenizer
+
+    @hookimpl
+    def load_model(self) -> None:
+        """Refuse what cannot be run before weights are read; the core's default then loads them."""
+        from corellm.text_models.refusals import check_architecture
+
+        check_architecture(self.context.hf_config)
+
+    @hookimpl
+    def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:
+        """Return the logits as the model's own forward pass makes them; how is found by the first call, at load."""
+        if self._compute_logits is None:
+            from corellm.text_models.embeddings import check_embeddings
+            from corellm.text_models.output_head import logits_function
+
+            check_embeddings(model)
+            self._compute_logits = logits_function(model)
+        return self._compute_logits(model, hidden_states)

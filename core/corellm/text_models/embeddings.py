@@ -1,0 +1,39 @@
+"""Whether a decoder needs no more of a token than its embedding, which is all that the engine gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corellm.attention.backend import AttentionCall
+from corellm.errors import CheckpointError
+
+
+class _NoAttention:
+    """A step whose attention is zero."""
+
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        """See `corellm.attention.paged.PagedStep`."""
+        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
+
+
+@torch.inference_mode()
+def check_embeddings(model: Any) -> None:
+    """Compare the decoder's output for token ids and for their embeddings.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
+    ids = torch.arange(2, device=embedding.weight.device)[None]
+    given, embedded = (
+        decoder(**inputs, position_ids=ids, use_cache=False, paged=_NoAttention())[0]
+        for inputs in ({"input_ids": ids}, {"inputs_embeds": embedding(ids)})
+    )
+    if not torch.equal(given, embedded):
+        raise CheckpointError(
+            f"{type(decoder).__name__} takes more of a token than its embedding, such as embeddings of its own for "
+            f"each layer, which corellm does not give it; run this checkpoint with transformers' own generate"
+        )

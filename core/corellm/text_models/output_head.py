@@ -1,0 +1,81 @@
+"""How a causal language model makes logits of hidden states: by its output layer alone, or with more.
+
+Some models cap, scale or mask what their output layer gives. Its own forward pass does that, run with a decoder that
+returns the hidden states it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corellm.errors import CheckpointError, raised_at
+
+
+class _HiddenStates:
+    """What a decoder returns, with hidden states alone: as first item and by name; everything else is None."""
+
+    def __init__(self, hidden_states: Tensor) -> None:
+        self.last_hidden_state = hidden_states
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _GivenHidden:
+    """A module without the decoder inside it: called in its place, it returns the embeddings as hidden states.
+
+    Args:
+        module: the original; all attributes but those on the way to the decoder are its own.
+        path: names of children from `module` to the decoder.
+    """
+
+    def __init__(self, module: nn.Module, *path: str) -> None:
+        self._module, self._path = module, path
+
+    def __getattr__(self, name: str) -> Any:
+        child = getattr(self._module, name)
+        return _GivenHidden(child, *self._path[1:]) if name in self._path[:1] else child
+
+    def __call__(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _HiddenStates:
+        return _HiddenStates(inputs_embeds)
+
+
+LogitsFunction = Callable[[Any, Tensor], Tensor]
+"""From model and hidden states `[num_sampled, hidden_size]` to logits `[num_sampled, vocab_size]`."""
+
+
+@torch.inference_mode()
+def logits_function(model: Any) -> LogitsFunction:
+    """Return the quickest function that gives the model's logits: its output layer, if that alone gives the same.
+
+    Raises:
+        CheckpointError: the forward pass does not keep decoder and output layer apart.
+    """
+    kind, decoder = type(model), model.get_decoder()
+    path = next(name for name, module in model.named_modules() if module is decoder).split(".")
+
+    def alone(model: Any, hidden_states: Tensor) -> Tensor:
+        logits: Tensor = model.get_output_embeddings()(hidden_states)
+        return logits
+
+    def whole(model: Any, hidden_states: Tensor) -> Tensor:
+        given = _GivenHidden(model, *path)
+        logits: Tensor = kind.forward(given, inputs_embeds=hidden_states[None], use_cache=False).logits[0]
+        return logits
+
+    try:
+        weight: Tensor = model.get_output_embeddings().weight
+        hidden = 8 * torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+        return alone if torch.equal(alone(model, hidden), whole(model, hidden)) else whole
+    except Exception as error:
+        raise CheckpointError(
+            f"{kind.__name__} does not make logits of its decoder's hidden states alone "
+            f"({type(error).__name__}, {raised_at(error)}); run this checkpoint with transformers' own generate"
+        ) from error

@@ -1,0 +1,50 @@
+"""Which models are refused before their weights are read, by what transformers' class and configuration say.
+
+What only shows when a layer attends is refused by the core's probe of the decoder.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import transformers
+
+from corellm.errors import CheckpointError, PluginNotFoundError
+
+
+def check_architecture(hf_config: Any) -> None:
+    """Check that the engine can run a checkpoint's model.
+
+    Raises:
+        PluginNotFoundError: transformers has no such class, or it is multimodal: it needs a plugin.
+        CheckpointError: it does not fit a paged cache; says why.
+    """
+    names = hf_config.architectures or ()
+    cls = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    if cls is None or _is_multimodal(hf_config):
+        what = f"has no {' or '.join(names)}" if cls is None else f"has {cls.__name__} as a multimodal model"
+        raise PluginNotFoundError(
+            f"transformers {transformers.__version__} {what}, and no installed plugin serves it; install one, or write "
+            f"one (see CONTRIBUTING.md)"
+        )
+    reason = _why_not(cls, hf_config)
+    if reason is not None:
+        raise CheckpointError(f"{cls.__name__} {reason}; run this checkpoint with transformers' own generate")
+
+
+def _is_multimodal(hf_config: Any) -> bool:
+    return any(f"{part}_config" in hf_config.sub_configs for part in ("vision", "audio"))
+
+
+def _why_not(cls: Any, hf_config: Any) -> str | None:
+    """Return why the engine cannot run a class, or None."""
+    if hf_config.is_encoder_decoder:
+        return "is an encoder-decoder, and corellm runs decoders only"
+    if cls._is_stateful:
+        return "keeps a state beside keys and values, which corellm's cache does not hold"
+    if not cls._supports_attention_backend:
+        return "does not let its attention be replaced (transformers' AttentionInterface), so it has no paged cache"
+    if "position_ids" not in inspect.signature(cls.forward).parameters:
+        return "takes no positions, as with ALiBi, so requests cannot share a batch"
+    return None

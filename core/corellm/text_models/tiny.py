@@ -1,0 +1,50 @@
+"""Tiny random text-only checkpoints of any decoder of transformers, made without a download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def make_tiny_checkpoint(
+    path: str | Path, seed: int = 0, *, architecture: str = "LlamaForCausalLM", **config: Any
+) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        architecture: a class of transformers.
+        config: arguments of its configuration, beside the usual sizes and special tokens.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    tokenizer = train_tokenizer([], bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 1024,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    cls = getattr(transformers, architecture)
+    model = cls(cls.config_class(**{**sizes, **config}))
+    randomize_weights(model, seed)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path

@@ -1,0 +1,207 @@
+"""What a text decoder asks of attention, found at load by running two tokens through it.
+
+What the engine does not compute is refused here, with the reason, so that a step need not look: masks that are not
+causal within a window, arguments of attention that change its result, layers that do not attend through the engine.
+Meanwhile the decoder's attention has another name, under which transformers states masks as functions. Knows
+transformers' attention and mask functions; knows no model family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from corellm.attention.paged import ATTENTION_NAME
+from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
+from corellm.worker.kv_cache import LayerLayout
+
+_PROBE_NAME = "corellm_probe"
+_NUM_TOKENS = 2
+_HARMLESS = frozenset(
+    {"dropout", "is_causal", "position_ids", "cache_position", "position_embeddings", "use_cache", "deterministic"}
+    | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
+)
+"""Arguments of attention functions that change no result, or are looked at."""
+
+
+@dataclass(frozen=True)
+class _StatedMask:
+    """A mask as transformers states it."""
+
+    sees: Callable[..., Any]
+    """From batch, head, query and key to whether the query sees the key; takes tensors of indices."""
+
+
+class _Probe:
+    """Gets what layers pass to attention, as `paged`.
+
+    Args:
+        decoder: its class, for messages.
+        max_len: positions that masks are looked at for.
+        softcaps: whether the attention backend caps scores.
+        device: of the decoder.
+    """
+
+    def __init__(self, decoder: str, max_len: int, softcaps: bool, device: torch.device) -> None:
+        self.layers: dict[int, LayerLayout] = {}
+        self.decoder, self._softcaps = decoder, softcaps
+        self._causal: set[tuple[_StatedMask, int | None]] = set()
+        """Masks that are causal within a window; most layers share one."""
+        positions = torch.arange(max_len, device=device)
+        self._keys = positions[None]
+        self._queries = positions.flip(0)[:: max(1, max_len // 64), None]  # some, the last one among them
+
+    def refuse(self, reason: str, cause: Exception | None = None) -> NoReturn:
+        """Raise that the engine cannot run the decoder."""
+        way_out = "run this checkpoint with transformers' own generate"
+        raise CheckpointError(f"{self.decoder} {reason}; {way_out}") from cause
+
+    def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Note the shape of a layer's keys and values."""
+        index: Any = getattr(layer, "layer_idx", None)
+        if index is None or index in self.layers:
+            self.refuse(f"has a layer that attends {'without a layer_idx' if index is None else 'more than once'}")
+        if key.shape[2] != query.shape[2]:
+            self.refuse("attends to other tokens than its own (cross attention), which corellm does not compute")
+        self.layers[index] = LayerLayout(key.shape[1], key.shape[3], value.shape[3])
+
+    def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
+        """Check that the engine computes what a layer asks for.
+
+        Raises:
+            CheckpointError: it does not.
+        """
+        unknown = sorted(name for name in more.keys() - _HARMLESS if more[name] is not None and more[name] is not False)
+        if unknown:
+            self.refuse(f"passes {', '.join(unknown)} to attention, which corellm does not compute")
+        if softcap is not None and not self._softcaps:
+            self.refuse(
+                "caps attention scores, which this attention backend does not (attention_backend='reference' does)"
+            )
+        if isinstance(mask, _StatedMask):
+            self._check_mask(mask, window)
+        elif mask is not None:
+            self.refuse("makes attention masks of its own; corellm's attention is causal within a window")
+        elif not (getattr(layer, "is_causal", True) if more.get("is_causal") is None else more["is_causal"]):
+            self.refuse("attends to later tokens, too; corellm's attention is causal")
+
+    def _check_mask(self, mask: _StatedMask, window: int | None) -> None:
+        if (mask, window) in self._causal:
+            return
+        zero = torch.zeros_like(self._keys[0, 0])
+        stated = torch.as_tensor(mask.sees(zero, zero, self._queries, self._keys))
+        ours = self._keys <= self._queries
+        if window is not None:
+            ours &= self._keys > self._queries - window
+        if not torch.equal(stated.expand_as(ours), ours):
+            within = "" if window is None else f" within a window of {window}"
+            self.refuse(f"states a mask that is not the causal one{within} that its attention is asked for")
+        self._causal.add((mask, window))
+
+
+def _probe_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    paged: _Probe | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Take the place of `paged_attention`, and return zeros."""
+    if paged is None:
+        raise ContractError(
+            f"{type(module).__name__} was run without the engine's `paged` argument: the text decoder must pass its "
+            f"keyword arguments on to its attention layers"
+        )
+    paged.note(module, query, key, value)
+    paged.check(module, attention_mask, sliding_window, softcap, more)
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _state_mask(*, mask_function: Callable[..., Any], **_: Any) -> _StatedMask:
+    """Take the place of transformers' functions that make masks."""
+    return _StatedMask(mask_function)
+
+
+@contextmanager
+def _probing(decoder: nn.Module) -> Iterator[None]:
+    """Let the decoder's layers call `_probe_attention` inside the block."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_PROBE_NAME, _probe_attention)
+    AttentionMaskInterface.register(_PROBE_NAME, _state_mask)
+    found = {id(config): config for module in decoder.modules() if (config := getattr(module, "config", None))}
+    paged: list[Any] = [c for c in found.values() if getattr(c, "_attn_implementation", None) == ATTENTION_NAME]
+    try:
+        for config in paged:
+            config._attn_implementation = _PROBE_NAME
+        yield
+    finally:
+        for config in paged:
+            config._attn_implementation = ATTENTION_NAME
+
+
+@torch.inference_mode()
+def probe_decoder(
+    language_model: nn.Module,
+    hidden_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_len: int,
+    softcaps: bool,
+) -> tuple[dict[int, LayerLayout], Tensor]:
+    """Return the layout by layer and a token's hidden state `[1, hidden_size]`, by running the decoder.
+
+    Args:
+        language_model: the decoder.
+        hidden_size: width of its embeddings.
+        dtype, device: of the model.
+        max_len: longest sequence, for which masks are looked at.
+        softcaps: whether the attention backend caps scores.
+
+    Raises:
+        CheckpointError: it asks for more than the engine computes; says for what.
+        ContractError: it never calls paged attention, or returns something else than hidden states.
+    """
+    probe = _Probe(type(language_model).__name__, max_len, softcaps, device)
+    try:
+        with _probing(language_model):
+            output = language_model(
+                inputs_embeds=torch.zeros(1, _NUM_TOKENS, hidden_size, dtype=dtype, device=device),
+                position_ids=torch.arange(_NUM_TOKENS, device=device)[None],
+                use_cache=False,
+                paged=probe,
+            )
+    except (CorellmError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        probe.refuse(f"fails in a step of corellm with {type(error).__name__}: {reason} ({raised_at(error)})", error)
+    if not probe.layers:
+        raise ContractError(
+            f"{probe.decoder} never called paged attention; load_model must set load_config.attn_implementation on the "
+            f"text decoder's config"
+        )
+    num_layers: Any = getattr(getattr(language_model, "config", None), "num_hidden_layers", None)
+    if num_layers is not None and len(probe.layers) < num_layers:
+        probe.refuse(
+            f"has {num_layers - len(probe.layers)} of {num_layers} layers that do not attend through the engine, such "
+            f"as layers with a state of their own"
+        )
+    hidden: Tensor = output[0][0, -1:]
+    if hidden.shape != (1, hidden_size):
+        raise ContractError(
+            f"get_language_model returned {probe.decoder}, whose output is {hidden.shape[-1]} wide, not "
+            f"{hidden_size}: it must return the decoder without its output layer"
+        )
+    return probe.layers, hidden

@@ -1,0 +1,133 @@
+"""Text-only models give the tokens of transformers' `generate`, whatever the engine does to save time or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from corellm import LLM, SamplingParams
+from corellm.testing.reference import Continuation, generate_one
+from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm.worker.decode_graphs import DecodeGraphs
+from corellm.worker.dummy_steps import capture_graphs
+from tests.text_models.families import FAMILIES
+from tests.worker.replayed_graph import ReplayedGraph
+from tests.worker.tensor_attention import TensorAttention
+
+_BEGINNING = "Look with care, one two three four five six seven eight nine ten. "
+PROMPTS = [
+    "yes",
+    "What shape is in the picture?",
+    _BEGINNING + "How many objects are there?",
+    _BEGINNING * 2 + "left, right, above or below?",
+    _BEGINNING * 3,
+]
+LENGTHS = [18, 16, 9, 12, 14]
+ENGINES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "chunks": {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
+    "preempted": {
+        "max_num_batched_tokens": 24,
+        "block_size": 8,
+        "num_kv_blocks": 16,
+        "preemption_mode": "swap",
+    },
+}
+"""16 blocks of 8 tokens hold the longest request, but not all together."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A tiny checkpoint, and what transformers generates with it."""
+
+    path: Path
+    wanted: list[Continuation]
+
+    def engine(self, **options: Any) -> LLM:
+        """The model loaded."""
+        return LLM(str(self.path), dtype="float32", max_model_len=120, **options)
+
+    def require_equal(self, llm: LLM) -> list[Any]:
+        """Generate all prompts together, and compare."""
+        params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n, logprobs=0) for n in LENGTHS]
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        for output, want in zip(outputs, self.wanted, strict=True):
+            (completion,) = output.outputs
+            assert completion.logprobs is not None
+            assert output.prompt_token_ids == want.prompt_token_ids
+            assert completion.token_ids == want.token_ids
+            logprobs = [step[t].logprob for step, t in zip(completion.logprobs, completion.token_ids, strict=True)]
+            assert logprobs == pytest.approx(want.logprobs, abs=1e-4)
+        return list(outputs)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """`model(architecture)`: written and generated from once."""
+    made: dict[str, Model] = {}
+
+    def make(architecture: str) -> Model:
+        if architecture not in made:
+            path = make_tiny_checkpoint(
+                tmp_path_factory.mktemp("tiny"), architecture=architecture, **FAMILIES[architecture]
+            )
+            made[architecture] = Model(path, _generated(architecture, path))
+        return made[architecture]
+
+    return make
+
+
+def _generated(architecture: str, path: Path) -> list[Continuation]:
+    """What transformers generates, one prompt at a time; its eager attention is the only one that caps scores."""
+    cls = getattr(transformers, architecture)
+    reference = cls.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    return [
+        generate_one(reference, tokenizer(prompt, return_tensors="pt"), length)
+        for prompt, length in zip(PROMPTS, LENGTHS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_outputs_are_varied(model: Callable[[str], Model], architecture: str) -> None:
+    """Equal or constant outputs would prove nothing of the tests below."""
+    outputs = [one.token_ids for one in model(architecture).wanted]
+    assert len({tuple(output[:5]) for output in outputs}) == len(outputs)
+    assert sum(len(set(output)) > len(output) // 4 for output in outputs) >= 4
+
+
+@pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name != "LlamaForCausalLM"])
+def test_tokens_equal_transformers(model: Callable[[str], Model], architecture: str, options: dict[str, Any]) -> None:
+    """Batched, in chunks, from the prefix cache, preempted: the same tokens. (With Llama the contract does this.)"""
+    tiny = model(architecture)
+    with tiny.engine(**options) as llm:
+        outputs = tiny.require_equal(llm)
+        if options.get("enable_prefix_caching", True):
+            outputs += tiny.require_equal(llm)
+            assert any(output.num_cached_tokens for output in outputs)
+        preempted = sum(output.metrics.num_preemptions for output in outputs)
+        assert (preempted > 0) == ("num_kv_blocks" in options)
+        llm.engine.scheduler.blocks.check_integrity()
+
+
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name != "OlmoeForCausalLM"])
+def test_captured_decodes_equal_transformers(
+    model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode steps captured and replayed give the same tokens. (Experts are chosen on the host.)"""
+    tiny, replayed = model(architecture), []
+    run = DecodeGraphs.run
+    monkeypatch.setattr(DecodeGraphs, "run", lambda *args: (replayed.append(1), run(*args))[1])
+    with tiny.engine(max_num_seqs=4) as llm:
+        runner = llm.engine.runner
+        runner._backend = TensorAttention()
+        capture_graphs(runner, [1, 2, 4], max_blocks=8, position_rows=1, make_graph=ReplayedGraph)
+        tiny.require_equal(llm)
+    assert replayed

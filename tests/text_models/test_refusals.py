@@ -1,0 +1,105 @@
+"""A model that asks for more than the engine computes is refused at load, and the error says what it asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from corellm import LLM, SamplingParams
+from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, PromptError, UnsupportedModalityError
+from corellm.text_models.refusals import check_architecture
+from corellm.text_models.tiny import make_tiny_checkpoint
+from tests.conftest import random_image
+
+_GROUPED = {"intermediate_size": 96, "num_key_value_heads": 2}
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    # by the class
+    "BloomForCausalLM": ({}, CheckpointError, "does not let its attention be replaced"),
+    "MptForCausalLM": ({}, CheckpointError, "does not let its attention be replaced"),
+    "MambaForCausalLM": ({}, CheckpointError, "MambaForCausalLM keeps a state beside keys and values"),
+    "BertLMHeadModel": ({"intermediate_size": 96}, CheckpointError, "states a mask that is not the causal one that"),
+    "T5ForConditionalGeneration": (
+        {"d_kv": 16, "d_ff": 96},
+        PluginNotFoundError,
+        r"no installed plugin serves T5.*It is an encoder-decoder; corellm itself runs decoders only",
+    ),
+    # by what layers pass to attention
+    "GptOssForCausalLM": (
+        {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+        CheckpointError,
+        "GptOssModel passes s_aux to attention, which corellm does not compute",
+    ),
+    "DiffLlamaForCausalLM": (_GROUPED, CheckpointError, "DiffLlamaModel has a layer that attends more than once"),
+    "PhimoeForCausalLM": (
+        {**_GROUPED, "sliding_window": 12, "num_local_experts": 4},
+        CheckpointError,
+        "states a mask that is not the causal one that its attention is asked for",
+    ),
+    "NemotronForCausalLM": (_GROUPED, ContractError, "NemotronAttention was run without the engine's `paged` argument"),
+    "DogeForCausalLM": (_GROUPED, CheckpointError, "DogeModel fails in a step of corellm with"),
+    # by what the decoder is given
+    "Lfm2ForCausalLM": (
+        {**_GROUPED, "layer_types": ["conv", "full_attention"]},
+        CheckpointError,
+        "Lfm2Model has 1 of 2 layers that do not attend through the engine",
+    ),
+    "Gemma3nForCausalLM": (
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 400,
+        },
+        CheckpointError,
+        "takes more of a token than its embedding",
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_models_that_ask_for_more_are_refused(architecture: str, tmp_path: Path) -> None:
+    """By facts of the class, of its calls of attention, of its decoder; in a line, with the reason."""
+    config, error, words = REFUSED[architecture]
+    make_tiny_checkpoint(tmp_path, architecture=architecture, **config)
+    with pytest.raises(error, match=words) as raised:
+        LLM(str(tmp_path), dtype="float32").close()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_multimodal_model_that_no_plugin_claims_needs_a_plugin() -> None:
+    """Its name may end like a text model's; so may that of a model that transformers does not have."""
+    config = transformers.Phi4MultimodalConfig(architectures=["Phi4MultimodalForCausalLM"])
+    with pytest.raises(PluginNotFoundError, match=r"has Phi4MultimodalForCausalLM as a multimodal model.*install one"):
+        check_architecture(config)
+    config = transformers.LlamaConfig(architectures=["MysteryForCausalLM"])
+    with pytest.raises(PluginNotFoundError, match="has no MysteryForCausalLM, and no installed plugin serves it"):
+        check_architecture(config)
+
+
+def test_capped_scores_need_a_backend_that_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backend would leave the scores as they are: the error says which one caps."""
+    make_tiny_checkpoint(tmp_path, architecture="Gemma2ForCausalLM", head_dim=16, **_GROUPED)
+    monkeypatch.setattr("corellm.attention.cpu.CpuAttention.softcaps", False)
+    with pytest.raises(CheckpointError, match=r"Gemma2Model caps attention scores.*attention_backend='reference'"):
+        LLM(str(tmp_path), dtype="float32").close()
+
+
+def test_media_are_refused(tmp_path: Path) -> None:
+    """In a prompt and in a conversation; the next request has output."""
+    image = random_image(30, 20, 0)
+    prompt = {"prompt": "What?", "multi_modal_data": {"image": image}}
+    message = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]}
+    make_tiny_checkpoint(tmp_path)
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        with pytest.raises(UnsupportedModalityError, match="takes no image; it takes text only"):
+            llm.generate([prompt], use_tqdm=False)
+        with pytest.raises(PromptError, match="no way to place image parts in a conversation"):
+            llm.chat([message], use_tqdm=False)
+        (output,) = llm.chat([{"role": "user", "content": "What?"}], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert output.prompt == "USER: What?\nASSISTANT:"
+    assert output.outputs[0].token_ids
