@@ -65,7 +65,7 @@ def request_fields(name: str) -> str:
     """
     from corellm.server.requests.audio import TranscriptionRequest
     from corellm.server.requests.chat import ChatRequest
-    from corellm.server.requests.completion import CompletionRequest
+    from corellm.server.requests.completions import CompletionRequest
     from corellm.server.requests.responses import ResponsesRequest
 
     bodies = (ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest)
