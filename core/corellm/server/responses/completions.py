@@ -1,4 +1,4 @@
-"""Completions of prompts: whole, or as chunks. Several prompts have one response, whose choices are in order."""
+"""Completions of prompts: whole, or as events. Several prompts have one response, whose choices are in order."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class CompletionResponse:
     Args:
         response_id: for the client.
         model: the name that the client asked for.
+        num_prompts: of the request.
         n: completions of each prompt.
         num_top: how many most likely tokens to report; None for no log-probabilities.
         echoes: texts of the prompts, which go before their completions; None without `echo`.
@@ -28,6 +29,7 @@ class CompletionResponse:
         self,
         response_id: str,
         model: str,
+        num_prompts: int,
         n: int,
         num_top: int | None,
         *,
@@ -41,10 +43,11 @@ class CompletionResponse:
             **({"usage": None} if include_usage else {}),
         }  # fmt: skip
         self._n, self._num_top, self._echoes = n, num_top, echoes
-        self._prompt_only = prompt_only
+        self._prompt_only, self._include_usage = prompt_only, include_usage
         self._tables: dict[int, TokenTable] = {}
         """Of choices that have begun."""
         self._ended: set[int] = set()
+        self._num_unfinished = num_prompts
         self._counted: set[int] = set()
         """Prompts whose tokens were counted."""
 
@@ -53,14 +56,13 @@ class CompletionResponse:
         choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
         return {**self._head, "choices": choices, "usage": self.usage.reported()}
 
-    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The events for what is new of a prompt's completions."""
+    def events(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The events for what is new of a prompt's completions, as OpenAI's `Completion`."""
         for choice in self._choices(prompt, output):
             yield {**self._head, "choices": [choice]}
-
-    def last_chunk(self) -> dict[str, Any]:
-        """The event with the numbers of tokens."""
-        return {**self._head, "choices": [], "usage": self.usage.reported()}
+        self._num_unfinished -= output.finished
+        if not self._num_unfinished and self._include_usage:
+            yield {**self._head, "choices": [], "usage": self.usage.reported()}
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         if prompt not in self._counted:
