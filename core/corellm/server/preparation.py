@@ -160,10 +160,10 @@ class Preparation:
         """Most tokens of a conversation's prompt; None for as many as the model takes."""
         window = request.max_window_size
         window = self._config.options.max_window_size if window is None else window
-        if isinstance(request, ResponsesRequest) and request.truncation == "auto":
-            room = max(1, self._client.max_model_len - (request.max_output_tokens or 1))
-            return room if window is None else min(window, room)
-        return window
+        if request.num_reserved is None:
+            return window
+        room = max(1, self._client.max_model_len - request.num_reserved)
+        return room if window is None else min(window, room)
 
 
 def _located(checked: CheckedMessages, process: Callable[[], ProcessedPrompt]) -> ProcessedPrompt:

@@ -77,23 +77,23 @@ class CompletionResponse:
             yield self._choice(index, prompt, output, completion)
 
     def _choice(self, index: int, prompt: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        echo = self._echoes[prompt] if self._echoes is not None and index not in self._tables else ""
+        echo = self._echoes[prompt] if self._echoes is not None and index not in self._tables else None
+        table = self._tables.setdefault(index, TokenTable(self._num_top or 0))
         text, reason = completion.text, finish_reason(completion)
         if self._prompt_only:
             text, reason = "", reason and "length"
         else:
             self.usage.add_outputs([completion])
-        logprobs = self._logprobs(index, output, completion)
-        self._tables.setdefault(index, TokenTable(0))
-        return {"index": index, "text": echo + text, "finish_reason": reason, "logprobs": logprobs}
+        logprobs = None
+        if self._num_top is not None:
+            logprobs = self._logprobs(table, output, completion, with_prompt=echo is not None)
+        return {"index": index, "text": (echo or "") + text, "finish_reason": reason, "logprobs": logprobs}
 
-    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any] | None:
-        if self._num_top is None:
-            return None
-        is_first = index not in self._tables
-        table = self._tables.setdefault(index, TokenTable(self._num_top))
+    def _logprobs(
+        self, table: TokenTable, output: RequestOutput, completion: CompletionOutput, *, with_prompt: bool
+    ) -> dict[str, Any]:
         token_ids = [] if self._prompt_only else completion.token_ids
         positions = [] if self._prompt_only else list(completion.logprobs or ())
-        if is_first and self._echoes is not None:
+        if with_prompt:
             token_ids, positions = [*output.prompt_token_ids, *token_ids], [*(output.prompt_logprobs or ()), *positions]
         return table.take(token_ids, positions)
