@@ -13,7 +13,8 @@ from corellm.cli import build_parser, main, serve, server_arguments
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
 from corellm.server.fetching.settings import FetchSettings
-from corellm.server.options import RequestLimits, ServerOptions
+from corellm.server.limits import RequestLimits
+from corellm.server.options import ServerOptions
 
 
 def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str, object]]:

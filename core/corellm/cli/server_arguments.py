@@ -14,7 +14,8 @@ from corellm.cli.config_file import read_config
 from corellm.cli.fields import add_fields, given_fields
 from corellm.errors import ConfigError
 from corellm.server.fetching.settings import FetchSettings
-from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+from corellm.server.limits import RequestLimits
+from corellm.server.options import ServerConfig, ServerOptions
 
 _CONFIGS = (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS)
 

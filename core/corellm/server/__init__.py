@@ -3,7 +3,7 @@
 Knows HTTP, limits and clients; everything about models is behind `engine_client`. Only the command line imports this
 room, which needs `corellm[serve]`. In reading order:
 
-    options         what the operator sets
+    options         what the operator sets, with `limits` of requests and `checks` of both
     running         serves an application on a socket until told to stop; with `connections` and `http_connection`
     gate            what every request passes before the application, with `keys`, `intake`, and `receiving`, which
                     reads `json_text` or a `form`; an `exchange` is one request and its response

@@ -12,7 +12,7 @@ from corellm.server.errors import ApiError
 from corellm.server.exchange import Exchange
 from corellm.server.form import read_form
 from corellm.server.json_text import read_object
-from corellm.server.options import RequestLimits
+from corellm.server.limits import RequestLimits
 
 
 async def receive_body(

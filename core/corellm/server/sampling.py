@@ -7,7 +7,7 @@ from typing import Any
 
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.server.errors import ApiError
-from corellm.server.options import RequestLimits
+from corellm.server.limits import RequestLimits
 from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completions import CompletionRequest
