@@ -60,8 +60,8 @@ class Connections:
     async def run(self) -> None:
         """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
-        cutting_off = asyncio.ensure_future(self._cut_off())
-        try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._cut_off())  # if it fails, so does this
             while True:
                 try:
                     accepted, _ = await loop.sock_accept(self._bound)
@@ -76,8 +76,6 @@ class Connections:
                 task = asyncio.ensure_future(self._serve(accepted))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        finally:
-            cutting_off.cancel()
 
     async def _serve(self, accepted: socket.socket) -> None:
         """Give a connection to uvicorn, after the TLS handshake; one that fails is closed."""
