@@ -44,7 +44,7 @@ def arguments(config: str) -> str:
         KeyError: there is no such class.
     """
     import corellm.config
-    import corellm.server.options  # with the settings of fetching
+    import corellm.server.options  # with the limits of requests and the settings of fetching
 
     config_class = (vars(corellm.config) | vars(corellm.server.options))[config]
     configured, documented = fields(config_class), class_docs(config_class)
@@ -65,7 +65,7 @@ def request_fields(name: str) -> str:
     """
     from corellm.server.requests.audio import TranscriptionRequest
     from corellm.server.requests.chat import ChatRequest
-    from corellm.server.requests.completion import CompletionRequest
+    from corellm.server.requests.completions import CompletionRequest
     from corellm.server.requests.responses import ResponsesRequest
 
     bodies = (ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest)

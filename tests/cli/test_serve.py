@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from corellm.cli import build_parser, main, serve
+from corellm.cli import build_parser, main, serve, server_arguments
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
 from corellm.server.fetching.settings import FetchSettings
-from corellm.server.options import RequestLimits, ServerOptions
+from corellm.server.limits import RequestLimits
+from corellm.server.options import ServerOptions
 
 
 def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str, object]]:
-    config, engine = serve.configured(build_parser().parse_args(["serve", *arguments]))
+    config, engine = server_arguments.configured(build_parser().parse_args(["serve", *arguments]))
     return config.options, config.limits, engine
 
 
@@ -136,7 +137,7 @@ def test_what_opens_the_server_is_said_aloud(caplog: pytest.LogCaptureFixture) -
         (["--allowed-media-domains", "*.example.org"], 0), (["--host", "0.0.0.0"], 1), ([], 0),
     ):  # fmt: skip
         caplog.clear()
-        config, _ = serve.configured(build_parser().parse_args(["serve", "demo", *arguments]))
+        config, _ = server_arguments.configured(build_parser().parse_args(["serve", "demo", *arguments]))
         serve.warn(config)
         assert len(caplog.records) == num_warnings, arguments
 

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from corellm.cli import build_parser, main, serve
+from corellm.cli import build_parser, main
+from corellm.cli.server_arguments import configured
 from corellm.plugin.extensions import load_extensions
 from corellm.server.requests.chat import ChatRequest
 from tests.docs.stand_ins import write_published
@@ -123,7 +124,7 @@ class Shell:
     def _check_serving(self, arguments: list[str]) -> tuple[int, str]:
         """Check only the options: it would not end."""
         args = build_parser().parse_args(["serve", *arguments[1:]])
-        serve.configured(args)
+        configured(args)
         return 0, ""
 
     def _check_request(self, words: list[str]) -> tuple[int, str]:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from corellm.cli import build_parser, serve
+from corellm.cli import build_parser
+from corellm.cli.server_arguments import configured
 from corellm.engine.metrics import read_metrics
 from corellm.server.gate import OPEN_ROUTES
 from corellm.server.metrics import ServerMetrics
@@ -51,7 +52,7 @@ def test_the_dashboard_shows_every_metric() -> None:
 
 def options_of(*words: str) -> tuple[ServerOptions, dict[str, object]]:
     """What `corellm serve` makes of a command line: the server's options and the engine's."""
-    config, engine = serve.configured(build_parser().parse_args(["serve", *words]))
+    config, engine = configured(build_parser().parse_args(["serve", *words]))
     return config.options, engine
 
 

@@ -17,7 +17,8 @@ import openai
 import pytest
 
 from corellm import AsyncLLM
-from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+from corellm.server.limits import RequestLimits
+from corellm.server.options import ServerConfig, ServerOptions
 from corellm.server.running import HttpServer, bind, url_of
 from corellm.server.service import Service
 from tests.conftest import random_image

@@ -16,7 +16,7 @@ from corellm.server.form import UploadedFile
 from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.body import Body
 from corellm.server.requests.chat import ChatRequest
-from corellm.server.requests.completion import CompletionRequest
+from corellm.server.requests.completions import CompletionRequest
 from corellm.server.requests.responses import ResponsesRequest
 from corellm.server.requests.sampling import CompletionFields
 

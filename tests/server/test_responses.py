@@ -334,6 +334,7 @@ def test_a_stream_that_fails(llm: AsyncLLM) -> None:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     error, failed = events[-2:]
     assert (error["type"], error["error"]["code"]) == ("error", "unavailable")
+    EVENT.validate_python(error, strict=True)
     EVENT.validate_python(failed, strict=True)
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"]["message"] == error["error"]["message"]

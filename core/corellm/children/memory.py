@@ -20,6 +20,14 @@ class TooShortError(Exception):
     """The memory has fewer bytes than the other process said."""
 
 
+def anonymous_file(label: str) -> int:
+    """The descriptor of an empty file without a name, which the caller closes; Linux shows the label in `/proc`."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 class SharedMemory:
     """The parent's or the child's end; the other process may change the bytes at any time.
 
@@ -38,11 +46,9 @@ class SharedMemory:
     @classmethod
     def create(cls) -> SharedMemory:
         """Empty memory, which can grow and never shrinks."""
-        if not hasattr(os, "memfd_create"):
-            with tempfile.TemporaryFile() as file:
-                return cls(os.dup(file.fileno()))
-        descriptor = os.memfd_create("corellm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        descriptor = anonymous_file("corellm")
+        if hasattr(os, "memfd_create"):
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         return cls(descriptor)
 
     def write(self, data: bytes | bytearray | memoryview, at: int = 0) -> int:

@@ -10,13 +10,11 @@ import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from corellm.cli.arguments import ENGINE_CONFIGS
-from corellm.cli.fields import add_fields
-from corellm.cli.serve import configured, needs_extra
+from corellm.cli.extras import needs_extra
+from corellm.cli.server_arguments import add_server, configured
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
-from corellm.server.fetching.settings import FetchSettings
-from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+from corellm.server.options import ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
     from corellm.server.batch.input_file import InputFile
@@ -44,8 +42,8 @@ exit status:
   130 stopped by Ctrl-C, 143 by SIGTERM
 """
 _OPTIONS = (
-    "served_model_name", "allowed_local_media_path", "allow_request_templates", "allowed_template_kwargs",
-    "allowed_mm_processor_kwargs", "request_timeout",
+    "served_model_name", "allowed_local_media_path", "enable_mm_embeds", "allow_request_templates",
+    "allowed_template_kwargs", "allowed_mm_processor_kwargs", "max_window_size", "request_timeout",
 )  # fmt: skip
 """The server's options that mean something without one."""
 
@@ -66,15 +64,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--model", metavar="MODEL", default=argparse.SUPPRESS,
         help="a directory, a hub name (owner/name), `demo` or `demo-video`",
     )  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", help="YAML file with options; those of the command line go first")
-    parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    add_fields(
-        parser, "requests", ServerOptions, skip=[f.name for f in fields(ServerOptions) if f.name not in _OPTIONS]
-    )
-    add_fields(parser, "limits of requests", RequestLimits, skip=("body_timeout",))
-    add_fields(parser, "fetching", FetchSettings)
-    for config in ENGINE_CONFIGS:
-        add_fields(parser, f"engine: {config.__name__}", config, skip=("model",))
+    of_clients = {field.name for field in fields(ServerOptions)}.difference(_OPTIONS)
+    add_server(parser, "requests", skip={"body_timeout", *of_clients})
     parser.set_defaults(run=run)
 
 
@@ -83,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         config, engine_args = configured(args)
         EngineConfig.from_kwargs(**engine_args)  # refused before the files are touched
-        with needs_extra():
+        with needs_extra("the server's application", "serve"):
             from corellm.server.batch.input_file import InputFile
             from corellm.server.batch.output_file import OutputFile
             from corellm.server.batch.resuming import compare
@@ -110,7 +101,7 @@ def _run(
     """Load the model, run, and print what was done; returns the signal that ended it."""
     import asyncio
 
-    with needs_extra():
+    with needs_extra("the server's application", "serve"):
         from corellm.server.batch.running import BatchRun, batch_options
         from corellm.server.engine_process.client import ProcessLLM
         from corellm.server.fetching.fetcher import Fetcher

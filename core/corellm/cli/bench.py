@@ -10,8 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from corellm.cli.extras import needs_extra
 from corellm.cli.fields import json_object
-from corellm.errors import ConfigError, MissingExtraError
+from corellm.errors import ConfigError
 from corellm.loadgen.result import RequestResult
 from corellm.loadgen.settings import LoadSettings
 
@@ -102,10 +103,8 @@ def run(args: argparse.Namespace) -> int:
 def _measure(settings: LoadSettings, bar: Any) -> tuple[str, list[RequestResult]]:
     import asyncio
 
-    try:
+    with needs_extra("measuring a server", "bench"):
         from corellm.loadgen.load import run_load
-    except ImportError as error:
-        raise MissingExtraError("measuring a server needs httpx; install it: pip install 'corellm[bench]'") from error
     num_tokens = num_failed = 0
 
     def count(result: RequestResult) -> None:

@@ -6,24 +6,20 @@ import argparse
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from corellm.cli.arguments import ENGINE_CONFIGS
-from corellm.cli.fields import add_fields, given_fields, read_config
-from corellm.errors import ConfigError, MissingExtraError
-from corellm.server.fetching.settings import FetchSettings
-from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+from corellm.cli.extras import needs_extra
+from corellm.cli.server_arguments import add_server, configured
+from corellm.server.options import ServerConfig
 from corellm.worker.process import freeze_loaded
 
 if TYPE_CHECKING:
     from corellm.server.tracing import Tracing
 
 _HELP = """\
-Serve a model over HTTP: /v1/chat/completions, /v1/completions,
-/v1/audio/transcriptions, /v1/models, /tokenize, /detokenize, /health, /ready,
-/version and /metrics. Only this machine can reach the server, nothing is fetched and no file is read for a request,
-unless options say so."""
+Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/transcriptions, /v1/models,
+/tokenize, /detokenize, /health, /ready, /version and /metrics. Only this machine can reach the server, nothing is
+fetched and no file is read for a request, unless options say so."""
 
 _EPILOG = """\
 examples:
@@ -36,7 +32,6 @@ ask it:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"model": "demo", "messages": [{"role": "user", "content": "What is in the image?"}]}'
 """
-_CONFIGS = (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,51 +45,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS,
         help="a directory, a hub name (owner/name), `demo` or `demo-video`",
     )  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", help="YAML file with options; those of the command line go first")
-    parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    add_fields(parser, "server", ServerOptions)
-    add_fields(parser, "limits of requests", RequestLimits)
-    add_fields(parser, "fetching", FetchSettings)
-    for config in ENGINE_CONFIGS:
-        add_fields(parser, f"engine: {config.__name__}", config, skip=("model",))
+    add_server(parser, "server")
     parser.set_defaults(run=run)
-
-
-def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
-    """The server's configuration, and the engine's arguments.
-
-    Raises:
-        ConfigError: an option is wrong, or there is no model.
-    """
-    given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
-    given |= given_fields(vars(args), _CONFIGS)
-    if "api_key" in given and not given["api_key"]:
-        raise ConfigError("api_key is empty (an unset variable?); leave it out for a server that all may use")
-    if "model" not in given:
-        raise ConfigError(f"which model? {args.command} needs one, e.g. demo")
-    config = ServerConfig(
-        options=ServerOptions(**given_fields(given, [ServerOptions])),
-        limits=RequestLimits(**given_fields(given, [RequestLimits])),
-        fetching=FetchSettings(**given_fields(given, [FetchSettings])),
-    )
-    return config, given_fields(given, ENGINE_CONFIGS)
-
-
-@contextlib.contextmanager
-def needs_extra(user: str = "the server", extra: str = "serve") -> Iterator[None]:
-    """Imports of an extra's libraries: for a missing one, the error has the command that installs it."""
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("corellm", ""):
-            raise
-        raise MissingExtraError(f"{user} needs {error.name}; install it: pip install 'corellm[{extra}]'") from error
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns 1 if the engine died."""
     config, engine_args = configured(args)
-    with needs_extra():
+    with needs_extra("the server", "serve"):
         from corellm.server.connections import allow_descriptors
         from corellm.server.engine_process.client import ProcessLLM
         from corellm.server.fetching.fetcher import Fetcher

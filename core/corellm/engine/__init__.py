@@ -13,7 +13,8 @@ order:
     output_processor    tokens to outputs; with `output_group`, `detokenizer`, `stop_strings`, `logprobs_decoder`
     locating            from a model's name to its files and plugin, with `recommended_sampling`; then `opening` to
                         tokenizer and hooks, then `loading` to an engine's parts, of the sizes that `sizing` plans
-    async_llm           the engine for asyncio, in a thread of its own; a `stream` per request
+    async_llm           the engine for asyncio, in a thread of its own; a `stream` per request; prompts are prepared in
+                        threads of `preparation_pools`
     maintenance         caches, `metrics` and traces between steps; `at_exit` stops engines when the interpreter exits
 
 torch is imported only where a model is opened and loaded.

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -24,13 +24,13 @@ from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import AsyncMaintenance, end_trace
+from corellm.engine.preparation_pools import PreparationPools
 from corellm.engine.stream import Stream, put_all
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.worker.fork_safety import NotPicklable, check_process
-from corellm.worker.process import usable_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         self._streams: dict[str, Stream] = {}
         """By the engine's own request ids, which are unique; callers may reuse theirs."""
         self._futures: set[Future[Any]] = set()
-        # two pools: a short text never waits for another request's media or long text
-        self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
-        self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
+        self._pools = PreparationPools()
         self._ids = itertools.count()
         self._dead: EngineDeadError | None = None
         self._busy_since: float | None = None
@@ -201,6 +199,10 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             else:
                 future.set_result(result)
 
+        return await self._result_of(future, call)
+
+    async def _result_of(self, future: Future[_Result], call: Callable[[], object]) -> _Result:
+        """Have the engine's thread make a call, and return what it sets a future to; fails when the engine stops."""
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         self._inbox.put(call)
@@ -249,7 +251,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
 
     def _submit(self, job: Callable[[], None], takes_long: bool) -> Future[None]:
         try:
-            return (self._media_pool if takes_long else self._text_pool).submit(job)
+            return self._pools.submit(job, takes_long=takes_long)
         except RuntimeError as error:  # closed by another thread just now
             raise EngineDeadError("the engine was shut down") from error
 
@@ -328,8 +330,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
     def close(self) -> None:
         """Stop the engine after its current step, fail every unfinished request, free everything."""
         self._stop(None)
-        for pool in (self._text_pool, self._media_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._pools.close()
         self.engine.shutdown()
 
     def _stop(self, timeout: float | None) -> bool:

@@ -55,14 +55,8 @@ class Client:
                 f"no server at {url}: {error or type(error).__name__}; is it started, and is the port right? (--url)"
             ) from error
         if response.status_code in (401, 403):
-            raise ConfigError(
-                f"the server at {url} "
-                + (
-                    "refuses the key given by --api-key"
-                    if self._settings.api_key
-                    else "wants a key; give it by --api-key"
-                )
-            )
+            told = "refuses the key given by" if self._settings.api_key else "wants a key; give it by"
+            raise ConfigError(f"the server at {url} {told} --api-key")
         names = _model_names(response)
         if not names and wanted is None:
             raise ConfigError(f"{url}/models (status {response.status_code}) lists no model; name one by --model, or "

@@ -30,7 +30,7 @@ MAX_WORKERS = 4
 """Most children by default."""
 
 _BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 12, 16
-"""For each pixel of the largest image, and for each sample."""
+"""Memory that decoding may take, for each pixel of the largest image and each sample of the longest audio."""
 _MAX_REPLY_BYTES = 1 << 16
 """Sizes or an error, in JSON; what is decoded comes in shared memory."""
 
@@ -65,7 +65,7 @@ class MediaPool:
         """Do as `image.decode_image`.
 
         Raises:
-            MediaError, MediaTimeoutError: see `MediaPool`.
+            MediaError, ProcessingError: see `reply`, which all calls use.
         """
         from PIL import Image
 

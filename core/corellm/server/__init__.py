@@ -1,5 +1,19 @@
 """The HTTP server, compatible with OpenAI's API: `corellm serve MODEL`.
 
-Knows HTTP, limits and clients; everything about models is behind `engine_client.EngineClient`. Only the command line
-imports this room, which needs `corellm[serve]`.
+Knows HTTP, limits and clients; everything about models is behind `engine_client`. Only the command line imports this
+room, which needs `corellm[serve]`. In reading order:
+
+    options         what the operator sets, with `limits` of requests and `checks` of both
+    running         serves an application on a socket until told to stop; with `connections` and `http_connection`
+    gate            what every request passes before the application, with `keys`, `intake`, and `receiving`, which
+                    reads `json_text` or a `form`; an `exchange` is one request and its response
+    app             the application: `endpoints` of URLs, their `requests` and `responses`, and the OpenAPI `document`
+    service         what endpoints share: the engine's client, `preparation` and `metrics`; with `tasks`
+    preparation     a request to a prompt: `conversation` checks messages; `media_sources` loads what they name, by
+                    `fetching` and from `embeddings`
+    sampling        a request to sampling parameters
+    errors          what clients are told
+    logs            one line per request; `metrics` and `tracing` count and time them, by their `stages`
+    engine_process  the engine in a process of its own
+    batch           requests from a file, through the same application
 """

@@ -18,11 +18,11 @@ from corellm.server.endpoints.responses import response_routes
 from corellm.server.endpoints.status import status_routes
 from corellm.server.endpoints.tokens import token_routes
 from corellm.server.errors import ApiError, as_api_error
-from corellm.server.exchange import Exchange
+from corellm.server.exchange import Exchange, exchange_of
 from corellm.server.gate import Gate
 from corellm.server.logs import log_exchange
 from corellm.server.requests.body import wrong_body
-from corellm.server.service import Service, exchange_of
+from corellm.server.service import Service
 
 
 def make_app(service: Service) -> ASGIApp:

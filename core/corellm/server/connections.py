@@ -1,6 +1,6 @@
 """Accepts connections: at most so many, and none that waits for its client without end.
 
-Knows sockets and what uvicorn's protocols have in common, whatever parses HTTP; knows no request. Nothing here runs per
+Knows sockets, and what uvicorn notes of a connection; knows no request. Nothing here runs per
 request: all connections are looked at together, once a second.
 """
 
@@ -13,11 +13,12 @@ import math
 import resource
 import socket
 import time
-from typing import Any, TypeAlias
+from typing import Any, cast
 
 import uvicorn
 
 from corellm.errors import ConfigError
+from corellm.server.http_connection import HttpConnection
 from corellm.server.options import ServerOptions
 
 logger = logging.getLogger(__name__)
@@ -31,9 +32,6 @@ _GRACE_SECONDS = 1.0
 _OTHER_DESCRIPTORS = 256
 """For files, child processes and media of requests."""
 
-_Connection: TypeAlias = Any
-"""uvicorn's `H11Protocol` or `HttpToolsProtocol`."""
-
 
 class Connections:
     """The connections of one server.
@@ -46,12 +44,12 @@ class Connections:
 
     def __init__(self, server: uvicorn.Server, bound: socket.socket, options: ServerOptions) -> None:
         self._config, self._state, self._bound = server.config, server.server_state, bound
-        self._open: set[_Connection] = server.server_state.connections
+        self._open = cast("set[HttpConnection]", server.server_state.connections)  # all of them are made here
         self._max, self._timeout = options.max_connections, options.client_timeout
-        self._opening: set[_Connection] = set()
+        self._opening: set[HttpConnection] = set()
         """Connections before the end of their TLS handshake."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: dict[_Connection, tuple[object, float]] = {}
+        self._waiting: dict[HttpConnection, tuple[object, float]] = {}
         """What each connection waits for its client to do, and since when."""
 
     def listen(self) -> None:
@@ -62,8 +60,8 @@ class Connections:
     async def run(self) -> None:
         """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
-        cutting_off = asyncio.ensure_future(self._cut_off())
-        try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._cut_off())  # if it fails, so does this
             while True:
                 try:
                     accepted, _ = await loop.sock_accept(self._bound)
@@ -78,17 +76,13 @@ class Connections:
                 task = asyncio.ensure_future(self._serve(accepted))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        finally:
-            cutting_off.cancel()
 
     async def _serve(self, accepted: socket.socket) -> None:
         """Give a connection to uvicorn, after the TLS handshake; one that fails is closed."""
         tls: dict[str, Any] = {}
         if self._config.ssl is not None:
             tls = {"ssl": self._config.ssl, "ssl_handshake_timeout": self._timeout}
-        connection: _Connection = self._config.http_protocol_class(  # type: ignore[call-arg]
-            config=self._config, server_state=self._state, app_state={}
-        )
+        connection = HttpConnection(self._config, self._state, app_state={})
         self._opening.add(connection)
         try:
             with contextlib.suppress(OSError):
@@ -129,13 +123,13 @@ class Connections:
                 self._waiting[connection] = (awaited, since if known == awaited else now)
 
 
-def _is_idle(connection: _Connection) -> bool:
+def _is_idle(connection: HttpConnection) -> bool:
     """Whether a connection has no request in flight, and nothing left to send."""
     has_request = connection.cycle is not None and not connection.cycle.response_complete
     return not has_request and not connection.transport.get_write_buffer_size()
 
 
-def _is_kept_alive(connection: _Connection) -> bool:
+def _is_kept_alive(connection: HttpConnection) -> bool:
     """Whether a connection had a request and no byte of the next one; uvicorn closes it after its own time."""
     is_timed = connection.timeout_keep_alive_task is not None and not connection.transport.is_closing()
     return is_timed and _is_idle(connection)

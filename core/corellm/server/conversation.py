@@ -14,7 +14,7 @@ from typing import Any
 from corellm.errors import MultiModalError
 from corellm.multimodal.chat.messages import ROLES
 from corellm.server.errors import ApiError, unavailable
-from corellm.server.options import RequestLimits
+from corellm.server.limits import RequestLimits
 
 _TYPES = {
     "text": "text", "refusal": "text",

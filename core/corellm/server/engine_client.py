@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from corellm.engine.input_processor import InputProcessor
@@ -38,38 +38,12 @@ class EngineClient(Protocol):
         """The model's tokenizer."""
 
     def generate(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        *,
-        priority: int | None = None,
+        self, prompt: Any, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt, which may be a `ProcessedPrompt`; closing the iteration aborts the request."""
-
-    def chat(
-        self,
-        messages: Any,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        **chat_args: Any,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete a conversation."""
-
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Abort one or several requests."""
 
     async def check_health(self) -> None:
         """Raise an `EngineDeadError` if the engine stopped."""
 
     async def get_metrics(self) -> Sequence[Metric]:
         """The engine's metrics; waits until the step in flight is done."""
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes, unless requests hold some."""
-
-    async def reset_mm_cache(self) -> None:
-        """Forget processed items."""
-
-    def close(self) -> None:
-        """Stop the engine; fail every unfinished request."""

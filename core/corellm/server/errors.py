@@ -18,7 +18,6 @@ from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError,
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 1000
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 
 
@@ -48,11 +47,12 @@ class ApiError(CorellmError):
 
     def body(self) -> dict[str, Any]:
         """The error as the JSON object that OpenAI's clients know."""
-        fallback = "invalid_request_error" if self.status < 500 else "server_error"
         message = _ADDRESS.sub("0x...", str(self))
         if len(message) > _MAX_MESSAGE:
             message = message[: _MAX_MESSAGE - 3] + "..."
-        kind = _TYPES.get(self.status, fallback)
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == 401:
+            kind = "authentication_error"
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def encoded(self) -> bytes:

@@ -17,9 +17,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from corellm.outputs import RequestOutput
 from corellm.server.errors import ApiError
-from corellm.server.form import read_form
-from corellm.server.json_text import read_object
-from corellm.server.options import RequestLimits
 from corellm.server.stages import note_stages
 
 _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
@@ -54,6 +51,7 @@ class Exchange:
         """What the client was told went wrong."""
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
+        """That the engine has returned, also if the request was aborted then."""
         self.stages = note_stages()
         """What was done for it before the engine, and when."""
         self.outputs: list[RequestOutput] = []
@@ -63,12 +61,20 @@ class Exchange:
         self.error_events: Callable[[ApiError], bytes] = _error_event
         """How a stream that began tells of an error."""
         self._send = send
-        self._is_read = scope["method"] != "POST"
+        self.is_read = scope["method"] != "POST"
         """Whether the whole request came."""
         self._is_events = False
         self.is_complete = False
         """Whether the whole response was sent."""
         scope["corellm"] = self
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: `ok`, `aborted`, `client_error`, `unavailable` or `server_error`."""
+        status = self.status if self.failure is None else self.failure.status
+        if status < 400:
+            return "ok" if self.is_complete else "aborted"
+        return "client_error" if status < 500 else "unavailable" if status == 503 else "server_error"
 
     def stop(self, reason: ApiError | None) -> None:
         """End it early, and tell the client why; None if there is no client any more."""
@@ -104,7 +110,7 @@ class Exchange:
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
         encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": encoded})
-        if receive is not None and not self._is_read:
+        if receive is not None and not self.is_read:
             await self.send({"type": "http.response.body", "body": body, "more_body": True})
             await self._discard(receive)
             body = b""
@@ -114,8 +120,8 @@ class Exchange:
         """Read the rest of the request, for some seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
-                while not self._is_read:
-                    self._is_read = not (await receive()).get("more_body")
+                while not self.is_read:
+                    self.is_read = not (await receive()).get("more_body")
 
     def release(self) -> None:
         """Forget the body, and the error's frames, which hold it: else it stays until the garbage collector comes."""
@@ -124,57 +130,12 @@ class Exchange:
         while link is not None:
             link.__traceback__, link = None, link.__cause__ or link.__context__
 
-    async def read_body(self, receive: Receive, limits: RequestLimits, hold: Any, *, is_form: bool = False) -> None:
-        """Read the request's JSON or form, and stop as soon as it is too large.
 
-        Args:
-            receive: of ASGI.
-            limits: of bytes, time and depth.
-            hold: counts bytes, may refuse them.
-            is_form: whether it must be a form, else JSON.
-
-        Raises:
-            ApiError: 413, 415, 408 or 400.
-            ConnectionError: the client left.
-        """
-        content_type = self.headers.get(b"content-type", b"")
-        wanted, name = (b"multipart/form-data", "a form") if is_form else (b"application/json", "JSON")
-        kind = content_type.split(b";")[0].strip().lower()
-        if kind != wanted or self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise ApiError(415, f"the body must be {name}: Content-Type: {wanted.decode()}, without a Content-Encoding")
-        announced = self.headers.get(b"content-length", b"")
-        if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.max_body_bytes):
-            raise _too_large(limits)
-        chunks: list[bytes] = []
-        try:
-            async with asyncio.timeout(limits.body_timeout):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ConnectionError("the client left")
-                    chunk = message.get("body", b"")
-                    if self.num_bytes + len(chunk) > limits.max_body_bytes:
-                        raise _too_large(limits)
-                    hold(len(chunk))
-                    self.num_bytes += len(chunk)
-                    chunks.append(chunk)
-                    self._is_read = not message.get("more_body")
-                    if self._is_read:
-                        break
-        except TimeoutError:
-            raise ApiError(408, "the request did not arrive in time", headers={"Connection": "close"}) from None
-        whole = b"".join(chunks)
-        self.body = read_form(whole, content_type) if is_form else read_object(whole, max_depth=limits.max_json_depth)
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of a request that has passed the gate."""
+    found: Exchange = scope["corellm"]
+    return found
 
 
 def _error_event(error: ApiError) -> bytes:
     return b"data: " + error.encoded() + b"\n\n"
-
-
-def _too_large(limits: RequestLimits) -> ApiError:
-    return ApiError(
-        413,
-        f"the request is larger than the {limits.max_body_bytes} bytes allowed; send fewer or smaller items",
-        code="request_too_large",
-        headers={"Connection": "close"},
-    )

@@ -19,7 +19,9 @@ from corellm.server.exchange import Exchange
 from corellm.server.intake import Intake
 from corellm.server.keys import ApiKeys
 from corellm.server.options import ServerConfig
+from corellm.server.receiving import receive_body
 from corellm.server.stages import stage
+from corellm.server.tasks import cancelled
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no keys."""
@@ -64,14 +66,16 @@ class Gate:
             if scope["method"] == "POST":
                 self._intake.enter(exchange)
                 with stage("receive"):
-                    is_form = route in FORM_ROUTES
-                    await exchange.read_body(receive, self._config.limits, self._intake.hold, is_form=is_form)
+                    exchange.body = await receive_body(
+                        exchange, receive, self._config.limits, self._intake.hold, is_form=route in FORM_ROUTES
+                    )
             await self._run(exchange, scope, receive)
         except ConnectionError:
             exchange.stop(None)
         except Exception as error:
             with contextlib.suppress(ConnectionError):
-                await exchange.fail(as_api_error(error), receive)
+                # the application tells and raises
+                await exchange.fail(exchange.failure or as_api_error(error), receive)
         finally:
             self._intake.leave(exchange, exchange.num_bytes)
             self._on_end(exchange, route)
@@ -102,20 +106,16 @@ class Gate:
 
     async def _run(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         """Run the application until it is done, or the exchange must end."""
-        work: asyncio.Future[None] = asyncio.ensure_future(self._serve(scope, exchange))
+        work: asyncio.Future[None] = asyncio.ensure_future(self._app(scope, _never, exchange.send))
         watch = asyncio.ensure_future(_watch(exchange, receive))
-        late = ApiError(
-            503, f"the request took longer than the {self._config.options.request_timeout:g} s allowed", code="timeout"
-        )
-        deadline = asyncio.get_running_loop().call_later(
-            self._config.options.request_timeout, lambda: exchange.stop(late)
-        )
+        seconds = self._config.options.request_timeout
+        late = ApiError(503, f"the request took longer than the {seconds:g} s allowed", code="timeout")
+        deadline = asyncio.get_running_loop().call_later(seconds, exchange.stop, late)
         try:
             waited: set[asyncio.Future[Any]] = {work, exchange.ended}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                work.cancel()
-                await asyncio.wait({work})
+                await cancelled([work])
                 reason = exchange.ended.result()
                 if reason is not None:
                     await exchange.fail(reason)
@@ -123,11 +123,7 @@ class Gate:
                 work.result()
         finally:
             deadline.cancel()
-            for task in (work, watch):
-                task.cancel()
-
-    async def _serve(self, scope: Scope, exchange: Exchange) -> None:
-        await self._app(scope, _never, exchange.send)
+            await cancelled([work, watch])
 
 
 async def _watch(exchange: Exchange, receive: Receive) -> None:

@@ -16,7 +16,7 @@ class HttpConnection(H11Protocol):
     """uvicorn's connection, with `_Sender` in place of h11's."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin."""
+        """Begin to serve a client."""
         super().connection_made(transport)
         self.conn = _Sender(self.loop, transport)
 

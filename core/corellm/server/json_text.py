@@ -1,6 +1,6 @@
-"""Reads a request's JSON strictly: no NaN, no infinite numbers, no half characters, bounded depth.
+"""Reads a request's JSON strictly: no NaN, no infinite numbers, no lone surrogates, bounded depth.
 
-Whatever is behind it may rely on values that can be compared, hashed, nested through and written out again.
+So every string can be encoded, every number compared, and every value written as JSON again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 
 from corellm.server.errors import ApiError
 
-_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_object(body: bytes, *, max_depth: int) -> dict[str, Any]:
     """The object that a request's body is.
 
     Raises:
-        ApiError: it is no JSON object, or has what `JSON` of clients never has.
+        ApiError: it is no JSON object, or is not strict.
     """
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
@@ -28,7 +28,7 @@ def read_object(body: bytes, *, max_depth: int) -> dict[str, Any]:
         raise _invalid(f"the body is not JSON{at}") from None
     if not isinstance(value, dict):
         raise _invalid("the body must be an object, like {...}")
-    _check(value, max_depth, check_strings=_HALF_CHARACTER.search(body) is not None)
+    _check(value, max_depth, check_strings=_SURROGATE.search(body) is not None)
     return value
 
 

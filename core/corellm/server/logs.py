@@ -7,7 +7,6 @@ import logging
 import time
 
 from corellm.server.exchange import Exchange
-from corellm.server.metrics import outcome_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ def log_exchange(exchange: Exchange, route: str, *, as_json: bool) -> None:
         "request_id": exchange.request_id,
         "route": route,
         "status": exchange.status,
-        "outcome": outcome_of(exchange),
+        "outcome": exchange.outcome,
         "prompt_tokens": exchange.num_prompt_tokens,
         "output_tokens": exchange.num_output_tokens,
         "seconds": round(time.monotonic() - exchange.began, 4),

@@ -17,6 +17,7 @@ from corellm.multimodal.items import GivenEmbeddings
 from corellm.server.conversation import Source
 from corellm.server.embeddings import read_embeddings
 from corellm.server.errors import ApiError
+from corellm.server.tasks import all_results
 
 _LONGEST_NAME = 4096
 
@@ -51,13 +52,7 @@ class MediaSources:
         Raises:
             ApiError: names the part.
         """
-        loading = [asyncio.ensure_future(self._load(source)) for source in sources if _needs_loading(source)]
-        try:
-            await asyncio.gather(*loading)
-        finally:
-            for task in loading:
-                task.cancel()
-            await asyncio.gather(*loading, return_exceptions=True)
+        await all_results(self._load(source) for source in sources if _needs_loading(source))
 
     async def _load(self, source: Source) -> None:
         try:

@@ -60,7 +60,6 @@ class ServerMetrics:
 
     def finished(self, exchange: Exchange, output: RequestOutput, num_tokens: int) -> None:
         """Count a prompt whose completions are finished."""
-        exchange.num_output_tokens += num_tokens
         self._output.observe(num_tokens)
         times = output.metrics
         if times is None or times.first_token_ts is None:
@@ -72,9 +71,8 @@ class ServerMetrics:
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count an exchange; `route` is as declared."""
-        outcome = outcome_of(exchange)
-        self._requests.labels(route, outcome).inc()
-        if exchange.num_output_tokens:
+        self._requests.labels(route, exchange.outcome).inc()
+        if exchange.outcome == "ok" and exchange.num_output_tokens:
             self._seconds.observe(time.monotonic() - exchange.began)
 
     def text(self, engine_metrics: Sequence[engine.Metric]) -> bytes:
@@ -87,11 +85,3 @@ class ServerMetrics:
         for metric in self._engine:
             family = CounterMetricFamily if isinstance(metric, engine.Counter) else GaugeMetricFamily
             yield family(metric.name, metric.name.partition(":")[2].replace("_", " "), value=metric.value)
-
-
-def outcome_of(exchange: Exchange) -> str:
-    """How an exchange ended: `ok`, `aborted`, `client_error`, `unavailable` or `server_error`."""
-    status = exchange.failure.status if exchange.failure is not None else exchange.status
-    if status < 400:
-        return "ok" if exchange.is_complete else "aborted"
-    return "client_error" if status < 500 else "unavailable" if status == 503 else "server_error"

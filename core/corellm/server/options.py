@@ -1,4 +1,4 @@
-"""Options of `corellm serve`: where it listens, who may ask, what a request may hold.
+"""Options of `corellm serve`: where it listens, who may ask, what it may read; and the whole configuration.
 
 Frozen, documented and validated once, like `corellm.config`; imports neither the engine nor a web framework.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from corellm.errors import ConfigError
+from corellm.server.checks import check_number, keys_in, make_tuples
 from corellm.server.fetching.settings import FetchSettings
+from corellm.server.limits import RequestLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +79,19 @@ class ServerOptions:
     """The least important messages that are logged."""
 
     def __post_init__(self) -> None:
-        _tuples(self)
-        _number("port", self.port, 0, 65535, whole=True)
+        make_tuples(self)
+        check_number("port", self.port, 0, 65535, whole=True)
         if self.max_window_size is not None:
-            _number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
-        _number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
-        _number("max_connections", self.max_connections, 1, 1_000_000, whole=True)
-        _number("client_timeout", self.client_timeout, 0.001, 1e9)
-        _number("keep_alive_timeout", self.keep_alive_timeout, 1, 1e9, whole=True)
-        _number("request_timeout", self.request_timeout, 0.001, 1e9)
-        _number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives
-        _number("shutdown_timeout", self.shutdown_timeout, 0, 1e9)
+            check_number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
+        check_number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
+        check_number("max_connections", self.max_connections, 1, 1_000_000, whole=True)
+        check_number("client_timeout", self.client_timeout, 0.001, 1e9)
+        check_number("keep_alive_timeout", self.keep_alive_timeout, 1, 1e9, whole=True)
+        check_number("request_timeout", self.request_timeout, 0.001, 1e9)
+        check_number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives
+        check_number("shutdown_timeout", self.shutdown_timeout, 0, 1e9)
         if self.api_key_file is not None:
-            keys = (*self.api_key, *_lines("api_key_file", self.api_key_file))
+            keys = (*self.api_key, *keys_in("api_key_file", self.api_key_file))
             object.__setattr__(self, "api_key", tuple(dict.fromkeys(keys)))
         for key in self.api_key:
             if not re.fullmatch(r"[\x21-\x7e]{1,512}", key):
@@ -116,86 +118,9 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestLimits:
-    """What one request may hold. More is refused before any of it is decoded, fetched or queued."""
-
-    max_body_bytes: int = 64 << 20
-    """Most bytes of a request."""
-    max_held_bytes: int = 1 << 30
-    """Most bytes of all requests in the server together; more are answered 503."""
-    body_timeout: float = 60.0
-    """Seconds in which a request must have arrived."""
-    max_json_depth: int = 64
-    """Most brackets that a request's JSON has within each other."""
-    max_messages: int = 2048
-    """Most messages of a conversation."""
-    max_parts: int = 1024
-    """Most content parts of a conversation, text included."""
-    max_items: int = 64
-    """Most images, videos and audio items of a conversation; the model may take fewer."""
-    max_prompts: int = 128
-    """Most prompts of one `/v1/completions` request; prompts times `n` are limited to four times as many."""
-    max_tokens: int | None = None
-    """Most tokens that a request may ask for; None for as many as the model takes."""
-    max_n: int = 16
-    """Most completions of one prompt (`n`)."""
-    max_stop: int = 4
-    """Most stop strings."""
-    max_logprobs: int = 20
-    """Most log-probabilities per token."""
-    max_temperature: float = 2.0
-    """Highest `temperature`."""
-
-    def __post_init__(self) -> None:
-        for name in ("body_timeout", "max_temperature"):
-            _number(name, getattr(self, name), 0, 1e9)
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if option.name not in ("body_timeout", "max_temperature") and value is not None:
-                _number(option.name, value, 1, 1 << 40, whole=True)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The whole configuration of a server, beside its engine's."""
 
     options: ServerOptions = field(default_factory=ServerOptions)
     limits: RequestLimits = field(default_factory=RequestLimits)
     fetching: FetchSettings = field(default_factory=FetchSettings)
-
-
-def _tuples(options: ServerOptions) -> None:
-    """Make tuples of collections; a single string is one value."""
-    for option in fields(options):
-        if option.type != "Collection[str]":
-            continue
-        given: Any = getattr(options, option.name)
-        values = (given,) if isinstance(given, str) else tuple(given or ())
-        if not all(isinstance(value, str) and value for value in values):
-            raise ConfigError(f"{option.name} must be a list of strings")  # may be a key: its value is not shown
-        object.__setattr__(options, option.name, values)
-
-
-def _lines(name: str, path: str) -> list[str]:
-    """The lines of a file, without comments.
-
-    Raises:
-        ConfigError: it cannot be read, or has none; what it has is not shown.
-    """
-    try:
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise ConfigError(f"{name}: {path!r:.200}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name}: {path!r:.200} is not text") from None
-    found = [line for line in lines if line and not line.startswith("#")]
-    if not found:
-        raise ConfigError(f"{name}: there is no key in {path!r:.200}; leave it out for a server that all may use")
-    return found
-
-
-def _number(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
-    wanted = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
-        kind = "an integer" if whole else "a number"
-        raise ConfigError(f"{name} must be {kind} from {low:g} to {high:g}, got {value!r:.100}")

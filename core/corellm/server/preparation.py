@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.preparation_pools import PreparationPools
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.sampling_params import SamplingParams
@@ -22,10 +22,9 @@ from corellm.server.errors import ApiError
 from corellm.server.media_sources import Fetcher, MediaSources
 from corellm.server.options import ServerConfig
 from corellm.server.requests.chat import Conversation, TemplateFields
-from corellm.server.requests.completion import Prompt
+from corellm.server.requests.completions import Prompt
 from corellm.server.requests.responses import ResponsesRequest
 from corellm.server.stages import stage
-from corellm.worker.process import usable_cpus
 
 _Result = TypeVar("_Result")
 
@@ -44,9 +43,7 @@ class Preparation:
         self._sources = MediaSources(
             config.options.allowed_local_media_path, fetcher, takes_embeddings=config.options.enable_mm_embeds
         )
-        # two pools: a short text never waits for another request's media or long text
-        self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
-        self._media_pool = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
+        self._pools = PreparationPools()
 
     async def conversation(
         self, request: Conversation | ResponsesRequest, *, salt: str | None, priority: int | None
@@ -127,21 +124,19 @@ class Preparation:
             raise ApiError(
                 400,
                 f"{where}: the prompt has {length} tokens, and with {wanted} to generate that is more than the {limit} "
-                "that this model takes; shorten the prompt, or lower max_tokens",
+                "that this model takes; shorten the prompt, or generate fewer",
                 param=where,
                 code="context_length_exceeded",
             )
 
     async def in_pool(self, function: Callable[[], _Result], takes_long: bool) -> _Result:
         """Call a function in a thread; cancelled before it began, it is not called."""
-        pool = self._media_pool if takes_long else self._text_pool
         with stage("process"):
-            return await asyncio.get_running_loop().run_in_executor(pool, function)
+            return await asyncio.wrap_future(self._pools.submit(function, takes_long=takes_long))
 
     def close(self) -> None:
         """End the threads."""
-        for pool in (self._text_pool, self._media_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._pools.close()
 
     def _chat_options(self, request: TemplateFields) -> dict[str, Any]:
         """The options of a conversation that the client gave and may give."""
@@ -165,10 +160,10 @@ class Preparation:
         """Most tokens of a conversation's prompt; None for as many as the model takes."""
         window = request.max_window_size
         window = self._config.options.max_window_size if window is None else window
-        if isinstance(request, ResponsesRequest) and request.truncation == "auto":
-            room = max(1, self._client.max_model_len - (request.max_output_tokens or 1))
-            return room if window is None else min(window, room)
-        return window
+        if request.num_reserved is None:
+            return window
+        room = max(1, self._client.max_model_len - request.num_reserved)
+        return room if window is None else min(window, room)
 
 
 def _located(checked: CheckedMessages, process: Callable[[], ProcessedPrompt]) -> ProcessedPrompt:

@@ -23,6 +23,7 @@ from corellm.server.connections import Connections
 from corellm.server.http_connection import HttpConnection
 from corellm.server.options import ServerOptions
 from corellm.server.service import Service
+from corellm.server.tasks import cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class HttpServer:
             await self._drain(0 if is_dead else self._service.config.options.shutdown_timeout)
             if is_dead:
                 await asyncio.sleep(_DEAD_SECONDS)
-            accepting.cancel()
+            await cancelled([accepting])
             self._uvicorn.should_exit = True
             await serving
         finally:

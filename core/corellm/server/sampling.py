@@ -7,10 +7,10 @@ from typing import Any
 
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.server.errors import ApiError
-from corellm.server.options import RequestLimits
+from corellm.server.limits import RequestLimits
 from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.chat import ChatRequest
-from corellm.server.requests.completion import CompletionRequest
+from corellm.server.requests.completions import CompletionRequest
 from corellm.server.requests.responses import ResponsesRequest
 from corellm.server.requests.sampling import CompletionFields, SamplingFields
 
@@ -116,5 +116,5 @@ def _check_length(name: str, max_tokens: int | None, limits: RequestLimits) -> N
 
 def _at_most(name: str, value: float | None, limit: float | None, unit: str = "") -> None:
     if value is not None and limit is not None and value > limit:
-        shown = f"{value:g}" if abs(value) < 1e12 else "an absurdly large number"
-        raise ApiError(400, f"{name} is limited to {limit:g}{unit and ' ' + unit} here, got {shown}", param=name)
+        shown = f"{value:.12g}" if abs(value) < 1e12 else "an absurdly large number"
+        raise ApiError(400, f"{name} is limited to {limit:.12g}{unit and ' ' + unit} here, got {shown}", param=name)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
@@ -67,32 +66,27 @@ class Service:
             )  # fmt: skip
         return name
 
-    async def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return await self.client.get_tokenizer()
-
     async def generate(
-        self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams, request_id: str
+        self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt; the request is aborted when the iteration is closed."""
         self.metrics.prepared(exchange, len(prompt.token_ids))
         num_tokens, output = 0, None
         try:
-            async with contextlib.aclosing(self.client.generate(prompt, params, request_id)) as outputs:
+            async with contextlib.aclosing(self.client.generate(prompt, params)) as outputs:
                 async for output in outputs:
                     num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                     if output.finished:  # outputs are deltas, or there is only a final one
                         self.metrics.finished(exchange, output, num_tokens)
                     yield output
         finally:
+            exchange.num_output_tokens += num_tokens
             if output is not None:
                 exchange.outputs.append(output)
 
-    async def complete(
-        self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams, request_id: str
-    ) -> RequestOutput:
+    async def complete(self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams) -> RequestOutput:
         """The final output of a prompt."""
-        async with contextlib.aclosing(self.generate(exchange, prompt, params, request_id)) as outputs:
+        async with contextlib.aclosing(self.generate(exchange, prompt, params)) as outputs:
             return [output async for output in outputs][-1]
 
     async def close(self) -> None:
@@ -102,56 +96,3 @@ class Service:
             self.tracing.close()
         if self._fetcher is not None:
             await self._fetcher.close()
-
-
-async def all_results(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
-    """The results of all tasks; the first failure cancels the others."""
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def merged(
-    streams: Sequence[AsyncGenerator[RequestOutput, None]],
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """The outputs of several streams as they come, each with its stream's number; at most one of each is held."""
-    if len(streams) == 1:  # without tasks and a queue, which would cost as much as the rest
-        async with contextlib.aclosing(streams[0]) as only:
-            async for output in only:
-                yield 0, output
-        return
-    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(len(streams))
-
-    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
-        try:
-            async with contextlib.aclosing(stream):
-                async for output in stream:
-                    await queue.put((index, output))
-        except Exception as error:
-            await queue.put((index, error))
-        else:
-            await queue.put((index, None))
-
-    pumps = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        unfinished = len(streams)
-        while unfinished:
-            index, item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                unfinished -= 1
-            else:
-                yield index, item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-def exchange_of(scope: Any) -> Exchange:
-    """The exchange that the gate put into a scope."""
-    found: Exchange = scope["corellm"]
-    return found

@@ -1,6 +1,6 @@
 """Which stages a request went through, and when. Knows names and times; knows neither requests nor tracing.
 
-A stage is noted for the task that is in it, or that began the one that is: no code is handed a request for it.
+A stage is noted by the task that is in it; tasks that it begins share its list, so no argument carries the request.
 """
 
 from __future__ import annotations

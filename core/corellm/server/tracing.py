@@ -23,7 +23,6 @@ from corellm import __version__
 from corellm.outputs import RequestOutput
 from corellm.server.exchange import Exchange
 from corellm.server.logs import PROBES
-from corellm.server.metrics import outcome_of
 from corellm.server.stages import Stage
 
 _CLOSE_SECONDS = 1.0
@@ -93,7 +92,7 @@ class Tracing:
             "http.route": route,
             "http.response.status_code": exchange.status,
             "gen_ai.request.id": exchange.request_id,
-            "corellm.outcome": outcome_of(exchange),
+            "corellm.outcome": exchange.outcome,
         }
         if exchange.failure is not None:
             attributes["error.type"] = exchange.failure.code or str(exchange.failure.status)
@@ -125,7 +124,7 @@ def _usage(exchange: Exchange) -> _Attributes:
     first = [o.metrics.first_token_ts for o in exchange.outputs if o.metrics and o.metrics.first_token_ts is not None]
     return {
         "gen_ai.usage.input_tokens": exchange.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": sum(o.metrics.num_generation_tokens for o in exchange.outputs if o.metrics),
+        "gen_ai.usage.output_tokens": exchange.num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": sum(output.num_cached_tokens for output in exchange.outputs),
         "gen_ai.response.finish_reasons": [
             completion.finish_reason or "abort" for output in exchange.outputs for completion in output.outputs

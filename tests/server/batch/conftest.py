@@ -15,7 +15,8 @@ from corellm.server.batch.output_file import OutputFile
 from corellm.server.batch.progress import Progress
 from corellm.server.batch.resuming import compare
 from corellm.server.batch.running import BatchRun
-from corellm.server.options import RequestLimits, ServerConfig, ServerOptions
+from corellm.server.limits import RequestLimits
+from corellm.server.options import ServerConfig, ServerOptions
 from corellm.server.service import Service
 from tests.server.conftest import MODEL
 

@@ -159,5 +159,6 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "which model?" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         build_parser().parse_args(["batch", "-i", str(good), "--model", "demo"])
+    build_parser().parse_args(["batch", "-i", "x", "-o", "x", "--enable-mm-embeds", "--max-window-size", "9"])
     with pytest.raises(SystemExit, match="2"):  # an option of a server's own
         main(["batch", "-i", str(good), "-o", "x", "--model", "demo", "--port", "1"])

@@ -23,6 +23,7 @@ from corellm.server.batch.results import Finished, of_reply, of_wrong_line
 from corellm.server.batch.transport import post
 from corellm.server.options import ServerOptions
 from corellm.server.service import Service
+from corellm.server.tasks import cancelled
 
 _IN_FLIGHT = 2
 """Requests in flight for each sequence that can run: as many are prepared, or wait, as are generated."""
@@ -76,9 +77,7 @@ class BatchRun:
                 self._begin_more()
         finally:
             self._progress.stop()
-            for task in self._window:
-                task.cancel()
-            await asyncio.gather(*self._window, return_exceptions=True)
+            await cancelled(self._window)
         return self._signal
 
     def _stop(self, number: signal.Signals) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
 
-from corellm.server.exchange import Exchange
+from corellm.server.exchange import Exchange, exchange_of
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,5 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Reply:
         "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
     }  # fmt: skip
     await app(scope, receive, send)
-    return Reply(scope["corellm"], headers.get(b"content-type", b"").startswith(b"application/json"), b"".join(chunks))
+    is_json = headers.get(b"content-type", b"").startswith(b"application/json")
+    return Reply(exchange_of(scope), is_json, b"".join(chunks))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,14 +10,13 @@ from openai.types.audio import Transcription
 from pydantic import ValidationError
 from starlette.responses import PlainTextResponse, Response
 
-from corellm.engine.input_processor import ProcessedPrompt
-from corellm.sampling_params import SamplingParams
 from corellm.server.endpoints.replies import ERRORS, json_response
+from corellm.server.exchange import exchange_of
 from corellm.server.requests.audio import TranscriptionRequest
+from corellm.server.responses.audio import TranscriptionResponse
 from corellm.server.responses.events import EventStream
-from corellm.server.responses.transcription import TranscriptionResponse
 from corellm.server.sampling import transcription_params
-from corellm.server.service import Service, exchange_of
+from corellm.server.service import Service
 
 _FORM = {"multipart/form-data": {"schema": TranscriptionRequest.model_json_schema()}}
 
@@ -37,7 +33,7 @@ def audio_routes(service: Service) -> APIRouter:
     async def create_transcription(request: Request) -> Response:
         """Write down what is said."""
         exchange = exchange_of(request.scope)
-        body = read(exchange.body)
+        body = _read(exchange.body)
         service.check_model(body.model)
         body.check_format()
         params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
@@ -46,24 +42,14 @@ def audio_routes(service: Service) -> APIRouter:
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="file")
         response = TranscriptionResponse(sum(feature.placeholder.length for feature in prompt.features))
         if body.stream:
-            return await EventStream.begun(events(request, response, prompt, params))
-        response.add(await service.complete(exchange, prompt, params, f"audio-{uuid.uuid4().hex}"))
-        whole = response.whole()
+            return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
+        whole = response.whole(await service.complete(exchange, prompt, params))
         return PlainTextResponse(whole["text"]) if body.response_format == "text" else json_response(whole)
-
-    async def events(
-        request: Request, response: TranscriptionResponse, prompt: ProcessedPrompt, params: SamplingParams
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        outputs = service.generate(exchange_of(request.scope), prompt, params, f"audio-{uuid.uuid4().hex}")
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                yield {"type": "transcript.text.delta", "delta": response.add(output)}
-        yield {"type": "transcript.text.done", **response.whole()}
 
     return router
 
 
-def read(form: dict[str, Any]) -> TranscriptionRequest:
+def _read(form: dict[str, Any]) -> TranscriptionRequest:
     """The form that the gate has read, checked.
 
     Raises:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import AsyncGenerator
-from typing import Any
 
 from fastapi import APIRouter, Request
 from openai.types.chat import ChatCompletion
 from starlette.responses import Response
 
-from corellm.engine.input_processor import ProcessedPrompt
-from corellm.sampling_params import SamplingParams
 from corellm.server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
+from corellm.server.exchange import exchange_of
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.responses.chat import ChatResponse
 from corellm.server.responses.events import EventStream
 from corellm.server.sampling import chat_params
-from corellm.server.service import Service, exchange_of
+from corellm.server.service import Service
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -41,19 +37,7 @@ def chat_routes(service: Service) -> APIRouter:
         usage = bool(body.stream_options and body.stream_options.include_usage)
         response = ChatResponse(f"chatcmpl-{uuid.uuid4().hex}", model, params.logprobs, include_usage=usage)
         if body.stream:
-            return await EventStream.begun(events(request, response, prompt, params, with_usage=usage))
-        output = await service.complete(exchange, prompt, params, f"chat-{uuid.uuid4().hex}")
-        return json_response(response.whole(output))
-
-    async def events(
-        request: Request, response: ChatResponse, prompt: ProcessedPrompt, params: SamplingParams, *, with_usage: bool
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        outputs = service.generate(exchange_of(request.scope), prompt, params, f"chat-{uuid.uuid4().hex}")
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                for chunk in response.chunks(output):
-                    yield chunk
-        if with_usage:
-            yield response.last_chunk()
+            return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
+        return json_response(response.whole(await service.complete(exchange, prompt, params)))
 
     return router

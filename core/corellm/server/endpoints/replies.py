@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from corellm.server.service import exchange_of
+from corellm.server.exchange import exchange_of
 
 
 class ErrorDetail(BaseModel):

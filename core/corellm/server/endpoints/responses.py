@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,15 +9,14 @@ from openai.types import responses as types
 from pydantic import create_model
 from starlette.responses import Response
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.sampling_params import SamplingParams
 from corellm.server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
-from corellm.server.exchange import Exchange
+from corellm.server.exchange import exchange_of
 from corellm.server.requests.responses import ResponsesRequest
 from corellm.server.responses.events import EventStream, encoded
 from corellm.server.responses.model_response import ModelResponse
 from corellm.server.sampling import responses_params
-from corellm.server.service import Service, exchange_of
+from corellm.server.service import Service
 
 TextResponse = create_model(
     "Response", __base__=types.Response, __doc__="One message of text.", instructions=(str | None, None),
@@ -44,29 +40,16 @@ def response_routes(service: Service) -> APIRouter:
         prompt = await service.preparation.conversation(body, salt=exchange.salt, priority=body.priority)
         is_capped = body.max_output_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="input")
-        response = ModelResponse(settings(body, model, params), params.logprobs)
+        response = ModelResponse(_settings(body, model, params), params.logprobs)
         if body.stream:
-            return await EventStream.begun(events(exchange, response, prompt, params))
-        return json_response(response.whole(await service.complete(exchange, prompt, params, request_id())))
-
-    async def events(
-        exchange: Exchange, response: ModelResponse, prompt: ProcessedPrompt, params: SamplingParams
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        exchange.error_events = lambda error: b"".join(encoded(event) for event in response.failure(error))
-        async with contextlib.aclosing(service.generate(exchange, prompt, params, request_id())) as outputs:
-            async for output in outputs:
-                for event in response.events(output):
-                    yield event
+            exchange.error_events = lambda error: b"".join(map(encoded, response.failure(error)))
+            return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
+        return json_response(response.whole(await service.complete(exchange, prompt, params)))
 
     return router
 
 
-def request_id() -> str:
-    """A request's id for the engine."""
-    return f"resp-{uuid.uuid4().hex}"
-
-
-def settings(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[str, Any]:
+def _settings(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[str, Any]:
     """What the response repeats of its request."""
     return {
         "model": model,

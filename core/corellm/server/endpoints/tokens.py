@@ -7,8 +7,9 @@ from pydantic import BaseModel
 
 from corellm.server.endpoints.replies import ERRORS, JsonBody
 from corellm.server.errors import ApiError
+from corellm.server.exchange import exchange_of
 from corellm.server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from corellm.server.service import Service, exchange_of
+from corellm.server.service import Service
 
 
 class Tokens(BaseModel):
@@ -49,7 +50,7 @@ def token_routes(service: Service) -> APIRouter:
             tokens = prompt.token_ids
         result = Tokens(count=len(tokens), max_model_len=service.client.max_model_len, tokens=tokens)
         if body.return_token_strs:
-            tokenizer = await service.tokenizer()
+            tokenizer = await service.client.get_tokenizer()
             result.token_strs = [str(text) for text in tokenizer.convert_ids_to_tokens(tokens)]
         return result
 
@@ -57,7 +58,7 @@ def token_routes(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Text:
         """The text of tokens, special ones included."""
         service.check_model(body.model)
-        tokenizer = await service.tokenizer()
+        tokenizer = await service.client.get_tokenizer()
         known = len(tokenizer)
         for index, token in enumerate(body.tokens):
             if not 0 <= token < known:

@@ -1,5 +1,11 @@
-"""The engine in a process of its own: `client.ProcessLLM` in the API process, `engine_main` in the engine's.
+"""The engine in a process of its own. A crash of the API process or of the engine's ends the other.
 
-A crash of either ends the other. Both speak `messages` over a `channel` that only they have; tensors go along in shared
-memory (`tensors`). Nothing that is received is unpickled or evaluated.
+Both speak over a channel that only they have. Nothing that is received is unpickled or evaluated. In reading order:
+
+    client          `ProcessLLM`, in the API process, by a `remote_engine`, which starts the `process`
+    front_end       prepares prompts in the API process
+    engine_main     the engine's process
+    messages        what they tell each other, with `faults` and `items`; over a `channel`
+    tensors         an item's tensors, in shared memory
+    in_flight       a request as the API process sees it: deltas in, outputs out
 """

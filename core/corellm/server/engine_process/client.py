@@ -5,11 +5,9 @@ Knows event loops and threads; the process and the messages are `remote_engine`'
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,10 +133,4 @@ class ProcessLLM(AsyncLLM):
 
     async def _call(self, method: MaintenanceMethod, argument: str | None = None) -> Any:
         future: Future[Any] = Future()
-        self._futures.add(future)
-        future.add_done_callback(self._futures.discard)
-        self._inbox.put(partial(self.engine.call, future, method, argument))
-        if self._dead is not None:
-            with contextlib.suppress(InvalidStateError):
-                future.set_exception(self._dead)
-        return await asyncio.wrap_future(future)
+        return await self._result_of(future, partial(self.engine.call, future, method, argument))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from corellm.children.memory import anonymous_file
 from corellm.errors import ProcessingError
 from corellm.media.type_checks import is_tensor
 
@@ -61,7 +61,7 @@ class TensorMemory:
         """
         if not self._size:
             return None
-        file = _anonymous_file()
+        file = anonymous_file("corellm-tensors")
         try:
             os.posix_fallocate(file, 0, self._size)  # or a write would end the process where memory is short
             memory = _map(file, shared=True)
@@ -109,10 +109,3 @@ def _tensor_at(memory: torch.UntypedStorage, offset: int, dtype: torch.dtype, sh
 
     whole = torch.empty(0, dtype=torch.uint8).set_(memory)
     return whole[offset : offset + dtype.itemsize * math.prod(shape)].view(dtype).view(shape)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("corellm-tensors", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -44,6 +44,11 @@ class TemplateFields(Body):
         """How many messages come before those of the field."""
         return 0
 
+    @property
+    def num_reserved(self) -> int | None:
+        """Tokens that the oldest turns are left out for, so that the output has room; None to refuse instead."""
+        return None
+
 
 class Conversation(TemplateFields):
     """A conversation, and how it becomes a prompt."""

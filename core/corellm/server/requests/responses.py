@@ -95,3 +95,8 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     def num_instructions(self) -> int:
         """How many messages come before those of the field."""
         return int(self.instructions is not None)
+
+    @property
+    def num_reserved(self) -> int | None:
+        """Tokens that the oldest turns are left out for, so that the output has room; None to refuse instead."""
+        return (self.max_output_tokens or 1) if self.truncation == "auto" else None

@@ -1,4 +1,4 @@
-"""A conversation's completion: whole, or as chunks."""
+"""A conversation's completion: whole, or as events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChatResponse:
         head: dict[str, Any] = {"id": response_id, "created": int(time.time()), "model": model}
         self._whole = {**head, "object": "chat.completion"}
         self._chunk = {**head, "object": "chat.completion.chunk", **({"usage": None} if include_usage else {})}
-        self._num_top = num_top
+        self._num_top, self._include_usage = num_top, include_usage
         self._open: set[int] | None = None
         """Completions that still grow, once there was an output."""
 
@@ -40,7 +40,7 @@ class ChatResponse:
         ]
         return {**self._whole, "choices": choices, "usage": self.usage.reported()}
 
-    def chunks(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+    def events(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new, as OpenAI's `ChatCompletionChunk`: completions' roles first, then their text."""
         if self._open is None:
             self._open = {completion.index for completion in output.outputs}
@@ -59,10 +59,8 @@ class ChatResponse:
             self.usage.add_outputs([completion])
             choice = self._choice(completion, {"delta": {"content": completion.text}})
             yield {**self._chunk, "choices": [choice]}
-
-    def last_chunk(self) -> dict[str, Any]:
-        """The event with the numbers of tokens."""
-        return {**self._chunk, "choices": [], "usage": self.usage.reported()}
+        if output.finished and self._include_usage:
+            yield {**self._chunk, "choices": [], "usage": self.usage.reported()}
 
     def _choice(self, output: CompletionOutput, content: dict[str, Any]) -> dict[str, Any]:
         return {

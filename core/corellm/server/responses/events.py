@@ -6,16 +6,17 @@ A slow reader holds up the stream, not the engine: outputs that it did not read 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from corellm.server.errors import as_api_error
-from corellm.server.exchange import EVENTS, Exchange
+from corellm.server.exchange import EVENTS, exchange_of
 
+_Output = TypeVar("_Output")
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", EVENTS + b"; charset=utf-8"),
@@ -37,17 +38,24 @@ class EventStream(Response):
         self._first, self._later = first, later
 
     @classmethod
-    async def begun(cls, events: AsyncGenerator[dict[str, Any], None]) -> EventStream:
+    async def begun(
+        cls, outputs: AsyncGenerator[_Output, None], make: Callable[[_Output], Iterable[dict[str, Any]]]
+    ) -> EventStream:
         """A response whose first event is there.
+
+        Args:
+            outputs: of the engine; closed with the response.
+            make: an output to its events.
 
         Raises:
             BaseException: what making the first event raised.
         """
+        events = _events(outputs, make)
         return cls(await anext(events, None), events)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; an error becomes the last one."""
-        exchange: Exchange = scope["corellm"]
+        exchange = exchange_of(scope)
         async with contextlib.aclosing(self._later) as later:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             try:
@@ -61,6 +69,15 @@ class EventStream(Response):
                 await exchange.fail(as_api_error(error))
             else:
                 await send({"type": "http.response.body", "body": _DONE})
+
+
+async def _events(
+    outputs: AsyncGenerator[_Output, None], make: Callable[[_Output], Iterable[dict[str, Any]]]
+) -> AsyncGenerator[dict[str, Any], None]:
+    async with contextlib.aclosing(outputs):
+        async for output in outputs:
+            for event in make(output):
+                yield event
 
 
 def encoded(event: dict[str, Any]) -> bytes:

@@ -33,7 +33,7 @@ class ModelResponse:
         self._id, self._item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self._settings, self._num_top = settings, num_top
         self._created = int(time.time())
-        self._text = ""
+        self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._num_events = 0
 
@@ -58,7 +58,8 @@ class ModelResponse:
     def failure(self, error: ApiError) -> Iterator[dict[str, Any]]:
         """The events that end a stream which failed."""
         detail = error.body()["error"]
-        yield {"type": "error", "sequence_number": self._num_events, "error": detail}
+        fields = {name: detail[name] for name in ("code", "message", "param")}  # OpenAI's own clients read `error`
+        yield {**fields, "type": "error", "sequence_number": self._num_events, "error": detail}
         self._num_events += 1
         failed = self._response("failed", [self._item("incomplete")])
         yield self._event(
@@ -81,7 +82,7 @@ class ModelResponse:
     def _take(self, completion: CompletionOutput) -> list[dict[str, Any]]:
         """Add what is new; return its log-probabilities."""
         new = [] if self._num_top is None else text_logprobs(completion, self._num_top)
-        self._text += completion.text
+        self._texts.append(completion.text)
         self._logprobs += new
         self.usage.add_outputs([completion])
         return new
@@ -109,6 +110,10 @@ class ModelResponse:
 
     def _part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._texts)
 
     @property
     def _place(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Numbers of tokens, as responses report them."""
+"""What all responses report: numbers of tokens, and why a completion ended."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ class Usage:
             "input_tokens_details": {"cached_tokens": self.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+        }
+
+    def reported_with_audio(self, num_audio_tokens: int) -> dict[str, Any]:
+        """The numbers as OpenAI's usage of a transcription, of whose prompt some tokens stand for audio."""
+        return {
+            "type": "tokens",
+            "input_tokens": self.num_prompt_tokens,
+            "input_token_details": {
+                "audio_tokens": num_audio_tokens,
+                "text_tokens": self.num_prompt_tokens - num_audio_tokens,
+            },
+            "output_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
         }
 

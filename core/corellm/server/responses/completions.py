@@ -1,4 +1,4 @@
-"""Completions of prompts: whole, or as chunks. Several prompts have one response, whose choices are in order."""
+"""Completions of prompts: whole, or as events. Several prompts have one response, whose choices are in order."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class CompletionResponse:
     Args:
         response_id: for the client.
         model: the name that the client asked for.
+        num_prompts: of the request.
         n: completions of each prompt.
         num_top: how many most likely tokens to report; None for no log-probabilities.
         echoes: texts of the prompts, which go before their completions; None without `echo`.
@@ -28,6 +29,7 @@ class CompletionResponse:
         self,
         response_id: str,
         model: str,
+        num_prompts: int,
         n: int,
         num_top: int | None,
         *,
@@ -41,10 +43,11 @@ class CompletionResponse:
             **({"usage": None} if include_usage else {}),
         }  # fmt: skip
         self._n, self._num_top, self._echoes = n, num_top, echoes
-        self._prompt_only = prompt_only
+        self._prompt_only, self._include_usage = prompt_only, include_usage
         self._tables: dict[int, TokenTable] = {}
         """Of choices that have begun."""
         self._ended: set[int] = set()
+        self._num_unfinished = num_prompts
         self._counted: set[int] = set()
         """Prompts whose tokens were counted."""
 
@@ -53,14 +56,13 @@ class CompletionResponse:
         choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
         return {**self._head, "choices": choices, "usage": self.usage.reported()}
 
-    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The events for what is new of a prompt's completions."""
+    def events(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The events for what is new of a prompt's completions, as OpenAI's `Completion`."""
         for choice in self._choices(prompt, output):
             yield {**self._head, "choices": [choice]}
-
-    def last_chunk(self) -> dict[str, Any]:
-        """The event with the numbers of tokens."""
-        return {**self._head, "choices": [], "usage": self.usage.reported()}
+        self._num_unfinished -= output.finished
+        if not self._num_unfinished and self._include_usage:
+            yield {**self._head, "choices": [], "usage": self.usage.reported()}
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         if prompt not in self._counted:
@@ -75,23 +77,23 @@ class CompletionResponse:
             yield self._choice(index, prompt, output, completion)
 
     def _choice(self, index: int, prompt: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        echo = self._echoes[prompt] if self._echoes is not None and index not in self._tables else ""
+        echo = self._echoes[prompt] if self._echoes is not None and index not in self._tables else None
+        table = self._tables.setdefault(index, TokenTable(self._num_top or 0))
         text, reason = completion.text, finish_reason(completion)
         if self._prompt_only:
             text, reason = "", reason and "length"
         else:
             self.usage.add_outputs([completion])
-        logprobs = self._logprobs(index, output, completion)
-        self._tables.setdefault(index, TokenTable(0))
-        return {"index": index, "text": echo + text, "finish_reason": reason, "logprobs": logprobs}
+        logprobs = None
+        if self._num_top is not None:
+            logprobs = self._logprobs(table, output, completion, with_prompt=echo is not None)
+        return {"index": index, "text": (echo or "") + text, "finish_reason": reason, "logprobs": logprobs}
 
-    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any] | None:
-        if self._num_top is None:
-            return None
-        is_first = index not in self._tables
-        table = self._tables.setdefault(index, TokenTable(self._num_top))
+    def _logprobs(
+        self, table: TokenTable, output: RequestOutput, completion: CompletionOutput, *, with_prompt: bool
+    ) -> dict[str, Any]:
         token_ids = [] if self._prompt_only else completion.token_ids
         positions = [] if self._prompt_only else list(completion.logprobs or ())
-        if is_first and self._echoes is not None:
+        if with_prompt:
             token_ids, positions = [*output.prompt_token_ids, *token_ids], [*(output.prompt_logprobs or ()), *positions]
         return table.take(token_ids, positions)

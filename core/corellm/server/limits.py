@@ -1,0 +1,47 @@
+"""What one request may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from corellm.server.checks import check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """What one request may hold. More is refused before any of it is decoded, fetched or queued."""
+
+    max_body_bytes: int = 64 << 20
+    """Most bytes of a request."""
+    max_held_bytes: int = 1 << 30
+    """Most bytes of all requests in the server together; more are answered 503."""
+    body_timeout: float = 60.0
+    """Seconds in which a request must have arrived."""
+    max_json_depth: int = 64
+    """Most brackets that a request's JSON has within each other."""
+    max_messages: int = 2048
+    """Most messages of a conversation."""
+    max_parts: int = 1024
+    """Most content parts of a conversation, text included."""
+    max_items: int = 64
+    """Most images, videos and audio items of a conversation; the model may take fewer."""
+    max_prompts: int = 128
+    """Most prompts of one `/v1/completions` request; prompts times `n` are limited to four times as many."""
+    max_tokens: int | None = None
+    """Most tokens that a request may ask for; None for as many as the model takes."""
+    max_n: int = 16
+    """Most completions of one prompt (`n`)."""
+    max_stop: int = 4
+    """Most stop strings."""
+    max_logprobs: int = 20
+    """Most log-probabilities per token."""
+    max_temperature: float = 2.0
+    """Highest `temperature`."""
+
+    def __post_init__(self) -> None:
+        for name in ("body_timeout", "max_temperature"):
+            check_number(name, getattr(self, name), 0, 1e9)
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name not in ("body_timeout", "max_temperature") and value is not None:
+                check_number(option.name, value, 1, 1 << 40, whole=True)
