@@ -17,11 +17,13 @@ from starlette.types import Message, Receive, Scope, Send
 from corellm.outputs import RequestOutput
 from corellm.server.errors import ApiError
 from corellm.server.form import read_form
-from corellm.server.json_text import read_object
+from corellm.server.json_text import VALUE_BYTES, count_values, read_object
 from corellm.server.options import RequestLimits
 from corellm.server.stages import note_stages
 
 _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
+_LARGE_BYTES = 1 << 16
+"""Of a response that may be kept for a client after its request has ended."""
 EVENTS = b"text/event-stream"
 
 
@@ -77,6 +79,12 @@ class Exchange:
             self._is_events = any(name == b"content-type" and EVENTS in value for name, value in message["headers"])
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
         elif not message.get("more_body"):
+            if len(message.get("body", b"")) > _LARGE_BYTES:
+                # its end is sent once the client has read most of it: a response that nobody reads stays one that is
+                # counted, and that a deadline ends
+                await self._send({**message, "more_body": True})
+                await asyncio.sleep(0)  # now it is written
+                message = {"type": "http.response.body"}
             self.is_complete = True
         await self._send(message)
 
@@ -117,6 +125,7 @@ class Exchange:
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.max_body_bytes):
             raise _too_large(limits)
         chunks: list[bytes] = []
+        num_bytes, values_left = 0, limits.max_json_values
         try:
             async with asyncio.timeout(limits.body_timeout):
                 while True:
@@ -124,10 +133,15 @@ class Exchange:
                     if message["type"] == "http.disconnect":
                         raise ConnectionError("the client left")
                     chunk = message.get("body", b"")
-                    if self.num_bytes + len(chunk) > limits.max_body_bytes:
+                    num_values = 0 if is_form else count_values(chunk)
+                    num_bytes, values_left = num_bytes + len(chunk), values_left - num_values
+                    if num_bytes > limits.max_body_bytes:
                         raise _too_large(limits)
-                    hold(len(chunk))
-                    self.num_bytes += len(chunk)
+                    if values_left < 0:  # a few million would keep the event loop busy for seconds
+                        raise _too_many_values(limits)
+                    held = len(chunk) + VALUE_BYTES * num_values
+                    hold(held)
+                    self.num_bytes += held
                     chunks.append(chunk)
                     if not message.get("more_body"):
                         break
@@ -146,5 +160,14 @@ def _too_large(limits: RequestLimits) -> ApiError:
         413,
         f"the request is larger than the {limits.max_body_bytes} bytes allowed; send fewer or smaller items",
         code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def _too_many_values(limits: RequestLimits) -> ApiError:
+    return ApiError(
+        400,
+        f"invalid JSON: it has more than the {limits.max_json_values} values allowed",
+        code="invalid_json",
         headers={"Connection": "close"},
     )
