@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any
 
-from corellm.children.memory import SharedMemory
+from corellm.children.memory import KEPT_BYTES, SharedMemory
 from corellm.children.serving import serve_with_memory
 from corellm.media.worker import Result, Worker
 
@@ -46,6 +46,10 @@ class OddWorker(Worker):
                     fcntl.fcntl(shared.descriptor, fcntl.F_ADD_SEALS, seal)
                     return {"width": 8, "height": 8}
             return {"raised": ["MediaError", "not permitted", None, None]}
+        if command == "grows":
+            os.pwrite(shared.descriptor, b"x" * (KEPT_BYTES + 1), 0)
+            os.ftruncate(shared.descriptor, 1 << 62)
+            return {"raised": ["MediaError", "grown", None, None]}
         if command == "prints":
             os.write(1, b"any")
         if command in FRAMES:

@@ -212,6 +212,7 @@ FAULTS = {
     "prints": (MediaError, "is not a JPEG"),
     "shrinks": (MediaError, "not permitted"),
     "seals": (MediaError, "not permitted"),
+    "grows": (MediaError, "grown"),
     "noise": (MediaError, "its decoder crashed"),
     "many files": (MediaError, "its decoder crashed"),
     **dict.fromkeys((*LIES, *FRAMES), (MediaError, "its decoder crashed")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -173,6 +174,34 @@ def test_a_handshake_that_never_ends_is_cut_off(llm: AsyncLLM) -> None:
             client.sendall(b"\x16\x03\x01")  # a record begins
         for client in clients:
             wait_until(lambda client=client: not is_open(client))  # type: ignore[misc]
+
+
+def test_handshakes_make_room(llm: AsyncLLM) -> None:
+    """Connections that never begin TLS are closed for new ones, long before their time is up."""
+    tls = {"ssl_certfile": CERTIFICATE, "ssl_keyfile": CERTIFICATE}
+    with serving(llm, client_timeout=60.0, max_connections=3, **tls) as running, ExitStack() as opened:
+        silent = [opened.enter_context(connected(running)) for _ in range(6)]
+        with httpx.Client(base_url=running.url, verify=False, timeout=20) as client:
+            assert client.get("/health").status_code == 200
+        assert sum(map(is_open, silent)) <= 3
+
+
+def test_a_burst_is_counted(llm: AsyncLLM) -> None:
+    """Connections that come at once are not more than allowed, either."""
+    with serving(llm, max_connections=4) as running, ExitStack() as opened:
+        assert running.server._loop is not None
+        running.server._loop.call_soon_threadsafe(time.sleep, 0.5)  # they wait to be accepted meanwhile
+        for _ in range(10):
+            opened.enter_context(connected(running))
+        most = 0
+
+        def has_room() -> bool:
+            nonlocal most
+            most = max(most, num_connections(running))
+            return num_connections(running) == 4
+
+        wait_until(has_room)
+        assert most <= 4
 
 
 def test_descriptors_for_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,11 @@ class Evil:
         return MARKER.append, ("unpickled",)
 
 
+ENORMOUS_HEADER = b'{"a":{"dtype":"F32","shape":[18446744073709551615,0],"data_offsets":[0,0]}}'
+ENORMOUS = len(ENORMOUS_HEADER).to_bytes(8, "little") + ENORMOUS_HEADER
+"""No value, in a shape that torch cannot count."""
+
+
 def saved_by_torch() -> bytes:
     stream = io.BytesIO()
     torch.save({"embeddings": noise(5, 8)}, stream)
@@ -117,7 +122,7 @@ def test_row_18_malformed_embeddings(taking: Running, llm: AsyncLLM) -> None:
     infinite[3, 1] = float("inf")
     values: list[tuple[Any, str]] = [
         (pickle.dumps(Evil()), "safetensors"), (saved_by_torch(), "safetensors"), (b"", "empty"),
-        (b"1234567", "safetensors"),
+        (b"1234567", "safetensors"), (ENORMOUS, "safetensors"),
         (good[:-1], "safetensors"), (good + b"x", "safetensors"), (b"\xff" * 8 + good[8:], "header"),
         (save({str(i): noise(1, 1) for i in range(100)}), "header"),
         (save({"a": noise(5, size), "b": noise(5, size)}), "got 2"), (save({}), "got 0"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from openai.types import completion_create_params
 from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
+from pydantic import ValidationError
 
 from corellm.sampling_params import SamplingParams
 from corellm.server.errors import ApiError
@@ -19,6 +20,7 @@ from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completions import CompletionRequest
 from corellm.server.requests.responses import ResponsesRequest
 from corellm.server.requests.sampling import CompletionFields
+from corellm.server.requests.tokens import DetokenizeRequest, TokenizeRequest
 
 OPENAIS = {
     ChatRequest: chat_create_params.CompletionCreateParamsBase,
@@ -53,6 +55,42 @@ def test_what_is_not_taken(body: type[Body]) -> None:
         assert caught.value.param == name
     with pytest.raises(ApiError, match="unrecognized request argument: 'temprature'; did you mean 'temperature'"):
         body.model_validate({**base, "temprature": 1})
+
+
+@pytest.mark.parametrize("body", [*OPENAIS, TokenizeRequest, DetokenizeRequest])
+def test_a_wrong_list_is_few_errors(body: type[Body]) -> None:
+    """Each error takes a hundred times the memory of an element."""
+    for name in body.model_fields:
+        for wrong in ([None] * 10_000, [[None] * 10_000], [1, *[None] * 10_000], ["", *[None] * 10_000]):
+            with pytest.raises((ApiError, ValidationError)) as caught:
+                body.model_validate({name: wrong, "model": 0})
+            assert isinstance(caught.value, ApiError) or len(caught.value.errors()) < 20, name
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "metadata", "chat_template_kwargs"])
+def test_objects_are_bounded(name: str) -> None:
+    """Before an error is made for each wrong entry."""
+    with pytest.raises(ApiError, match="20000 entries, 16384 are allowed") as caught:
+        ResponsesRequest.model_validate({name: {str(key): [] for key in range(20_000)}})
+    assert caught.value.param == name
+
+
+def test_labels_are_as_short_as_openais() -> None:
+    """Of metadata, which every response repeats."""
+    base: dict[str, Any] = {"model": "m", "input": "x"}
+    assert ResponsesRequest.model_validate({**base, "metadata": {"k" * 64: "v" * 512}})
+    for wrong in ({"k" * 65: "v"}, {"k": "v" * 513}, {str(key): "v" for key in range(17)}):
+        with pytest.raises(ValidationError):
+            ResponsesRequest.model_validate({**base, "metadata": wrong})
+
+
+def test_a_long_name_is_not_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding the nearest known name takes a microsecond per character."""
+    lengths = []
+    monkeypatch.setattr("corellm.server.requests.body.suggestion", lambda name, _: lengths.append(len(name)) or "")
+    with pytest.raises(ApiError, match="unrecognized request argument"):
+        ChatRequest.model_validate({"a" * 1_000_000: 1})
+    assert lengths == [100]
 
 
 def test_extra_fields_are_sampling_parameters() -> None:

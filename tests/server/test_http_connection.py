@@ -97,3 +97,35 @@ def test_headers_are_bounded(running: Running) -> None:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000)
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
     assert running.post(CHAT, chat(user("hello"), stream=True), headers=JSON).text.endswith("data: [DONE]\n\n")
+
+
+def exchanged(running: Running, *sent: bytes) -> bytes:
+    """What a connection gets until it is closed, for what is sent piece by piece."""
+    host, port = running.url.removeprefix("http://").split(":")
+    received = b""
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for piece in sent:
+            connection.sendall(piece)
+            received += connection.recv(1 << 16)
+        while more := connection.recv(1 << 16):
+            received += more
+    return received
+
+
+def test_a_body_has_one_length(running: Running) -> None:
+    """With two, a proxy may have taken for a body what would be a request here: refused, and the connection closed."""
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    smuggled = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    received = exchanged(running, head.encode() + b"Content-Length: 5\r\n" + chunked + smuggled)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_wrong_body_after_its_response(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that was refused and then breaks its body's framing is cut off; the log has no traceback of it."""
+    head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    received = exchanged(running, head, b"no chunk\r\n")
+    assert received.startswith(b"HTTP/1.1 404 ")
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.exc_info]

@@ -58,6 +58,29 @@ def test_files_elsewhere(root: Path) -> None:
             read_below(root, name)
 
 
+@pytest.mark.parametrize("replaced", ["inner", "inner/file"])
+def test_links_made_after_the_check_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str
+) -> None:
+    """Where others may write to the directory: the file or its directory becomes a link just before it is opened."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for directory in (root / "inner", outside / "inner"):
+        directory.mkdir(parents=True)
+        (directory / "file").write_bytes(directory.parent.name.encode())
+    assert read_below(root, "inner/file") == b"root"
+    resolve = Path.resolve
+
+    def resolved(path: Path, **arguments: Any) -> Path:
+        found = resolve(path, **arguments)
+        (root / replaced).rename(root / "kept")
+        (root / replaced).symlink_to(outside / replaced)
+        return found
+
+    monkeypatch.setattr(Path, "resolve", resolved)
+    with pytest.raises(MediaError, match="no such file"):
+        read_below(root, "inner/file")
+
+
 def test_files_and_urls_are_the_same_image(llm: AsyncLLM, tmp_path: Path) -> None:
     """A file, a fetched URL and a `data:` URL of the same bytes have the same output."""
     random_image(40, 30, 7).save(tmp_path / "image.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from corellm import LLM, SamplingParams
+from corellm.server.responses.events import encoded
 from tests.server.conftest import MODEL, Running, chat, data_url, image_part, user
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -163,6 +165,14 @@ def test_async_client(running: Running) -> None:
     asyncio.run(main())
 
 
+def test_an_event_is_one_line_in_any_sense() -> None:
+    """Text that a model was made to write ends no event, also for clients that split lines as `str` does."""
+    text = "".join(map(chr, range(0x3000))) + "data: forged"
+    event = encoded({"text": text}).decode()
+    assert event.splitlines() == [event[:-2], ""]
+    assert json.loads(event.removeprefix("data: ")) == {"text": text}
+
+
 def test_tokenize_counts_what_a_request_pays_for(running: Running) -> None:
     """Tokens of a conversation with media are those of the request's usage; text comes back from its tokens."""
     messages = user(image_part(3), {"type": "text", "text": "what is it?"})
@@ -176,6 +186,10 @@ def test_tokenize_counts_what_a_request_pays_for(running: Running) -> None:
     assert len(running.post("/tokenize", {"prompt": text}).json()["tokens"]) >= len(tokens)
     for body in ({}, {"prompt": "x", "messages": messages}):
         assert running.post("/tokenize", body).status_code == 400
+    for flag in (False, True):  # far too long for the model: not tokenized, which would take minutes
+        refused = running.post("/tokenize", {"prompt": "a b " * 1_000_000, "add_special_tokens": flag})
+        assert refused.status_code == 400
+        assert "the prompt has 4000000 characters" in refused.json()["error"]["message"]
     for tokens in ([-1], [10**9], [10**30]):
         refused = running.post("/detokenize", {"tokens": tokens})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens[0]")

@@ -81,6 +81,25 @@ def test_row_1_not_json(running: Running, path: str) -> None:
     assert_serves(running)
 
 
+@pytest.mark.parametrize("filling", ["[],", "{},", "0,", "[[[[1]]]],"])
+def test_row_1_too_many_values(llm: AsyncLLM, filling: str) -> None:
+    """They take many times the memory of their text, and parsing them holds up all others: refused while they come."""
+    body = ('{"user":[' + filling * 500 + '""]}').encode()
+    with serving(llm, max_json_values=400) as running:
+        for path in POSTS:
+            assert error_of(running.post(path, content=body, headers=JSON), 400)["code"] == "invalid_json"
+        assert_serves(running)
+
+
+def test_row_2_values_are_counted_as_bytes(llm: AsyncLLM) -> None:
+    """What is bounded is the memory of all requests, also of values that take more of it than their text."""
+    body = json.dumps(chat(user("x")) | {"user": [[]] * 1000})
+    with serving(llm, max_held_bytes=16 * len(body)) as running:
+        assert error_of(running.post(CHAT, content=body, headers=JSON), 503)["code"] == "unavailable"
+        assert_serves(running)
+        wait_until(lambda: running.service.intake.num_bytes == 0)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.recursive(
@@ -140,8 +159,8 @@ def test_rows_2_and_4_a_refused_upload_is_told_why(llm: AsyncLLM) -> None:
 
 def test_row_2_all_bodies_together(llm: AsyncLLM) -> None:
     """Requests that are too large together are asked to come again."""
-    with serving(llm, max_held_bytes=500) as running:
-        refused = running.post(CHAT, chat(user("x" * 1000)))
+    with serving(llm, max_held_bytes=2000) as running:
+        refused = running.post(CHAT, chat(user("x" * 2000)))
         assert error_of(refused, 503)["code"] == "unavailable"
         assert refused.headers["retry-after"]
         assert_serves(running)
@@ -475,6 +494,21 @@ def test_row_30_equal_client_ids(running: Running) -> None:
         response = running.get("/health", headers=[(b"X-Request-Id", odd.encode("latin-1"))])
         assert response.status_code == 200
         assert response.headers["x-request-id"] != odd
+
+
+def test_a_response_that_is_not_read_is_counted(running: Running, llm: AsyncLLM) -> None:
+    """A large one: its request is in the server until most of it was read, not until it was written to a buffer."""
+    tokenizer = llm.engine.context.tokenizer
+    longest = max(range(len(tokenizer)), key=lambda token: len(tokenizer.decode([token])))
+    body = json.dumps({"tokens": [longest] * 1_000_000}).encode()
+    with send(running, "/detokenize", body) as connection:
+        wait_until(lambda: len(running.service.intake) == 1)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        time.sleep(0.5)
+        assert len(running.service.intake) == 1
+    wait_until(lambda: len(running.service.intake) == 0)
+    whole = running.post("/detokenize", content=body, headers=JSON)
+    assert len(whole.json()["prompt"]) > 1 << 23  # more than the system's buffers hold
 
 
 def test_a_slow_reader_holds_up_nothing(running: Running) -> None:

@@ -83,6 +83,22 @@ def test_draining_lets_requests_finish(llm: AsyncLLM) -> None:
     assert running.statuses == [0]
 
 
+def test_a_second_signal_ends_requests_with_an_error(llm: AsyncLLM) -> None:
+    """They are not waited for, and their clients are told."""
+    with serving(llm, shutdown_timeout=300.0) as running:
+        stall = threading.Event()
+        in_engine(llm, lambda _: stall.wait(20))
+        thread, responses = held(running)
+        running.server.stop()
+        wait_until(lambda: running.service.intake.is_draining)
+        running.server.stop()
+        thread.join(30)
+        stall.set()
+    assert responses[0].status_code == 503
+    assert "shutting down" in responses[0].json()["error"]["message"]
+    assert running.statuses == [0]
+
+
 def test_a_hung_engine_is_not_ready(llm: AsyncLLM) -> None:
     """`/ready` is 503 while no step is completed, `/health` is not, and a request ends at its deadline."""
     with serving(llm, ready_timeout=2, request_timeout=0.3) as running:

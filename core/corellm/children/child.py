@@ -101,9 +101,15 @@ class Child:
         return self._running.memory
 
     def trim_memory(self) -> None:
-        """Give back what an unusually large request or result took of the shared memory; its bytes are lost."""
+        """Give back what an unusually large request or result took of the shared memory; its bytes are lost.
+
+        A child that made the memory larger than can be mapped is killed.
+        """
         if self._running is not None:
-            self._running.memory.trim()
+            try:
+                self._running.memory.trim()
+            except (OSError, ValueError):
+                self.kill()
 
     def kill(self) -> None:
         """End the child, whatever it is doing; the next request starts another."""

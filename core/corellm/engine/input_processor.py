@@ -285,7 +285,12 @@ class InputProcessor:
         )
 
     def tokenize(self, text: str) -> list[int]:
-        """Text to token ids, nothing added."""
+        """Text to token ids, nothing added.
+
+        Raises:
+            PromptTooLongError: the text can never fit.
+        """
+        self._text_limit.check(text)
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

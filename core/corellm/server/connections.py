@@ -46,9 +46,8 @@ class Connections:
         self._config, self._state, self._bound = server.config, server.server_state, bound
         self._open = cast("set[HttpConnection]", server.server_state.connections)  # all of them are made here
         self._max, self._timeout = options.max_connections, options.client_timeout
-        self._opening: set[HttpConnection] = set()
-        """Connections before the end of their TLS handshake."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: dict[HttpConnection, tuple[asyncio.Future[None], float]] = {}
+        """Connections before the end of their TLS handshake: what waits for it, and since when."""
         self._waiting: dict[HttpConnection, tuple[object, float]] = {}
         """What each connection waits for its client to do, and since when."""
 
@@ -73,33 +72,33 @@ class Connections:
                     opened.enter_context(accepted)
                     await self._make_room()
                     opened.pop_all()
-                task = asyncio.ensure_future(self._serve(accepted))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                connection = HttpConnection(self._config, self._state, app_state={})
+                opening = asyncio.ensure_future(self._serve(connection, accepted))
+                self._opening[connection] = opening, time.monotonic()  # counted now: the next one may be here already
 
-    async def _serve(self, accepted: socket.socket) -> None:
+    async def _serve(self, connection: HttpConnection, accepted: socket.socket) -> None:
         """Give a connection to uvicorn, after the TLS handshake; one that fails is closed."""
         tls: dict[str, Any] = {}
         if self._config.ssl is not None:
             tls = {"ssl": self._config.ssl, "ssl_handshake_timeout": self._timeout}
-        connection = HttpConnection(self._config, self._state, app_state={})
-        self._opening.add(connection)
         try:
             with contextlib.suppress(OSError):
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **tls)
         finally:
-            self._opening.discard(connection)
+            del self._opening[connection]
 
     async def _make_room(self) -> None:
         """Return once there is room for a connection; the one without a request for longest makes it."""
-        while len(self._open | self._opening) >= self._max:
+        while len(self._open | self._opening.keys()) >= self._max:
             self._look()
-            latest = time.monotonic() - _GRACE_SECONDS
-            idle = [(since, c) for c, (_, since) in self._waiting.items() if since < latest and _is_idle(c)]
-            if idle:
-                min(idle, key=lambda found: found[0])[1].transport.abort()
-            await asyncio.sleep(0 if idle else _FULL_SECONDS)
+            idle = [(since, c.transport.abort) for c, (_, since) in self._waiting.items() if _is_idle(c)]
+            idle += [(since, opening.cancel) for opening, since in self._opening.values()]
+            since, close = min(idle, key=lambda found: found[0], default=(math.inf, None))
+            has_room = close is not None and since < time.monotonic() - _GRACE_SECONDS
+            if has_room:
+                close()
+            await asyncio.sleep(0 if has_room else _FULL_SECONDS)
 
     async def _cut_off(self) -> None:
         """Abort connections whose clients took too long."""

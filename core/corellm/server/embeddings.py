@@ -35,7 +35,7 @@ def read_embeddings(encoded: str) -> GivenEmbeddings:
         raise MediaError(f"embeddings must be a safetensors file with a header of at most {_MAX_HEADER} bytes")
     try:
         tensors = load(data)
-    except (SafetensorError, KeyError, RuntimeError, ValueError):  # a type that torch does not have, or no bytes
+    except (SafetensorError, KeyError, RuntimeError, TypeError, ValueError):  # a type or size that torch does not have
         raise MediaError("embeddings must be a safetensors file with one tensor; this cannot be read as one") from None
     if len(tensors) != 1:
         raise MediaError(f"embeddings must be a safetensors file with one tensor, got {len(tensors)}")

@@ -22,6 +22,8 @@ from corellm.server.stages import note_stages
 _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 _DISCARD_SECONDS = 2.0
 """How long a client that was refused may go on sending."""
+_LARGE_BYTES = 1 << 16
+"""Of a response that may be kept for a client after its request has ended."""
 EVENTS = b"text/event-stream"
 
 
@@ -88,6 +90,12 @@ class Exchange:
             self._is_events = any(name == b"content-type" and EVENTS in value for name, value in message["headers"])
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
         elif not message.get("more_body"):
+            if len(message.get("body", b"")) > _LARGE_BYTES:
+                # its end is sent once the client has read most of it: a response that nobody reads stays one that is
+                # counted, and that a deadline ends
+                await self._send({**message, "more_body": True})
+                await asyncio.sleep(0)  # now it is written
+                message = {"type": "http.response.body"}
             self.is_complete = True
         await self._send(message)
 

@@ -20,6 +20,13 @@ class HttpConnection(H11Protocol):
         super().connection_made(transport)
         self.conn = _Sender(self.loop, transport)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; after a response, as to a request whose body is still coming, there is none left."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
 
 class _Sender(h11.Connection):
     """h11's connection; of what is sent before the event loop goes on, it makes one piece.
@@ -33,6 +40,19 @@ class _Sender(h11.Connection):
         self._unwritten: list[bytes] = []
         self._is_chunked = False
         """Whether the response in progress is sent in chunks."""
+
+    def next_event(self) -> Any:
+        """What came; a body with two lengths is refused, as a proxy may have gone by the one that is not used here.
+
+        Raises:
+            h11.RemoteProtocolError: what came is no HTTP.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            lengths = {name for name, _ in event.headers} & {b"transfer-encoding", b"content-length"}
+            if len(lengths) > 1:
+                raise h11.RemoteProtocolError("a body with two lengths")
+        return event
 
     def send(self, event: Any) -> bytes:  # type: ignore[override]
         """Frame a part of the response; the last one returns all that was not written yet."""

@@ -14,11 +14,13 @@ class RequestLimits:
     max_body_bytes: int = 64 << 20
     """Most bytes of a request."""
     max_held_bytes: int = 1 << 30
-    """Most bytes of all requests in the server together; more are answered 503."""
+    """Most bytes of all requests in the server together, a value of JSON counted as 64 more; more are answered 503."""
     body_timeout: float = 60.0
     """Seconds in which a request must have arrived."""
     max_json_depth: int = 64
     """Most brackets that a request's JSON has within each other."""
+    max_json_values: int = 1 << 20
+    """Most commas and opening brackets of a request's JSON, those in text included: it has hardly more values."""
     max_messages: int = 2048
     """Most messages of a conversation."""
     max_parts: int = 1024

@@ -6,6 +6,7 @@ What was named becomes bytes here, so that nothing behind it ever sees a path or
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ from corellm.server.errors import ApiError
 from corellm.server.tasks import all_results
 
 _LONGEST_NAME = 4096
+_NOT_FOLLOWED = os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_NONBLOCK)  # opening a device may have effects of its own
 
 
 class Fetcher(Protocol):
@@ -105,12 +107,25 @@ def read_below(root: Path, name: str) -> bytes:
     if len(name) > _LONGEST_NAME or "\0" in name:
         raise MediaError("this is neither a URL nor a path; base64 data are sent as data:image/png;base64,...")
     try:
-        path_there = (root / name).resolve(strict=True)
-        if not path_there.is_relative_to(root):
-            raise refused
-        return bytes(read_file(path_there))
-    except (OSError, RuntimeError, MediaError):  # also loops of links
+        opened = _open_below(root, (root / name).resolve(strict=True).relative_to(root))
+        try:
+            return bytes(read_file(f"/dev/fd/{opened}"))
+        finally:
+            os.close(opened)
+    except (OSError, RuntimeError, ValueError, MediaError):  # also loops of links, and what is not in there
         raise refused from None
+
+
+def _open_below(root: Path, inner: Path) -> int:
+    """A descriptor of a file, not for reading; what became a symbolic link since it was resolved is not followed."""
+    opened = os.open(root, _NOT_FOLLOWED)
+    for part in inner.parts:
+        outer = opened
+        try:
+            opened = os.open(part, _NOT_FOLLOWED, dir_fd=outer)
+        finally:
+            os.close(outer)
+    return opened
 
 
 def _needs_loading(source: Source) -> bool:

@@ -11,7 +11,7 @@ from starlette.types import Receive
 from corellm.server.errors import ApiError
 from corellm.server.exchange import Exchange
 from corellm.server.form import read_form
-from corellm.server.json_text import read_object
+from corellm.server.json_text import VALUE_BYTES, count_values, read_object
 from corellm.server.limits import RequestLimits
 
 
@@ -40,6 +40,7 @@ async def receive_body(
     if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.max_body_bytes):
         raise _too_large(limits)
     chunks: list[bytes] = []
+    num_bytes, values_left = 0, limits.max_json_values
     try:
         async with asyncio.timeout(limits.body_timeout):
             while True:
@@ -47,10 +48,15 @@ async def receive_body(
                 if message["type"] == "http.disconnect":
                     raise ConnectionError("the client left")
                 chunk = message.get("body", b"")
-                if exchange.num_bytes + len(chunk) > limits.max_body_bytes:
+                num_values = 0 if is_form else count_values(chunk)
+                num_bytes, values_left = num_bytes + len(chunk), values_left - num_values
+                if num_bytes > limits.max_body_bytes:
                     raise _too_large(limits)
-                hold(len(chunk))
-                exchange.num_bytes += len(chunk)
+                if values_left < 0:  # a few million would keep the event loop busy for seconds
+                    raise _too_many_values(limits)
+                held = len(chunk) + VALUE_BYTES * num_values
+                hold(held)
+                exchange.num_bytes += held
                 chunks.append(chunk)
                 exchange.is_read = not message.get("more_body")
                 if exchange.is_read:
@@ -66,5 +72,14 @@ def _too_large(limits: RequestLimits) -> ApiError:
         413,
         f"the request is larger than the {limits.max_body_bytes} bytes allowed; send fewer or smaller items",
         code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def _too_many_values(limits: RequestLimits) -> ApiError:
+    return ApiError(
+        400,
+        f"invalid JSON: it has more than the {limits.max_json_values} values allowed",
+        code="invalid_json",
         headers={"Connection": "close"},
     )

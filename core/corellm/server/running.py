@@ -134,8 +134,6 @@ class HttpServer:
         self._num_stops += 1
         assert self._stopped is not None
         self._stopped.set()
-        if self._num_stops > 1:
-            self._uvicorn.force_exit = True
 
     async def _run(self, on_listening: Callable[[], None]) -> int:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
@@ -182,3 +180,4 @@ class HttpServer:
         while not draining.done() and self._num_stops < 2:
             await asyncio.wait([draining], timeout=_LOOK_SECONDS)
         draining.cancel()
+        await self._service.intake.drain(0)  # what a second signal did not wait for ends with an error, too

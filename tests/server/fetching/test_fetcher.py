@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from corellm.errors import MediaError, MediaTooLargeError
 from corellm.server.fetching.addresses import is_public
 from corellm.server.fetching.fetcher import Fetcher
+from corellm.server.fetching.url import parse_url
 from tests.server.fetching.hosts import (
     CERTIFICATE,
     HOME,
@@ -166,6 +167,13 @@ def test_redirects_are_checked_again(location: str) -> None:
                     assert (host.num_connections, inside.num_connections) == (1, 0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("location", ["http://[", "//[::1", "//[x]:1/", "http://\u2100/"])
+def test_redirects_to_what_is_no_url(location: str) -> None:
+    """Are the client's error, also where the standard library fails on them."""
+    with pytest.raises(MediaError, match="URL"):
+        parse_url("https://media.test/a").redirected(location)
 
 
 def counted(num_redirects: int) -> Respond:

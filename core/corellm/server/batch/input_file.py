@@ -10,12 +10,14 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from corellm.errors import ConfigError, CorellmError
+from corellm.server.json_text import VALUE_BYTES, count_values
 
 _BOM = b"\xef\xbb\xbf"
 _MAX_CUSTOM_ID = 512
@@ -39,6 +41,11 @@ class BatchRequest:
     body: bytes = b""
     wrong: str | None = None
     """Why there is no such request."""
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Memory that the gate counts for its body."""
+        return len(self.body) + VALUE_BYTES * count_values(self.body)
 
 
 class _Line(msgspec.Struct):

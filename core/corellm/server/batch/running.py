@@ -96,12 +96,12 @@ class BatchRun:
 
     def _begin_more(self) -> None:
         """Begin as many requests as there is room for; a single one always has room."""
-        while self._next is not None and (not self._window or self._has_room(len(self._next.body))):
+        while self._next is not None and (not self._window or self._has_room(self._next.num_bytes)):
             task = asyncio.ensure_future(self._finish(self._next))
-            task.add_done_callback(partial(self._ended, len(self._next.body)))
+            task.add_done_callback(partial(self._ended, self._next.num_bytes))
             self._window.append(task)
             self._num_in_flight += 1
-            self._num_bytes += len(self._next.body)
+            self._num_bytes += self._next.num_bytes
             self._next = next(self._requests, None)
 
     def _has_room(self, num_bytes: int) -> bool:

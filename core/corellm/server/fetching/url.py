@@ -55,7 +55,11 @@ class MediaUrl:
         Raises:
             MediaError: to a URL that is refused, or from `https:` to `http:`.
         """
-        url = parse_url(urljoin(f"{self.scheme}://{self.at(self.host)}{self.target}", location))
+        try:
+            joined = urljoin(f"{self.scheme}://{self.at(self.host)}{self.target}", location)
+        except ValueError:
+            raise MediaError("it redirects to something that is no URL") from None
+        url = parse_url(joined)
         if self.scheme == "https" and url.scheme == "http":
             raise MediaError("it redirects from https to http")
         return url

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, WithJsonSchema
 
 from corellm.server.errors import ApiError
 from corellm.server.form import UploadedFile
-from corellm.server.requests.body import Body
+from corellm.server.requests.body import FIRST_ERROR, Body
 
 _NO_TIMES = "models tell no times; cut the audio, and ask for each piece"
 
@@ -33,9 +33,9 @@ class TranscriptionRequest(Body):
     """A name of `/v1/models`."""
     language: str | None = None
     """The language that is spoken."""
-    languages: list[str] | None = None
+    languages: Annotated[list[str], FIRST_ERROR] | None = None
     """Languages that may be spoken."""
-    keywords: list[str] | None = None
+    keywords: Annotated[list[str], FIRST_ERROR] | None = None
     """Words that may be said."""
     prompt: str | None = None
     """What else the model is told of the audio, or what was said before."""

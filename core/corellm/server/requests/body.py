@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
 from corellm.config import suggestion
 from corellm.server.errors import ApiError
+
+_MAX_ENTRIES = 1 << 14
+"""Most entries of a field that is an object: pydantic makes an error of a thousand bytes for each wrong one."""
+
+
+class _FirstError(FailFast):
+    """Ends the validation of a list at its first wrong element."""
+
+    __hash__ = object.__hash__  # for unions
+
+
+FIRST_ERROR = _FirstError()
+"""For every list, or an error of a thousand bytes is made for each wrong element."""
 
 _KINDS = {
     "string_type": "a string",
@@ -82,9 +95,12 @@ class Body(BaseModel):
                 continue
             if name not in cls.model_fields:
                 known = [*cls.model_fields, *cls.IGNORED]
-                hint = suggestion(name, known)
+                hint = suggestion(name[:100], known)
                 told = f"unrecognized request argument: {name!r:.100}{hint if 'did you mean' in hint else ''}"
                 raise ApiError(400, told, param=cls.WITHIN + name[:100], code="unknown_parameter")
+            if isinstance(value, dict) and len(value) > _MAX_ENTRIES:
+                told = f"{cls.WITHIN + name} has {len(value)} entries, {_MAX_ENTRIES} are allowed"
+                raise ApiError(400, told, param=cls.WITHIN + name)
             kept[name] = value
         return kept
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import WithJsonSchema
 
 from corellm.server.conversation import messages_schema
-from corellm.server.requests.body import Body
+from corellm.server.requests.body import FIRST_ERROR, Body
 from corellm.server.requests.sampling import CompletionFields
 
 NO_TOOLS = "models cannot be given tools yet; describe them in a message and read the text"
@@ -16,7 +16,7 @@ NO_GUIDES = "outputs cannot be held to a format yet; state it in a message and c
 _TEXT_ONLY = "models generate text only"
 
 
-Messages = Annotated[list[dict[str, Any]], WithJsonSchema(messages_schema())]
+Messages = Annotated[list[dict[str, Any]], FIRST_ERROR, WithJsonSchema(messages_schema())]
 """Messages that are checked later, by `check_messages`."""
 
 

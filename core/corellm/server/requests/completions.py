@@ -7,8 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from corellm.server.requests.body import FIRST_ERROR
 from corellm.server.requests.sampling import CompletionFields
 
+_TokenIds, _Texts = Annotated[list[int], FIRST_ERROR], Annotated[list[str], FIRST_ERROR]
 Prompt = str | list[int]
 """One prompt, as text or token ids."""
 
@@ -22,7 +24,9 @@ class CompletionRequest(CompletionFields):
         "suffix": (("",), "models cannot fill in; give the text before as the prompt"),
     }
 
-    prompt: Annotated[str | list[int] | list[str] | list[list[int]], Field(union_mode="left_to_right")]
+    prompt: Annotated[
+        str | _TokenIds | _Texts | Annotated[list[_TokenIds], FIRST_ERROR], Field(union_mode="left_to_right")
+    ]
     """Text or token ids, or a list of either."""
     echo: bool | None = None
     """Put the prompt before the output."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from openai.types.responses import ResponseIncludable
+from pydantic import Field
 
 from corellm.server.errors import ApiError
-from corellm.server.requests.body import Body
+from corellm.server.requests.body import FIRST_ERROR, Body
 from corellm.server.requests.chat import NO_GUIDES, NO_TOOLS, TemplateFields
 from corellm.server.requests.items import to_message
 from corellm.server.requests.sampling import SamplingFields
 
+_Label = Annotated[str, Field(max_length=64)]
 _NOT_KEPT = "responses are not kept; send the whole conversation as input"
 
 
@@ -61,11 +63,11 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     """A system message before the input."""
     max_output_tokens: int | None = None
     """Most tokens to generate."""
-    include: list[ResponseIncludable] | None = None
+    include: Annotated[list[ResponseIncludable], FIRST_ERROR] | None = None
     """What else to report: `message.output_text.logprobs`; the others ask for nothing that there is."""
     top_logprobs: int | None = None
     """Of how many most likely tokens to report log-probabilities; with `include`."""
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[_Label, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     """Labels that the response repeats."""
     truncation: Literal["auto", "disabled"] | None = None
     """Whether the oldest turns are left out where prompt and output would be too long (`auto`)."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from corellm.server.requests.body import Body
+from corellm.server.requests.body import FIRST_ERROR, Body
 
 
 class StreamOptions(Body):
@@ -34,7 +34,7 @@ class SamplingFields(Body):
     """Added to the logits of token ids."""
     seed: int | None = None
     """Makes sampling repeat exactly."""
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
     """Up to four strings that end the output."""
     stream: bool | None = None
     """Send the output as events while it is generated."""
@@ -47,11 +47,11 @@ class SamplingFields(Body):
     """Above 1 discourages tokens of prompt and output."""
     min_tokens: int | None = None
     """Tokens before the output may end."""
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
     """Token ids that end the output."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
     """Only these tokens may be generated."""
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[str], FIRST_ERROR] | None = None
     """Strings that must not be generated."""
     ignore_eos: bool | None = None
     """Go on after the end-of-sequence token."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from corellm.server.requests.body import Body
+from corellm.server.requests.body import FIRST_ERROR, Body
 from corellm.server.requests.chat import Conversation, Messages
 
 
@@ -28,5 +30,5 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     """A name of `/v1/models`."""
-    tokens: list[int]
+    tokens: Annotated[list[int], FIRST_ERROR]
     """Token ids."""

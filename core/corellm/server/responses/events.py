@@ -18,6 +18,8 @@ from corellm.server.exchange import EVENTS, exchange_of
 
 _Output = TypeVar("_Output")
 _DONE = b"data: [DONE]\n\n"
+_LINE_SEPARATORS = (("\u2028".encode(), b"\\u2028"), ("\u2029".encode(), b"\\u2029"), ("\x85".encode(), b"\\u0085"))
+"""Of Unicode, where clients that read lines with `str.splitlines` would end an event."""
 _HEADERS = [
     (b"content-type", EVENTS + b"; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -83,7 +85,10 @@ async def _events(
 def encoded(event: dict[str, Any]) -> bytes:
     """An event as it is sent; one with a type has it as its name."""
     name = f"event: {event['type']}\n".encode() if "type" in event else b""
-    return name + b"data: " + msgspec.json.encode(event) + b"\n\n"
+    data = msgspec.json.encode(event)
+    for separator, escaped in _LINE_SEPARATORS:
+        data = data.replace(separator, escaped)
+    return name + b"data: " + data + b"\n\n"
 
 
 def _message(event: dict[str, Any]) -> dict[str, object]:
