@@ -94,11 +94,11 @@ class Connections:
             self._look()
             idle = [(since, c.transport.abort) for c, (_, since) in self._waiting.items() if _is_idle(c)]
             idle += [(since, opening.cancel) for opening, since in self._opening.values()]
-            since, close = min(idle, key=lambda found: found[0], default=(math.inf, None))
-            has_room = close is not None and since < time.monotonic() - _GRACE_SECONDS
-            if has_room:
+            since, close = min(idle, key=lambda found: found[0], default=(math.inf, lambda: None))
+            makes_room = since < time.monotonic() - _GRACE_SECONDS
+            if makes_room:
                 close()
-            await asyncio.sleep(0 if has_room else _FULL_SECONDS)
+            await asyncio.sleep(0 if makes_room else _FULL_SECONDS)
 
     async def _cut_off(self) -> None:
         """Abort connections whose clients took too long."""

@@ -10,7 +10,8 @@ from pydantic import Field
 from corellm.server.requests.body import FIRST_ERROR
 from corellm.server.requests.sampling import CompletionFields
 
-_TokenIds, _Texts = Annotated[list[int], FIRST_ERROR], Annotated[list[str], FIRST_ERROR]
+_TokenIds = Annotated[list[int], FIRST_ERROR]
+_Texts = Annotated[list[str], FIRST_ERROR]
 Prompt = str | list[int]
 """One prompt, as text or token ids."""
 
