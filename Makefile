@@ -17,7 +17,7 @@ $(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corellm needs Python 3.11 or newer; set PYTHON=")'
 	@echo "installing into $(VENV); the first time this takes a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
 demo: setup      ## ask the demo models about images and videos

@@ -193,6 +193,7 @@ STRANGERS = {"stranger": "nowhere.at", "single": "single_module", "bare": "bare_
         (["Qwen2Audio", "--like", "llava"], "Qwen2AudioForConditionalGeneration, which corellm-qwen-audio"),
         (["mapping"], "Mapping means something else in corellm-llava"),
         (["toyvl", "--like", "chameleon"], "install it: pip install corellm-chameleon"),
+        (["toyvl", "--like", "lava"], "did you mean 'corellm-llava'?"),
         (
             ["toyvl", "--like", "chameleon"],
             "corellm-blip2, corellm-fuyu, corellm-llava, corellm-qwen-audio, corellm-qwen-vl",

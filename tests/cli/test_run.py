@@ -85,6 +85,15 @@ def test_image_and_question(
         assert run(capsys, "run", tiny_llava, "--max-tokens", 6, *arguments) == (0, want, "")
 
 
+def test_loading_is_shown_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line says which model is being loaded, and is removed before the output."""
+    assert run(capsys, "run", tiny_llava, QUESTION, "--max-tokens", 1)[2] == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert run(capsys, "run", tiny_llava, QUESTION, "--max-tokens", 1)[2] == f"loading {tiny_llava} ...\r\x1b[K"
+
+
 def test_question_from_standard_input(
     capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, expected: Callable[[list[Path]], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -187,7 +196,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, video: Path, audio: Pat
         (["notes.txt", QUESTION], "'notes.txt' is no image (JPEG"),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
-        (["--temperature", "-3", "hi"], "temperature must be in [0, 1e+30], got -3.0"),
+        (["--temperature", "-3", "hi"], "temperature must be at least 0, got -3.0"),
         (["--max-model-len", "9999", "hi"], "max_model_len=9999 exceeds the 1024 positions"),
         (["--adapter", "corellm-nothing", "hi"], "adapter 'corellm-nothing' does not serve"),
         (["--attention-backend", "triton", "hi"], "attention_backend 'triton' runs on NVIDIA GPUs, not on cpu"),

@@ -6,8 +6,10 @@ Knows the command line and which of its words are media; what is done with the m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.fields import add_fields, given_fields
@@ -77,6 +79,19 @@ def _open(name: str, formats: Collection[str], *, has_text: bool) -> MediaFile:
         raise
 
 
+@contextlib.contextmanager
+def loading(model: str) -> Iterator[None]:
+    """Say on a terminal that the model is being loaded; the line is removed afterwards."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"loading {model} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLMEngine:
     """Load the model for one request at a time, quietly unless told otherwise.
 
@@ -95,4 +110,5 @@ def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLM
         )  # its advice is for people who call it; not imported yet
     given = {"max_num_seqs": 1, **given_fields(vars(args), ENGINE_CONFIGS)}
     given.pop("seed", None)  # a request's own
-    return LLMEngine(EngineConfig.from_kwargs(**given), check_encoders=check_encoders)
+    with loading(args.model):
+        return LLMEngine(EngineConfig.from_kwargs(**given), check_encoders=check_encoders)

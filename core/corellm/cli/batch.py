@@ -10,6 +10,7 @@ import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from corellm.cli.arguments import loading
 from corellm.cli.extras import needs_extra
 from corellm.cli.server_arguments import add_server, configured
 from corellm.config import EngineConfig
@@ -113,7 +114,9 @@ def _run(
         finally:
             await service.close()
 
-    with contextlib.closing(ProcessLLM(**engine_args)) as llm:
+    with loading(engine_args["model"]):
+        llm = ProcessLLM(**engine_args)
+    with contextlib.closing(llm):
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         config = replace(config, options=batch_options(config.options, llm.max_num_seqs))
         try:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _HELP = """\
 Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/transcriptions, /v1/models,
-/tokenize, /detokenize, /health, /ready, /version and /metrics. Only this machine can reach the server, nothing is
-fetched and no file is read for a request, unless options say so."""
+/tokenize, /detokenize, /health, /ready, /version, /openapi.json and /metrics. Only this machine can reach the server,
+nothing is fetched and no file is read for a request, unless options say so."""
 
 _EPILOG = """\
 examples:
@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     warn(config)
     check_certificate(options)
     allow_descriptors(options.max_connections)
+    logging.getLogger("corellm.server").info("loading %s", engine_args["model"])
     tracing = _tracing(options.otlp_traces_endpoint, next(iter(options.served_model_name), engine_args["model"]))
     with bind(options) as bound, contextlib.closing(ProcessLLM(**engine_args)) as llm:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None

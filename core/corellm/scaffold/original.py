@@ -8,6 +8,7 @@ family's folder is not. The copy serves the architectures whose adapters are cop
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,12 +109,12 @@ def _entries_of(like: str) -> list[AdapterEntry]:
     entries = installed_adapters()
     found = [e for e in entries if canonical(e.distribution) in (canonical(like), PREFIX + canonical(like))]
     if not found:
-        installed = ", ".join(sorted({entry.distribution for entry in entries})) or "none"
+        distributions = sorted({entry.distribution for entry in entries})
+        installed = ", ".join(distributions) or "none"
         name = PREFIX + canonical(like).removeprefix(PREFIX)
-        raise PluginNotFoundError(
-            f"no plugin {like!r} is installed to begin from (installed: {installed}); take one of those, or install "
-            f"it: pip install {name}"
-        )
+        near = difflib.get_close_matches(name, map(canonical, distributions), n=1, cutoff=0.9)
+        way_out = f"did you mean {near[0]!r}?" if near else f"take one of those, or install it: pip install {name}"
+        raise PluginNotFoundError(f"no plugin {like!r} is installed to begin from (installed: {installed}); {way_out}")
     return found
 
 

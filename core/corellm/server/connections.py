@@ -13,6 +13,7 @@ import math
 import resource
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import uvicorn
@@ -92,13 +93,15 @@ class Connections:
         """Return once there is room for a connection; the one without a request for longest makes it."""
         while len(self._open | self._opening.keys()) >= self._max:
             self._look()
-            idle = [(since, c.transport.abort) for c, (_, since) in self._waiting.items() if _is_idle(c)]
+            idle: list[tuple[float, Callable[[], object]]] = [
+                (since, c.transport.abort) for c, (_, since) in self._waiting.items() if _is_idle(c)
+            ]
             idle += [(since, opening.cancel) for opening, since in self._opening.values()]
             since, close = min(idle, key=lambda found: found[0], default=(math.inf, lambda: None))
-            makes_room = since < time.monotonic() - _GRACE_SECONDS
-            if makes_room:
+            has_room = since < time.monotonic() - _GRACE_SECONDS
+            if has_room:
                 close()
-            await asyncio.sleep(0 if makes_room else _FULL_SECONDS)
+            await asyncio.sleep(0 if has_room else _FULL_SECONDS)
 
     async def _cut_off(self) -> None:
         """Abort connections whose clients took too long."""

@@ -102,7 +102,9 @@ class Gate:
         if allowed:
             methods = ", ".join(sorted(allowed))
             raise ApiError(405, f"this URL takes {methods} only", headers={"Allow": methods})
-        raise ApiError(404, f"there is no {scope['path']!r:.100} here", code="unknown_url")
+        raise ApiError(
+            404, f"there is no {scope['path']!r:.100} here; the URLs are in /openapi.json", code="unknown_url"
+        )
 
     async def _run(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         """Run the application until it is done, or the exchange must end."""

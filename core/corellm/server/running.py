@@ -152,9 +152,12 @@ class HttpServer:
             if accepting.done():
                 accepting.result()  # raises
             is_dead = self._service.client.dead is not None
+            seconds = 0 if is_dead else self._service.config.options.shutdown_timeout
             if is_dead:
                 logger.error("the engine stopped: %s", self._service.client.dead)
-            await self._drain(0 if is_dead else self._service.config.options.shutdown_timeout)
+            else:
+                logger.info("stopping; requests in flight have %g seconds, or until the next signal", seconds)
+            await self._drain(seconds)
             if is_dead:
                 await asyncio.sleep(_DEAD_SECONDS)
             await cancelled([accepting])

@@ -106,9 +106,11 @@ def refuse_surplus(
         modality = modality_of[token]
         total = counts.get(modality, 0)
         count = sum(modality_of[token] == modality for _, token in strays)
+        owner = f"belongs to none of {name_items(modality, total)}" if total else f"there is no {noun(modality)}"
+        way_out = "remove it" if total else f"give the {noun(modality)} with the prompt, or remove it"
         message = (
             f"the prompt has token {token} at position {position} ({count} such in all), which stands for "
-            f"{noun(modality)} content but belongs to none of {name_items(modality, total)}; remove it"
+            f"{noun(modality)} content, but {owner}; {way_out}"
         )
         raise _surplus_error(prompt, edits, modality, total, total + count, message)
 
