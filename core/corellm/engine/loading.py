@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.defaults import freeze, model_width
@@ -46,6 +47,9 @@ from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
 from corellm.worker.remote_code import no_questions
 from corellm.worker.rope import freeze_rope
+
+if TYPE_CHECKING:
+    from corellm.pooling.poolers import DispatchPooler
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +80,8 @@ class _Weights:
     """Width of the logits."""
     embedding_size: int
     """Number of token ids that can be embedded."""
+    pooler: DispatchPooler | None = None
+    """Of a model that is run for pooling: it has no logits."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
@@ -107,7 +113,7 @@ def _load(config: EngineConfig, opened: OpenedModel) -> LoadedModel:
     )
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
-        weights = _load_weights(config, hooks, context)
+        weights = _load_weights(config, hooks, context, opened.use)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
@@ -174,9 +180,12 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
     return backend, kv_dtype
 
 
-def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContext) -> _Weights:
+def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContext, use: Use) -> _Weights:
     """Load the model, replace layers by faster ones, and find its decoder, layout and widths."""
     register_attention()
+    pools = use.runner == "pooling"
+    if pools:
+        from corellm.pooling import building
     load_config = LoadConfig(
         model_path=context.model_path,
         dtype=context.dtype,
@@ -184,6 +193,7 @@ def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContex
         attn_implementation=ATTENTION_NAME,
         trust_remote_code=context.trust_remote_code,
         load_format="dummy" if config.model.load_format == "dummy" else "auto",
+        adapt_class=partial(building.adapted_class, use=use) if pools else None,
     )
     with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
         torch.manual_seed(0)  # dummy weights are the same at every start
@@ -198,11 +208,12 @@ def _load_weights(config: EngineConfig, hooks: HookCallers, context: ModelContex
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
     layout, hidden = probe_decoder(language_model, width, context.dtype, context.device)
-    vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     embedding_size = model_width(model)
+    pooler = building.build_pooler(config, context, model, use, width) if pools else None
+    vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     if packing_helps(context.dtype, context.device):
         pack_linears(model)
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size)
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, pooler)
 
 
 def _is_list_of_text(result: Any) -> bool:
@@ -246,7 +257,12 @@ def _make_runner(
 ) -> ModelRunner:
     """Return the model runner, with its KV cache allocated."""
     block_size = config.cache.block_size
-    return ModelRunner(
+    make: Callable[..., ModelRunner] = ModelRunner
+    if weights.pooler is not None:
+        from corellm.pooling.runner import PoolingRunner
+
+        make = partial(PoolingRunner, weights.pooler)
+    return make(
         hooks,
         weights.model,
         weights.language_model,
@@ -267,6 +283,8 @@ def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, pro
     stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
     make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
     runner.encoders.capture_graphs(profile.features, make_graph)
+    if not runner.samples:  # then no step is a decode
+        return
     capture_graphs(
         runner,
         graph_sizes(sizes.max_num_seqs),
