@@ -13,6 +13,8 @@ import torch
 
 from corellm import LLM, AsyncLLM, LLMEngine, PoolingParams, SamplingParams
 from corellm.config import EngineConfig
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.truncation import truncated_right
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -116,6 +118,14 @@ def test_truncation_keeps_the_beginning(llm: LLM) -> None:
     assert after.prompt_token_ids == whole.prompt_token_ids[: start + 16]
     with pytest.raises(InvalidParameterError, match=f"keep at least {start + 16} tokens, or at most {start}"):
         llm.embed(ask(image), truncate_prompt_tokens=start + 3, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("kept", "wanted"), [(9, [1, 5, 6, 7, 8, 2]), (4, [1, 5, 6, 2]), (2, [1, 2]), (1, [1])])
+def test_truncation_keeps_special_tokens_at_the_end(kept: int, wanted: list[int]) -> None:
+    """Models that pool the last token were trained on the one the tokenizer ends with."""
+    prompt = ProcessedPrompt("a", [1, 5, 6, 7, 8, 2])
+    assert truncated_right(prompt, kept, 99, [2]).token_ids == wanted
+    assert truncated_right(prompt, kept, 99, [3]).token_ids == [1, 5, 6, 7, 8, 2][:kept]
 
 
 def test_a_prompt_as_long_as_the_model(llm: LLM) -> None:

@@ -44,6 +44,7 @@ FAMILIES = {
     "qwen2_audio": Family("corellm_qwen_audio", "TestQwen2Audio", "audio"),
 }
 Loaded = tuple[LLM, Reference, str]
+"""A model, its oracle, and a prompt with an item."""
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +86,10 @@ def vectors(llm: LLM, prompts: Any, **options: Any) -> torch.Tensor:
     return torch.tensor([output.outputs.embedding for output in outputs if output.outputs is not None])
 
 
-def oracle(reference: Reference, text: str, media: dict[str, list[Any]]) -> tuple[list[int], torch.Tensor]:
-    """Token ids, and hidden states of transformers' own model `[tokens, hidden_size]`: the decoder's output."""
+def oracle(llm: LLM, reference: Reference, text: str, media: dict[str, list[Any]]) -> tuple[list[int], torch.Tensor]:
+    """Token ids, and hidden states of transformers' own model `[tokens, hidden_size]`: its decoder's output."""
     seen: list[torch.Tensor] = []
-    decoder = reference.model.get_decoder()
+    decoder = llm.engine.runner.hooks.get_language_model(model=reference.model)
     handle = decoder.register_forward_hook(lambda module, args, output: seen.append(output[0]))
     found = reference.generate(text, media, {}, 1)
     handle.remove()
@@ -110,7 +111,7 @@ def test_equals_transformers(load: Callable[[str], Loaded], name: str) -> None:
         (TEXTS[0], TEXTS[0], {}),
         (with_item(prompt, modality, medium), prompt, {modality: [medium]}),
     ):
-        token_ids, hidden = oracle(reference, text, media)
+        token_ids, hidden = oracle(llm, reference, text, media)
         (output,) = llm.embed(given, use_tqdm=False)
         assert output.outputs is not None
         embedding = torch.tensor(output.outputs.embedding)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from corellm import LLM
 from corellm.errors import CheckpointError, ConfigError
+from corellm.pooling.building import activation_of
 from tests.conftest import random_image
 from tests.pooling.checkpoints import WIDTH, hidden_states, random_tensor, rewritten
 from tests.pooling.test_settings import write_modules
@@ -183,6 +184,27 @@ def test_sentence_transformers_files(tiny_llava: Path, tmp_path: Path) -> None:
         assert one.outputs is not None
         torch.testing.assert_close(torch.tensor(one.outputs.embedding), wanted, **CLOSE)
         assert one.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("stated", "labels", "wanted"),
+    [
+        ({}, 1, "sigmoid"),
+        ({}, 2, "softmax"),
+        ({"problem_type": "regression"}, 1, "none"),
+        ({"problem_type": "single_label_classification"}, 1, "softmax"),
+        ({"problem_type": "multi_label_classification"}, 4, "sigmoid"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, 1, "none"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 3, "sigmoid"),
+    ],
+)
+def test_activation_of_classes(tiny_llava: Path, stated: dict[str, Any], labels: int, wanted: str) -> None:
+    """The checkpoint decides, else the number of labels: one is a sigmoid, several are a softmax."""
+    hf_config = transformers.LlavaConfig.from_pretrained(tiny_llava)
+    for name, value in stated.items():
+        setattr(hf_config, name, value)
+    assert activation_of("auto", hf_config, labels) == wanted
+    assert activation_of("none", hf_config, labels) == "none"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 from corellm.config import EngineConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.hookspecs import ModelContext
-from corellm.pooling.conversion import as_embedding_model, as_seq_cls_model
+from corellm.pooling.conversion import as_embedding_model, as_seq_cls_model, remove_output_layer
 from corellm.pooling.head_weights import linear_of, read_output_rows, read_projector, read_score
 from corellm.pooling.heads import ClassificationHead, EmbeddingHead
 from corellm.pooling.poolers import DispatchPooler, Pooler, SequencePooler, TokenPooler
@@ -21,6 +21,11 @@ from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling.settings import Use
 from corellm.pooling_params import PoolerConfig
 
+_BY_PROBLEM_TYPE = {
+    "regression": "none",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
 _TWO_WAY, _AS_THEY_ARE = "from_2_way_softmax", "no_post_processing"
 
 
@@ -52,6 +57,8 @@ def build_pooler(config: EngineConfig, context: ModelContext, model: Any, use: U
                 "convert='embed' or convert='classify'"
             )
         return own
+    if not hasattr(model, "output_layer"):  # its adapter loaded it without `adapt_class`
+        model.output_layer = remove_output_layer(model)
     build = _Builder(PoolerConfig.of(config.model.pooler_config), context, model, width)
     poolers = build.classes() if use.convert == "classify" else build.embeddings()
     if use.is_reward:
@@ -88,7 +95,7 @@ class _Builder:
         head = ClassificationHead(
             score,
             self._config,
-            activation=self._activation(num_labels),
+            activation=activation_of(self._config.activation, self._context.hf_config, num_labels),
             activates=self._config.use_activation is not False,
         )
         sequence = SequencePooler(self._config.sequence_pooling or "LAST", head)
@@ -98,10 +105,15 @@ class _Builder:
     def rewards(self) -> Pooler:
         """Rewards of tokens as the head gives them; of steps as probabilities."""
         score, num_labels = self._score()
-        steps = self._step_tag_id is not None
-        activation = self._activation(num_labels) if steps else self._config.activation.replace("auto", "none")
-        activates = self._config.use_activation is not False
-        head = ClassificationHead(score, self._config, activation=activation, activates=activates)
+        activation = self._config.activation
+        if activation == "auto" and self._step_tag_id is None:
+            activation = "none"
+        head = ClassificationHead(
+            score,
+            self._config,
+            activation=activation_of(activation, self._context.hf_config, num_labels),
+            activates=self._config.use_activation is not False,
+        )
         return TokenPooler(head, self._step_tag_id)
 
     def _score(self) -> tuple[nn.Module, int]:
@@ -137,12 +149,23 @@ class _Builder:
             raise ConfigError(f"method must be {_TWO_WAY} or {_AS_THEY_ARE}, got {method!r:.100}")
         if method == _TWO_WAY and len(ids) != 2:
             raise ConfigError(f"method={_TWO_WAY!r} takes two tokens, false and true; got {len(ids)}: {tokens!r:.100}")
-        table = self._model.get_input_embeddings().weight
-        layer = getattr(self._model, "output_layer", None)
-        rows, bias = read_output_rows(self._context.model_path, layer, table, ids)
+        self._refuse_changed_logits()
+        is_tied = any(part.tie_word_embeddings for part in (hf_config, hf_config.get_text_config()))
+        tied = self._model.get_input_embeddings().weight if is_tied else None
+        rows, bias = read_output_rows(self._context.model_path, self._model.output_layer, tied, ids)
         if method == _TWO_WAY:
             rows, bias = rows[1:] - rows[:1], bias[1:] - bias[:1]
         return linear_of(rows, bias if bias.any() else None)
+
+    def _refuse_changed_logits(self) -> None:
+        """Refuse models that change the output layer's logits: a head of its rows would give other probabilities."""
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+            value = _stated_value(self._context.hf_config, name)
+            if value not in (None, 1.0):
+                raise ConfigError(
+                    f"a head cannot be made of tokens: the model changes the output layer's logits ({name}={value}); "
+                    f"if its rows are meant as they are, set hf_overrides={{{name!r}: None}}"
+                )
 
     def _is_pair(self, ids: list[int]) -> bool:
         return len(ids) == 2 and self._config.returned_token_ids is None
@@ -157,17 +180,32 @@ class _Builder:
             raise ConfigError(f"classifier_from_token: {token!r:.100} is no single token of this model's tokenizer")
         return found
 
-    def _activation(self, num_labels: int) -> str:
-        """Return the activation of classes: the configured one, else by problem type, else by number of labels."""
-        if self._config.activation != "auto":
-            return self._config.activation
-        by_type = {
-            "regression": "none",
-            "single_label_classification": "softmax",
-            "multi_label_classification": "sigmoid",
-        }
-        stated = by_type.get(getattr(self._context.hf_config, "problem_type", None) or "")
-        return stated or ("sigmoid" if num_labels < 2 else "softmax")
+
+def activation_of(configured: str, hf_config: Any, num_labels: int) -> str:
+    """Return the activation of classes: the configured one, else the checkpoint's, else by number of labels."""
+    if configured != "auto":
+        return configured
+    by_type = _BY_PROBLEM_TYPE.get(getattr(hf_config, "problem_type", None) or "")
+    return _cross_encoder_activation(hf_config) or by_type or ("sigmoid" if num_labels < 2 else "softmax")
+
+
+def _cross_encoder_activation(hf_config: Any) -> str | None:
+    """Return the activation that sentence-transformers wrote into the configuration; None if it wrote none.
+
+    Raises:
+        CheckpointError: there is no such activation.
+    """
+    stated = (getattr(hf_config, "sentence_transformers", None) or {}).get("activation_fn")
+    name = stated or getattr(hf_config, "sbert_ce_default_activation_function", None)
+    if name is None:
+        return None
+    kinds = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+    kind = kinds.get(str(name).rpartition(".")[2])
+    if kind is None:
+        raise CheckpointError(
+            f"config.json: the activation {name!r:.100} cannot be run; set pooler_config={{'activation': ...}}"
+        )
+    return kind
 
 
 def _stated_value(hf_config: Any, name: str) -> Any:

@@ -63,14 +63,19 @@ def read_projector(stated: StatedPooling) -> nn.Module | None:
     return nn.Sequential(*modules) if modules else None
 
 
-def read_output_rows(path: Path, layer: str | None, tied: Tensor, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+def read_output_rows(
+    path: Path, layer: str | None, tied: Tensor | None, token_ids: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """Return the output layer's weights `[tokens, hidden_size]` and biases `[tokens]` for some tokens.
 
     Args:
         path: of the checkpoint.
-        layer: the output layer's name within its parent.
-        tied: the embedding table, which is the output layer where the checkpoint has none.
+        layer: the output layer's name within its parent; None if it is not known.
+        tied: the embedding table, if it also is the output layer.
         token_ids: which rows.
+
+    Raises:
+        CheckpointError: it has no output layer.
     """
     rows = bias = None
     for name, file in _tensors(path):
@@ -82,8 +87,13 @@ def read_output_rows(path: Path, layer: str | None, tied: Tensor, token_ids: Seq
             rows = torch.cat([table[token : token + 1] for token in token_ids]).float()
         elif kind == "bias":
             bias = file.get_tensor(name)[list(token_ids)].float()
-    if rows is None:
+    if rows is None and tied is not None:
         rows = tied[list(token_ids)].float().cpu()
+    if rows is None:
+        raise CheckpointError(
+            f"{path}: no output layer to make a head of was found ({layer or 'the model does not name one'}); take a "
+            "checkpoint with a head (score), or set convert='embed'"
+        )
     return rows, torch.zeros(len(token_ids)) if bias is None else bias
 
 
