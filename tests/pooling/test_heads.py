@@ -153,6 +153,20 @@ def test_reranker_by_two_way_softmax(tiny_llava: Path, lm_logits: Any) -> None:
     assert abs(with_image.outputs.score - other_image.outputs.score) > 1e-4
 
 
+def test_rows_of_a_tied_output_layer(tmp_path: Path) -> None:
+    """BLIP-2's output layer is its embedding table, deep inside: the rows come from there."""
+    from corellm_blip2.tiny import make_tiny_checkpoint
+
+    path = make_tiny_checkpoint(tmp_path)
+    model = transformers.Blip2ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+    with LLM(path, convert="classify", hf_overrides={"classifier_from_token": [20, 30]}, **SMALL) as llm:
+        (output,) = llm.score("Is it red?", "Yes", use_tqdm=False)
+    with torch.inference_mode():
+        logits = model.language_model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0, -1]
+    assert output.outputs is not None
+    assert output.outputs.score == pytest.approx(logits[[20, 30]].softmax(dim=-1)[1].item(), abs=1e-6)
+
+
 def test_classes_of_tokens_without_processing(tiny_llava: Path, lm_logits: Any, tmp_path: Path) -> None:
     """Rows are copied: the classes' logits are the tokens'; the configuration's own file can say so, too."""
     path = rewritten(

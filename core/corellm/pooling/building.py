@@ -150,7 +150,7 @@ class _Builder:
         if method == _TWO_WAY and len(ids) != 2:
             raise ConfigError(f"method={_TWO_WAY!r} takes two tokens, false and true; got {len(ids)}: {tokens!r:.100}")
         self._refuse_changed_logits()
-        is_tied = any(part.tie_word_embeddings for part in (hf_config, hf_config.get_text_config()))
+        is_tied = any(getattr(c, "tie_word_embeddings", False) for c in (hf_config, hf_config.get_text_config()))
         tied = self._model.get_input_embeddings().weight if is_tied else None
         rows, bias = read_output_rows(self._context.model_path, self._model.output_layer, tied, ids)
         if method == _TWO_WAY:
