@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from corellm.outputs import Logprob as Logprob
     from corellm.outputs import RequestMetrics as RequestMetrics
     from corellm.outputs import RequestOutput as RequestOutput
+    from corellm.pooling_outputs import ClassificationOutput as ClassificationOutput
+    from corellm.pooling_outputs import EmbeddingOutput as EmbeddingOutput
+    from corellm.pooling_outputs import PoolingOutput as PoolingOutput
+    from corellm.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
+    from corellm.pooling_outputs import ScoringOutput as ScoringOutput
+    from corellm.pooling_params import PoolerConfig as PoolerConfig
+    from corellm.pooling_params import PoolingParams as PoolingParams
     from corellm.prompts import PromptType as PromptType
     from corellm.prompts import TextPrompt as TextPrompt
     from corellm.prompts import TokensPrompt as TokensPrompt
@@ -28,17 +35,24 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "AsyncLLM": "corellm.engine.async_llm",
+    "ClassificationOutput": "corellm.pooling_outputs",
     "CompletionOutput": "corellm.outputs",
     "CorellmError": "corellm.errors",
+    "EmbeddingOutput": "corellm.pooling_outputs",
     "EngineConfig": "corellm.config",
     "LLM": "corellm.llm",
     "LLMEngine": "corellm.engine.llm_engine",
     "Logprob": "corellm.outputs",
+    "PoolerConfig": "corellm.pooling_params",
+    "PoolingOutput": "corellm.pooling_outputs",
+    "PoolingParams": "corellm.pooling_params",
+    "PoolingRequestOutput": "corellm.pooling_outputs",
     "PromptType": "corellm.prompts",
     "RequestMetrics": "corellm.outputs",
     "RequestOutput": "corellm.outputs",
     "RequestOutputKind": "corellm.sampling_params",
     "SamplingParams": "corellm.sampling_params",
+    "ScoringOutput": "corellm.pooling_outputs",
     "TextPrompt": "corellm.prompts",
     "TokensPrompt": "corellm.prompts",
 }
@@ -46,16 +60,23 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationOutput",
     "CompletionOutput",
     "CorellmError",
+    "EmbeddingOutput",
     "EngineConfig",
     "LLMEngine",
     "Logprob",
+    "PoolerConfig",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptType",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

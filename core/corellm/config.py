@@ -98,6 +98,15 @@ class ModelConfig:
     """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output together; None for the length the model was trained for."""
+    runner: str = "auto"
+    """What the model is run for: `generate` (text) or `pooling` (embeddings, classes, scores, rewards); `auto` follows
+    the architecture and a pooling configuration of sentence-transformers."""
+    convert: str = "auto"
+    """What a model that generates text is made into for pooling: `embed` or `classify`; `none` leaves it as it is,
+    `auto` follows the architecture."""
+    pooler_config: Mapping[str, Any] | None = None
+    """How a pooling model pools, where it should not do as the checkpoint says: `{"pooling_type": "MEAN"}`; the keys
+    are the fields of `PoolerConfig`."""
     trust_remote_code: bool = False
     """Run Python code from the checkpoint (configuration, tokenizer, processor). Off: such checkpoints are refused."""
     attention_backend: str | None = None

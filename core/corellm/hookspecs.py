@@ -162,6 +162,9 @@ class LoadConfig:
     trust_remote_code: bool = False
     load_format: str = "auto"
     """`auto` for the checkpoint's weights, `dummy` for random ones."""
+    adapt_class: Callable[[Any], Any] | None = None
+    """For models that pool: returns the class to load in place of a transformers class, without its output layer. The
+    core applies it; an adapter that loads its model itself may, too."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
@@ -29,7 +29,8 @@ from corellm.errors import (
     InvalidParameterError,
     RequestError,
 )
-from corellm.outputs import RequestOutput, refused_output
+from corellm.outputs import RequestOutput
+from corellm.pooled_calls import OnError, PooledCalls
 from corellm.progress import Progress
 from corellm.prompts import priority_of_each, split_prompts
 from corellm.sampling_params import SamplingParams, params_of_each
@@ -39,11 +40,10 @@ from corellm.worker.process import usable_cpus
 if TYPE_CHECKING:
     import torch
 
-OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
 
 
-class LLM(Maintenance, NotPicklable):
+class LLM(PooledCalls, Maintenance, NotPicklable):
     r"""A loaded model that completes lists of prompts. A context manager: leaving it frees everything.
 
     Args:
@@ -204,7 +204,7 @@ class LLM(Maintenance, NotPicklable):
         priorities = priority_of_each(priority, len(listed))
         process = self.engine.input_processor.process
         prepare = [partial(process, prompt, priority=p) for prompt, p in zip(listed, priorities, strict=True)]
-        return self._run(prepare, sampling_params, use_tqdm, on_error)
+        return self._run(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
 
     @refusing(REQUEST_ARGUMENTS)
     def chat(
@@ -264,17 +264,30 @@ class LLM(Maintenance, NotPicklable):
             allowed_special=allowed_special,
             max_window_size=max_window_size,
         )
-        return self._run([partial(process, c) for c in conversations], sampling_params, use_tqdm, on_error)
+        prepare = [partial(process, conversation) for conversation in conversations]
+        return self._run(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
+
+    def _params_of_each(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        """The sampling parameters of each prompt.
+
+        Raises:
+            InvalidParameterError: they are wrong, or the model does not generate text.
+        """
+        self.engine.use.check_task("generate")
+        return params_of_each(self.get_default_sampling_params() if given is None else given, count)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def _run(
         self,
         prepare: Sequence[Callable[[], ProcessedPrompt]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Sequence[Any],
         use_tqdm: bool | Callable[..., Any],
         on_error: OnError,
-    ) -> list[RequestOutput]:
+    ) -> list[Any]:
+        """Run prompts with their parameters, of sampling or of pooling; returns their outputs."""
         check_process()
         if on_error not in ("raise", "return"):
             raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")
@@ -283,9 +296,6 @@ class LLM(Maintenance, NotPicklable):
                 f"use_tqdm must be True, False or a function that makes a progress bar, got {use_tqdm!r:.100}",
                 param="use_tqdm",
             )
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        params = params_of_each(sampling_params, len(prepare))
         ordered = self._in_engine(lambda _: self._complete(prepare, params, use_tqdm))
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":
@@ -345,7 +355,7 @@ class LLM(Maintenance, NotPicklable):
                     except EngineDeadError:
                         raise
                     except CorellmError as error:
-                        yield refused_output(request_id, error, wanted.n)
+                        yield self.engine.output_processor.refused(request_id, error, wanted)
                 yield from self.engine.step()
                 waiting = self.engine.scheduler.num_waiting
         finally:

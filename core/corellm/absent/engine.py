@@ -5,7 +5,7 @@ Data only. Tests and the page `docs/run/from-vllm.md` read it; other names are i
 
 from __future__ import annotations
 
-from corellm.absent.names import NO_GUIDES, NO_LORA, NO_POOLING, NO_SLEEP, NO_TRACING, NO_UPDATES, ONE_DEVICE
+from corellm.absent.names import NO_GUIDES, NO_LORA, NO_SLEEP, NO_TRACING, NO_UPDATES, ONE_DEVICE
 from corellm.absent.table import Absent
 
 _NO_DRAFTS = "there is no speculative decoding yet"
@@ -19,11 +19,8 @@ _PLUGINS = "the installed plugin decides how the model runs; adapter= chooses be
 
 ENGINE_ARGUMENTS: dict[str, Absent] = {
     # what the model is for
-    "runner": Absent((None, "auto", "generate"), NO_POOLING),
-    "task": Absent((None, "auto", "generate"), NO_POOLING),
-    "convert": Absent((None, "auto", "none"), NO_POOLING),
-    "pooler_config": Absent((None,), NO_POOLING),
-    "override_pooler_config": Absent((None,), NO_POOLING),
+    "task": Absent((None, "auto", "generate"), "set runner='pooling', and convert='embed' or convert='classify'"),
+    "override_pooler_config": Absent((None,), "use pooler_config={'pooling_type': ...}"),
     "model_impl": Absent((None, "auto"), _PLUGINS),
     "served_model_name": Absent((None,), "there is no server yet; name the model in your own code"),
     "tokens_only": Absent((None, False), "give token ids as prompts, and SamplingParams(detokenize=False)"),

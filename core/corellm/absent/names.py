@@ -9,7 +9,6 @@ from corellm.absent.table import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
-NO_POOLING = "models for embeddings, classes and scores cannot be served yet; use transformers or sentence-transformers"
 NO_GUIDES = "outputs cannot be held to a schema or grammar yet; state the format in the prompt and check the output"
 NO_SLEEP = "leave the `with` block (or call close()), which frees the device, and load the model again"
 NO_TRACING = "there is no OpenTelemetry export; use RequestOutput.metrics, get_metrics() or start_profile()"
@@ -38,11 +37,6 @@ PROMPT_KEYS: dict[str, Absent] = {
 """Keys of a prompt given as a dictionary."""
 
 METHODS: dict[str, Absent] = {
-    "embed": Absent((), NO_POOLING),
-    "encode": Absent((), NO_POOLING),
-    "classify": Absent((), NO_POOLING),
-    "score": Absent((), NO_POOLING),
-    "reward": Absent((), NO_POOLING),
     "beam_search": Absent((), "there is no beam search; use SamplingParams(n=...) and take the most likely output"),
     "sleep": Absent((), NO_SLEEP),
     "wake_up": Absent((), NO_SLEEP),
@@ -60,7 +54,7 @@ METHODS: dict[str, Absent] = {
     "get_model_config": Absent((), "use engine.config.model, engine.max_model_len and engine.context.hf_config"),
     "vllm_config": Absent((), "use engine.config"),
     "get_vllm_config": Absent((), "use engine.config"),
-    "supported_tasks": Absent((), "every model generates; there is no other task yet"),
+    "supported_tasks": Absent((), "use engine.use.tasks"),
     "request_counter": Absent((), "RequestOutput.request_id names a request"),
     "get_world_size": Absent((), ONE_DEVICE),
     "add_request": Absent((), "use engine.add_request (LLM) or generate (AsyncLLM)"),
@@ -70,7 +64,7 @@ METHODS: dict[str, Absent] = {
     "pin_lora": Absent((), NO_LORA),
     "dead_error": Absent((), "use dead, which is None while the engine serves"),
     "is_stopped": Absent((), "use errored"),
-    "get_supported_tasks": Absent((), "every model generates; there is no other task yet"),
+    "get_supported_tasks": Absent((), "use engine.use.tasks"),
     "get_input_preprocessor": Absent((), "use engine.input_processor"),
     "get_tokenizer_group": Absent((), "use get_tokenizer()"),
     "is_paused": Absent((), "send no more requests, and let those in flight finish"),
@@ -89,15 +83,9 @@ NAMES: dict[str, Absent] = {
     "EngineArgs": Absent((), "pass its arguments to LLM(...)"),
     "AsyncEngineArgs": Absent((), "pass its arguments to AsyncLLM(...)"),
     "AsyncLLMEngine": Absent((), "use AsyncLLM(model, ...)"),
-    "PoolingParams": Absent((), NO_POOLING),
-    "PoolingOutput": Absent((), NO_POOLING),
-    "PoolingRequestOutput": Absent((), NO_POOLING),
-    "EmbeddingOutput": Absent((), NO_POOLING),
-    "EmbeddingRequestOutput": Absent((), NO_POOLING),
-    "ClassificationOutput": Absent((), NO_POOLING),
-    "ClassificationRequestOutput": Absent((), NO_POOLING),
-    "ScoringOutput": Absent((), NO_POOLING),
-    "ScoringRequestOutput": Absent((), NO_POOLING),
+    "EmbeddingRequestOutput": Absent((), "use PoolingRequestOutput; its outputs are a EmbeddingOutput"),
+    "ClassificationRequestOutput": Absent((), "use PoolingRequestOutput; its outputs are a ClassificationOutput"),
+    "ScoringRequestOutput": Absent((), "use PoolingRequestOutput; its outputs are a ScoringOutput"),
     "BeamSearchParams": Absent((), "there is no beam search; use SamplingParams(n=...)"),
     "GuidedDecodingParams": Absent((), NO_GUIDES),
     "StructuredOutputsParams": Absent((), NO_GUIDES),

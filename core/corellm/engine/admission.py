@@ -36,14 +36,15 @@ class AdmissionLimits:
         shorter = "send fewer or smaller items" if 2 * of_items > length else "shorten the prompt"
         if length == 0:
             return PromptError("the prompt has no tokens; give it at least one")
-        if length + 1 > self.max_model_len:
+        output, misfit = (1, "leaves no room to generate") if request.pooling_params is None else (0, "does not fit")
+        if length + output > self.max_model_len:
             return PromptTooLongError(
-                f"{told}, which leaves no room to generate within max_model_len={self.max_model_len}; {shorter}, or "
+                f"{told}, which {misfit} within max_model_len={self.max_model_len}; {shorter}, or "
                 f"raise max_model_len if the model was trained for more"
             )
-        if length + 1 > self.kv_capacity:
+        if length + output > self.kv_capacity:
             return PromptTooLongError(
-                f"{told}, which leaves no room to generate within the KV cache of {self.kv_capacity} tokens; "
+                f"{told}, which {misfit} within the KV cache of {self.kv_capacity} tokens; "
                 f"{shorter}, or raise num_kv_blocks or kv_cache_memory"
             )
         if self.max_prompt_step is not None and length > self.max_prompt_step:

@@ -29,6 +29,8 @@ from corellm.engine.stream import Stream, put_all
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
 from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.worker.fork_safety import NotPicklable, check_process
 
@@ -177,6 +179,22 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             async for output in outputs:
                 yield output
 
+    @refusing(REQUEST_ARGUMENTS)
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str | None = None,
+        *,
+        priority: int | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Pool a prompt, with a model that was loaded for it; yields one output. Otherwise like `generate`."""
+        prepare = partial(self.engine.input_processor.process, prompt, priority=priority)
+        stream: Any = self._stream(prepare, _takes_long(prompt), pooling_params, request_id)
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                yield output
+
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort one or several requests; each yields a last output with the finish reason `"abort"`."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
@@ -214,7 +232,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         self,
         prepare: Callable[[], ProcessedPrompt],
         takes_long: bool | None,
-        params: SamplingParams | None,
+        params: SamplingParams | PoolingParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         arrival_time = time.monotonic()

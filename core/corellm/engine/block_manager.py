@@ -57,7 +57,7 @@ class BlockManager:
 
     def max_cached_blocks(self, request: Request) -> int:
         """Most blocks that `get_computed_blocks` may find: one token must be left to compute."""
-        if not self.enable_prefix_caching or request.sampling_params.prompt_logprobs is not None:
+        if not self.enable_prefix_caching or request.needs_every_row:
             return 0
         return (request.num_tokens - 1) // self.block_size
 
@@ -65,7 +65,7 @@ class BlockManager:
         """The longest cached prefix of a request without blocks; pass it to `allocate` before anything else happens.
 
         Never the whole sequence, since the last token must be computed to sample the next; and nothing for a request
-        that asks for `prompt_logprobs`, which need every position's hidden state.
+        that needs every position's hidden state.
         """
         limit = self.max_cached_blocks(request)
         extend_block_hashes(request, self.block_size, limit)

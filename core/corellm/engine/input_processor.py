@@ -298,6 +298,11 @@ class InputProcessor:
             raise PromptError("the prompt is not valid Unicode text; decode it with the encoding it was written in")
         return self._encode_text(text, add_special_tokens=add_special_tokens)
 
+    @property
+    def end_tokens(self) -> list[int]:
+        """The special tokens that the tokenizer puts after every text."""
+        return self._added_tokens[1]
+
     @cached_property
     def _added_tokens(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and after every text."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from corellm.config import EngineConfig
 from corellm.engine import maintenance
 from corellm.engine.atomic import atomic
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
-from corellm.engine.locating import locate
+from corellm.engine.locating import LocatedModel, locate
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.truncation import truncated
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError
+from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.fork_safety import NotPicklable, check_process
@@ -43,15 +44,26 @@ class LLMEngine(NotPicklable):
     Args:
         config: see `EngineConfig.from_kwargs`.
         check_encoders: embed the adapter's dummy items once at load, as a check.
+        located: the checkpoint, where it is located already.
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
     """
 
-    def __init__(self, config: EngineConfig, *, check_encoders: bool = True) -> None:
+    runner_type = "generate"
+
+    def __init__(
+        self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None
+    ) -> None:
         self.config = config
         with collector_paused():
-            located = locate(config.model)  # refuses without waiting for torch
+            located = located or locate(config.model)  # refuses without waiting for torch
+            self.use = located.use
+            if self.use.runner != self.runner_type:
+                raise ConfigError(
+                    f"{config.model.model} is a model for {', '.join(self.use.tasks) or 'pooling'}, and this command "
+                    "generates text; use LLM.embed, LLM.classify, ... in Python, or set runner='generate'"
+                )
             set_up_threads()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up
             from corellm.worker.dummy_steps import is_healthy
@@ -92,20 +104,28 @@ class LLMEngine(NotPicklable):
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
-        """Make an engine from flat keyword arguments, `model=` at least."""
-        return cls(EngineConfig.from_kwargs(**kwargs))
+        """Make the engine that a model needs from flat keyword arguments, `model=` at least."""
+        config = EngineConfig.from_kwargs(**kwargs)
+        located = locate(config.model)
+        if located.use.runner == "pooling":
+            from corellm.engine.pooling_engine import PoolingEngine
+
+            return PoolingEngine(config, located=located)
+        return cls(config, located=located)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters for requests without any: the checkpoint's, unless `generation_config="none"`."""
         return self._default_params.clone()
 
-    def own_params(self, given: SamplingParams | None) -> SamplingParams:
+    def own_params(self, given: SamplingParams | PoolingParams | None) -> SamplingParams:
         """A request's own copy of its sampling parameters; the defaults for None.
 
         Raises:
             InvalidParameterError: not a `SamplingParams`, or one with a wrong value.
         """
-        return self.get_default_sampling_params() if given is None else params_copy(given)
+        if isinstance(given, PoolingParams):
+            self.use.check_task(given.task)
+        return self.get_default_sampling_params() if given is None else params_copy(cast(SamplingParams, given))
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.decoder_probe import probe_decoder
@@ -48,6 +49,9 @@ from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
 from corellm.worker.remote_code import no_questions
 from corellm.worker.rope import freeze_rope
+
+if TYPE_CHECKING:
+    from corellm.pooling.poolers import DispatchPooler
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,8 @@ class _Weights:
     """Width of the logits."""
     embedding_size: int
     """Number of token ids that can be embedded."""
+    pooler: DispatchPooler | None = None
+    """Of a model that is run for pooling: it has no logits."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
@@ -114,7 +120,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     )
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
-        weights = _load_weights(config, hooks, context, backend)
+        weights = _load_weights(config, hooks, context, backend, opened.use)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
@@ -183,10 +189,13 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
 
 
 def _load_weights(
-    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend
+    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: Use
 ) -> _Weights:
     """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
     register_attention()
+    pools = use.runner == "pooling"
+    if pools:
+        from corellm.pooling import building
     load_config = LoadConfig(
         model_path=context.model_path,
         dtype=context.dtype,
@@ -194,6 +203,7 @@ def _load_weights(
         attn_implementation=ATTENTION_NAME,
         trust_remote_code=context.trust_remote_code,
         load_format="dummy" if config.model.load_format == "dummy" else "auto",
+        adapt_class=partial(building.adapted_class, use=use) if pools else None,
     )
     with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
         torch.manual_seed(0)  # dummy weights are the same at every start
@@ -210,8 +220,9 @@ def _load_weights(
         max_len=wanted_len(config, context),
         softcaps=backend.softcaps,
     )
-    vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     embedding_size = model_width(model)
+    pooler = building.build_pooler(config, context, model, use, width) if pools else None
+    vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     if config.model.fuse_layers:
         for name, replaced in call_extensions(
             "fuse_layers", _is_list_of_text, model=model, device=context.device, dtype=context.dtype
@@ -219,7 +230,7 @@ def _load_weights(
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
     if packing_helps(context.dtype, context.device):
         pack_linears(model)
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size)
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, pooler)
 
 
 def _is_list_of_text(result: Any) -> bool:
@@ -263,7 +274,12 @@ def _make_runner(
 ) -> ModelRunner:
     """Return the model runner, with its KV cache allocated."""
     block_size = config.cache.block_size
-    return ModelRunner(
+    make: Callable[..., ModelRunner] = ModelRunner
+    if weights.pooler is not None:
+        from corellm.pooling.runner import PoolingRunner
+
+        make = partial(PoolingRunner, weights.pooler)
+    return make(
         hooks,
         weights.model,
         weights.language_model,
@@ -284,6 +300,8 @@ def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, pro
     stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
     make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
     runner.encoders.capture_graphs(profile.features, make_graph)
+    if not runner.samples:  # then no step is a decode
+        return
     capture_graphs(
         runner,
         graph_sizes(sizes.max_num_seqs),

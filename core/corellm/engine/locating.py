@@ -5,6 +5,7 @@ Reports at once what needs neither: no such model, broken files, no plugin.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from corellm.config import ModelConfig
 from corellm.engine.recommended_sampling import recommended_sampling
 from corellm.errors import ConfigError, PluginNotFoundError
 from corellm.plugin.adapters import AdapterEntry, find_adapter
+from corellm.pooling.sentence_transformers import read_stated_pooling
+from corellm.pooling.settings import Use, generative_names, resolve_use
+from corellm.pooling_params import PoolerConfig
 from corellm.sampling_params import SamplingParams
 from corellm.worker.checkpoint import read_architectures, resolve_checkpoint, resolve_tokenizer
 from corellm.worker.checkpoint_files import check_files, read_json
@@ -26,6 +30,9 @@ class LocatedModel:
     tokenizer_path: Path
     """Directory of the tokenizer's files: the checkpoint's, unless `tokenizer` names another."""
     entry: AdapterEntry
+    architectures: tuple[str, ...]
+    """Names under which the plugin serves it: those it states, or of the family's models that generate text."""
+    use: Use
     sampling: SamplingParams
     """Default sampling parameters of requests."""
 
@@ -37,20 +44,29 @@ def locate(config: ModelConfig) -> LocatedModel:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     path = resolve_checkpoint(config)
-    entry = _adapter_for(config, path)
+    architectures = _architectures(config, path)
+    PoolerConfig.of(config.pooler_config)  # refused before weights are read
+    stated = read_stated_pooling(path) is not None
+    use = resolve_use(config.runner, config.convert, architectures[0], states_pooling=stated)
+    entry, architectures = _adapter_for(config, path, architectures)
     check_files(path, weights=config.load_format != "dummy")
     tokenizer_path = resolve_tokenizer(config, path)
     if tokenizer_path != path:
         check_files(tokenizer_path, weights=False)
     sampling = recommended_sampling(path) if config.generation_config == "auto" else SamplingParams()
-    return LocatedModel(path, tokenizer_path, entry, sampling)
+    return LocatedModel(path, tokenizer_path, entry, architectures, use, sampling)
 
 
-def _adapter_for(config: ModelConfig, path: Path) -> AdapterEntry:
-    """Return the entry point of the adapter that serves a checkpoint."""
+def _adapter_for(
+    config: ModelConfig, path: Path, architectures: tuple[str, ...]
+) -> tuple[AdapterEntry, tuple[str, ...]]:
+    """Return the adapter, and the architectures it was found by: a pooling model's own, or its family's others."""
     try:
-        return find_adapter(_architectures(config, path), adapter=config.adapter)
+        return find_adapter(architectures, adapter=config.adapter), architectures
     except PluginNotFoundError as error:
+        others = tuple(name for stated in architectures for name in generative_names(stated))
+        with contextlib.suppress(PluginNotFoundError):  # the error about the stated ones is raised
+            return find_adapter(others, adapter=config.adapter), others
         if not read_json(path / "config.json").get("is_encoder_decoder"):
             raise
         raise PluginNotFoundError(f"{error}. It is an encoder-decoder; corellm itself runs decoders only") from error

@@ -19,6 +19,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
+from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.config_overrides import override_config
@@ -36,6 +37,8 @@ class OpenedModel:
     """What item hashes depend on besides the item."""
     templates: TemplateRenderer
     """Renders chat templates; must be closed."""
+    use: Use
+    """What the model is run for."""
 
 
 @contextmanager
@@ -66,6 +69,8 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     )
     if config.model.hf_overrides:
         hf_config = override_config(hf_config, config.model.hf_overrides)
+    if located.use.runner == "pooling":  # a family's adapter knows its model by the name that generates text
+        hf_config.architectures = list(located.architectures)
     tokenizer = checkpoints.load_tokenizer(
         located.tokenizer_path,
         call_static_hook(adapter, "register_tokenizer", entry.distribution),
@@ -98,7 +103,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         own_tokenizer=located.tokenizer_path == path,
     )
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
-    return OpenedModel(context, hooks, namespace, templates)
+    return OpenedModel(context, hooks, namespace, templates, located.use)
 
 
 def make_mm_processor(

@@ -16,8 +16,8 @@ from corellm.engine.logprobs_decoder import LogprobsDecoder
 from corellm.engine.output_group import GrowingCompletion, OutputGroup
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.stop_strings import StopStringMatcher
-from corellm.errors import RequestFailedError
-from corellm.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from corellm.errors import CorellmError, RequestFailedError
+from corellm.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, refused_output
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
 from corellm.worker.failures import failure_of
@@ -76,6 +76,10 @@ class OutputProcessor:
                 params.stop, include=params.include_stop_str_in_output, left_out=detokenizer.left_out_texts
             )
         return detokenizer, stop
+
+    def refused(self, request_id: str, error: CorellmError, params: SamplingParams) -> RequestOutput:
+        """The output of a prompt that was refused before it reached the engine."""
+        return refused_output(request_id, error, params.n)
 
     def engine_request_ids(self, request_id: str) -> list[str]:
         """The engine requests of a caller's request; none if it is not running."""

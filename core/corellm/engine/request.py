@@ -10,11 +10,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from corellm.errors import CorellmError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.outputs import FinishReason
 from corellm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from corellm.pooling_params import PoolingParams
 
 
 class RequestStatus(Enum):
@@ -67,6 +71,10 @@ class Request:
     arrival_time: float = 0.0
     """In seconds of the scheduler's clock (`time.monotonic`)."""
     bad_words_ids: Sequence[Sequence[int]] = ()
+    pooling_params: PoolingParams | None = None
+    """For a prompt that is pooled: it ends with its last chunk, without a token."""
+    needs_every_row: bool = False
+    """Whether the hidden states of all tokens are needed, so that none may come from the prefix cache."""
 
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
@@ -94,6 +102,7 @@ class Request:
         params = self.sampling_params
         self.features = sorted(self.features, key=lambda feature: feature.placeholder.offset)
         self.num_prompt_tokens = self.num_tokens = len(self.prompt_token_ids)
+        self.needs_every_row |= params.prompt_logprobs is not None
         own_stops = frozenset(params.stop_token_ids or ())
         self.stop_token_ids = own_stops if params.ignore_eos else own_stops | self.eos_token_ids
         self.max_output_tokens = sys.maxsize if params.max_tokens is None else params.max_tokens

@@ -431,16 +431,20 @@ class Scheduler:
             self.waiting.push(request)
 
     def _advance(self, request: Request, chunk: SequenceChunk, result: StepResult) -> bool:
-        """Take in a computed chunk; returns whether the request got a token."""
+        """Take in a computed chunk; returns whether the request got a token, or was pooled."""
         request.num_computed_tokens = chunk.start + chunk.num_tokens
         self.blocks.mark_computed(request)
         if request.features:
             self._encoders.release_computed(request)
         if not chunk.samples:
             return False
-        request.append_token(result.sampled[request.request_id])
-        if request.check_stop():
-            self._release(request, RequestStatus.RUNNING)
+        if request.pooling_params is not None:
+            request.status = RequestStatus.FINISHED_STOPPED
+        else:
+            request.append_token(result.sampled[request.request_id])
+            if not request.check_stop():
+                return True
+        self._release(request, RequestStatus.RUNNING)
         return True
 
     def _finish(self, request: Request, status: RequestStatus) -> None:

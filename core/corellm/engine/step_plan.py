@@ -34,7 +34,7 @@ class StepPlan:
         """Announce a request to the worker."""
         sequence = NewSequence(
             request.request_id, request.prompt_token_ids, request.output_token_ids, request.sampling_params,
-            request.features, request.stop_token_ids, request.bad_words_ids,
+            request.features, request.stop_token_ids, request.bad_words_ids, request.pooling_params,
         )  # fmt: skip
         self.batch.new.append(sequence)
 

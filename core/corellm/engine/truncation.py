@@ -1,10 +1,11 @@
-"""Cuts a prompt to its last tokens: `truncate_prompt_tokens`.
+"""Cuts a prompt to its last tokens, or to its first for pooling: `truncate_prompt_tokens`.
 
 Knows tokens and the positions of items among them; knows no tokenizer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from corellm.engine.input_processor import ProcessedPrompt
@@ -36,19 +37,52 @@ def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens:
             )
     if kept is None or kept >= len(prompt.token_ids):
         return prompt
-    start = len(prompt.token_ids) - kept
-    for feature in prompt.features:
-        where = feature.placeholder
-        if where.offset < start < where.end:
-            raise InvalidParameterError(
-                f"{_NAME}={kept} would cut {feature.modality} {feature.item}, which has the prompt's tokens "
-                f"{where.offset} to {where.end - 1} of {len(prompt.token_ids)}; keep at least "
-                f"{len(prompt.token_ids) - where.offset} tokens, or at most {len(prompt.token_ids) - where.end}",
-                param=_NAME,
-            )
+    length = len(prompt.token_ids)
+    start = length - kept
+    _refuse_cut_items(prompt, start, lambda border: length - border)
     features = [
         replace(feature, placeholder=replace(feature.placeholder, offset=feature.placeholder.offset - start))
         for feature in prompt.features
         if feature.placeholder.offset >= start
     ]
     return replace(prompt, token_ids=prompt.token_ids[start:], features=features)
+
+
+def truncated_right(
+    prompt: ProcessedPrompt, kept: int | None, max_total_tokens: int, end_tokens: list[int]
+) -> ProcessedPrompt:
+    """Return the prompt with its first tokens, for pooling; `prompt` is not changed.
+
+    Args:
+        prompt: items wholly after the kept tokens are left out.
+        kept: how many tokens; -1 for as many as fit, None for all.
+        max_total_tokens: longest prompt.
+        end_tokens: special tokens that the tokenizer puts after texts; a prompt that ends with them still does, because
+            models that pool the last token were trained on them.
+
+    Raises:
+        InvalidParameterError: an item would be cut.
+    """
+    kept = max_total_tokens if kept == -1 else kept
+    if kept is None or kept >= len(prompt.token_ids):
+        return prompt
+    has_end = bool(end_tokens) and prompt.token_ids[-len(end_tokens) :] == end_tokens and kept > len(end_tokens)
+    end = end_tokens if has_end else []
+    stop = kept - len(end)
+    _refuse_cut_items(prompt, stop, lambda border: border + len(end))
+    features = [feature for feature in prompt.features if feature.placeholder.end <= stop]
+    return replace(prompt, token_ids=prompt.token_ids[:stop] + end, features=features)
+
+
+def _refuse_cut_items(prompt: ProcessedPrompt, border: int, kept_at: Callable[[int], int]) -> None:
+    """Raise if the border between kept and dropped tokens is within an item; `kept_at(border)` tokens are kept."""
+    for feature in prompt.features:
+        where = feature.placeholder
+        if where.offset < border < where.end:
+            fewer, more = sorted((kept_at(where.offset), kept_at(where.end)))
+            raise InvalidParameterError(
+                f"{_NAME}={kept_at(border)} would cut {feature.modality} {feature.item}, which has the prompt's tokens "
+                f"{where.offset} to {where.end - 1} of {len(prompt.token_ids)}; keep at least {more} tokens, or at "
+                f"most {fewer}",
+                param=_NAME,
+            )

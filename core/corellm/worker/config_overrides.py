@@ -9,7 +9,12 @@ from corellm.config import suggestion
 from corellm.errors import ConfigError
 
 HfOverrides = Mapping[str, Any] | Callable[[Any], Any]
-_UNDERSTOOD = frozenset({"architectures", "rope_scaling", "rope_theta", "quantization_config"})
+_UNDERSTOOD = frozenset(
+    {
+        "architectures", "rope_scaling", "rope_theta", "quantization_config",
+        "classifier_from_token", "method", "num_labels", "problem_type", "matryoshka_dimensions",
+    }
+)  # fmt: skip
 """Keys that transformers accepts even if the configuration lacks them."""
 
 

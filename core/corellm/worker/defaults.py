@@ -119,6 +119,8 @@ def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -
     Raises:
         CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in the model.
     """
+    if load_config.adapt_class is not None:
+        cls = load_config.adapt_class(cls)
     make = _random_model if load_config.load_format == "dummy" else _read_model
     model = make(cls, hf_config, load_config)
     decoder_config = model.get_decoder().config

@@ -53,6 +53,8 @@ def profile_run(
     sampled = [runner.new_state(NewSequence("", [0], [], params, [])) for params in _PROFILED_PARAMS]
     states = [runner.new_state(sampled[0].sequence) for _ in chunks]
     hidden = runner.forward(lay_out(chunks, states, runner.block_size).to(runner.device), chunks, states)
+    if not runner.samples:
+        return
     logits = runner.logits(hidden[:num_seqs])
     for state in sampled:
         runner.sampler(logits, [state.sampling] * len(logits))

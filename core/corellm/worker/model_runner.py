@@ -56,7 +56,10 @@ class ModelRunner:
 
     Attributes:
         graphs: decode steps as CUDA graphs, where `capture_graphs` could make some.
+        samples: whether steps end in sampled tokens.
     """
+
+    samples = True
 
     def __init__(
         self,

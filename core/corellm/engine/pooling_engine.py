@@ -1,0 +1,99 @@
+"""The engine of a model that pools: requests have `PoolingParams`, and end with their prompt's last chunk.
+
+Everything else is `LLMEngine`: the same scheduler, prompts, items and steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from corellm.config import EngineConfig
+from corellm.engine.input_processor import with_request_id
+from corellm.engine.llm_engine import LLMEngine
+from corellm.engine.locating import LocatedModel
+from corellm.engine.output_processor import OutputProcessor
+from corellm.engine.pooled_outputs import PooledOutputs
+from corellm.engine.request import Request
+from corellm.engine.truncation import truncated_right
+from corellm.errors import CorellmError, InvalidParameterError
+from corellm.pooling_params import PoolingParams
+from corellm.sampling_params import RequestOutputKind, SamplingParams
+from corellm.worker.fork_safety import check_process
+
+_NO_SAMPLING = SamplingParams(max_tokens=1, detokenize=False)
+"""Of pooled requests: no token is sampled."""
+
+
+class PoolingEngine(LLMEngine):
+    """Serves one model that pools; arguments as of `LLMEngine`."""
+
+    runner_type = "pooling"
+
+    def __init__(
+        self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None
+    ) -> None:
+        super().__init__(config, check_encoders=check_encoders, located=located)
+        self.pooler = cast(Any, self.runner).pooler
+        self.output_processor = cast(OutputProcessor, PooledOutputs())  # it has the methods that the engine calls
+
+    def own_params(self, given: Any) -> Any:
+        """A request's parameters, checked.
+
+        Raises:
+            InvalidParameterError: no `PoolingParams`, or of a task that the model was not loaded for.
+        """
+        if not isinstance(given, PoolingParams):
+            if given is None or isinstance(given, SamplingParams):
+                self.use.check_task("generate")
+            raise InvalidParameterError(
+                f"pooling_params must be a PoolingParams, got {type(given).__name__}", param="pooling_params"
+            )
+        self.use.check_task(given.task)
+        if given.task not in self.pooler.tasks:
+            raise InvalidParameterError(
+                f"the model has no task {given.task!r}: it has {', '.join(self.pooler.tasks)}"
+                + (" (a score needs a head with one label)" if given.task == "score" else ""),
+                param="task",
+            )
+        self.pooler.check(given)
+        return given
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any = None,
+        *,
+        stream: bool = True,
+        arrival_time: float | None = None,
+    ) -> None:
+        """Queue a request; arguments as of `LLMEngine.add_request`, with a `PoolingParams` for `params`."""
+        check_process()
+        _ = self.runner  # raises if the engine was shut down
+        if request_id in self.output_processor:
+            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
+        params = self.own_params(params)
+        try:
+            processed = self.input_processor.process(prompt)
+        except CorellmError as error:
+            raise with_request_id(error, request_id) from error.__cause__
+        processed = truncated_right(
+            processed,
+            params.truncate_prompt_tokens,
+            self.scheduler.limits.max_total_tokens,
+            self.input_processor.end_tokens,
+        )
+        queued_ts = time.monotonic()
+        request = Request(
+            request_id=str(next(self._ids)),
+            prompt_token_ids=processed.token_ids,
+            sampling_params=_NO_SAMPLING,
+            features=processed.features,
+            priority=processed.priority,
+            cache_salt=processed.cache_salt,
+            arrival_time=queued_ts if arrival_time is None else arrival_time,
+            pooling_params=params,
+            needs_every_row=self.pooler.needs_every_row(params),
+        )
+        self._enqueue(request_id, processed, [request], RequestOutputKind.FINAL_ONLY, queued_ts)

@@ -1,0 +1,291 @@
+"""The calls of `LLM` for models that pool: `encode`, `embed`, `classify`, `reward`, `score`.
+
+Knows prompts, pairs and outputs; the prompts run as `LLM.generate` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from corellm.errors import InvalidParameterError, PromptError
+from corellm.pooling_outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+)
+from corellm.pooling_params import PoolingParams, PoolingTask
+from corellm.prompts import split_prompts
+
+if TYPE_CHECKING:
+    from corellm.engine.llm_engine import LLMEngine
+
+OnError = Literal["raise", "return"]
+Bar = bool | Callable[..., Any]
+_Made = TypeVar("_Made", EmbeddingOutput, ClassificationOutput, ScoringOutput)
+_Pooled = PoolingRequestOutput[PoolingOutput]
+
+
+class PooledCalls:
+    """The methods of `LLM` that need a model with `runner="pooling"`.
+
+    All take `use_tqdm` and `on_error` as `generate` does, and raise the first failed prompt's error.
+    """
+
+    engine: LLMEngine
+
+    def _run(self, prepare: Sequence[Any], params: Sequence[Any], use_tqdm: Bar, on_error: OnError) -> list[Any]:
+        raise NotImplementedError
+
+    def encode(
+        self,
+        prompts: Any,
+        *,
+        pooling_task: PoolingTask,
+        dimensions: int | None = None,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: Bar = True,
+        on_error: OnError = "raise",
+    ) -> list[_Pooled]:
+        """Pool prompts, as arrays.
+
+        Args:
+            prompts: as for `generate`: one or a list of text, token ids, or dictionaries with items.
+            pooling_task: which results; see `PoolingParams`.
+            dimensions, use_activation, truncate_prompt_tokens: see `PoolingParams`.
+            use_tqdm, on_error: as for `generate`.
+
+        Returns:
+            One output per prompt, in their order; its `outputs.data` is a float32 array.
+        """
+        params = PoolingParams(
+            task=pooling_task,
+            dimensions=dimensions,
+            use_activation=use_activation,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: Bar = True,
+        on_error: OnError = "raise",
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Embed prompts: `outputs.embedding` is one vector for each.
+
+        Args:
+            prompts: as for `generate`.
+            dimensions: length of the vectors: the first entries, before they are normalised.
+            normalize: to length one; None for as the checkpoint says, else yes.
+            truncate_prompt_tokens: keep this many first tokens; -1 for as many as fit.
+            use_tqdm, on_error: as for `generate`.
+        """
+        params = PoolingParams(
+            task="embed",
+            dimensions=dimensions,
+            use_activation=normalize,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        pooled = self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+        return [_made(output, lambda data: EmbeddingOutput(data.tolist())) for output in pooled]
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: Bar = True,
+        on_error: OnError = "raise",
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """Classify prompts: `outputs.probs` has a number per label.
+
+        Args:
+            prompts: as for `generate`.
+            use_activation: False for logits.
+            truncate_prompt_tokens: keep this many first tokens; -1 for as many as fit.
+            use_tqdm, on_error: as for `generate`.
+        """
+        params = PoolingParams(
+            task="classify", use_activation=use_activation, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        pooled = self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+        return [_made(output, lambda data: ClassificationOutput(data.tolist())) for output in pooled]
+
+    def reward(
+        self,
+        prompts: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: Bar = True,
+        on_error: OnError = "raise",
+    ) -> list[_Pooled]:
+        """Reward prompts: `outputs.data` is `[tokens, labels]`, of steps alone for a process reward model."""
+        params = PoolingParams(task="reward", truncate_prompt_tokens=truncate_prompt_tokens)
+        return self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+
+    def score(
+        self,
+        queries: Any,
+        documents: Any,
+        *,
+        late_interaction: bool = False,
+        template: str = "{query}{document}",
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: Bar = True,
+        on_error: OnError = "raise",
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Score pairs: `outputs.score` says how well a document fits a query.
+
+        A model with `convert="classify"` and one label reads both together, as one prompt; one with `convert="embed"`
+        embeds them apart and compares the vectors.
+
+        Args:
+            queries, documents: one or a list each, in any form of a prompt, items included. One query is scored with
+                each document; as many queries as documents go in pairs.
+            late_interaction: compare the embeddings of all tokens (MaxSim), not those of the prompts.
+            template: where query and document stand in the prompt that is read together.
+            use_activation: False for logits, of a model that reads both together.
+            truncate_prompt_tokens: of each prompt; see `PoolingParams`.
+            use_tqdm, on_error: as for `generate`.
+
+        Returns:
+            One output per pair. For a pair that was embedded apart, `prompt_token_ids` are both prompts' together.
+        """
+        pairs = _pairs(split_prompts(queries), split_prompts(documents))
+        if "score" in self.engine.use.tasks:
+            if late_interaction:
+                raise InvalidParameterError(
+                    "late_interaction compares embeddings, and this model reads both together; leave it out, or load "
+                    "the model with convert='embed'",
+                    param="late_interaction",
+                )
+            params = PoolingParams(
+                task="score", use_activation=use_activation, truncate_prompt_tokens=truncate_prompt_tokens
+            )
+            joined = [_joined(query, document, template) for query, document in pairs]
+            pooled = self._run_pooled(joined, params, use_tqdm, on_error)
+            return [_made(output, lambda data: ScoringOutput(float(data[0]))) for output in pooled]
+        if use_activation is not None:
+            raise InvalidParameterError(
+                "use_activation is for models that read both together; leave it out, or load the model with "
+                "convert='classify'",
+                param="use_activation",
+            )
+        task: PoolingTask = "token_embed" if late_interaction else "embed"
+        params = PoolingParams(task=task, truncate_prompt_tokens=truncate_prompt_tokens)
+        return self._compared(pairs, params, use_tqdm, on_error)
+
+    def _compared(
+        self, pairs: list[tuple[Any, Any]], params: PoolingParams, use_tqdm: Bar, on_error: OnError
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Embed each different prompt once, and compare the two of every pair."""
+        from corellm.pooling.scoring import cosine, max_sim
+
+        distinct = {id(prompt): prompt for pair in pairs for prompt in pair}
+        pooled = self._run_pooled(list(distinct.values()), params, use_tqdm, on_error)
+        found = dict(zip(distinct, pooled, strict=True))
+        compare = cosine if params.task == "embed" else max_sim
+        return [_compared(found[id(query)], found[id(document)], compare) for query, document in pairs]
+
+    def _run_pooled(
+        self, prompts: Sequence[Any], params: PoolingParams, use_tqdm: Bar, on_error: OnError
+    ) -> list[_Pooled]:
+        """Run prompts through the model.
+
+        Raises:
+            InvalidParameterError: the model was not loaded for the task.
+        """
+        self.engine.own_params(params)  # before any prompt is prepared
+        process = self.engine.input_processor.process
+        return self._run([partial(process, prompt) for prompt in prompts], [params] * len(prompts), use_tqdm, on_error)
+
+
+def _made(output: _Pooled, make: Callable[[Any], _Made]) -> PoolingRequestOutput[_Made]:
+    """Return the output with what is made of its data."""
+    made = None if output.outputs is None else make(output.outputs.data)
+    return replace(output, outputs=made)  # type: ignore[arg-type, return-value]
+
+
+def _compared(
+    query: _Pooled, document: _Pooled, compare: Callable[[Any, Any], float]
+) -> PoolingRequestOutput[ScoringOutput]:
+    """Return the score of two prompts that were embedded apart."""
+    both = None if query.outputs is None or document.outputs is None else (query.outputs.data, document.outputs.data)
+    return PoolingRequestOutput(
+        document.request_id,
+        None if both is None else ScoringOutput(compare(*both)),
+        query.prompt_token_ids + document.prompt_token_ids,
+        query.num_cached_tokens + document.num_cached_tokens,
+        metrics=document.metrics,
+        error=query.error or document.error,
+    )
+
+
+def _pairs(queries: list[Any], documents: list[Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs to score.
+
+    Raises:
+        InvalidParameterError: there is none, or the numbers do not match.
+    """
+    if not queries or not documents:
+        raise InvalidParameterError("score needs at least one query and one document", param="documents")
+    if len(queries) not in (1, len(documents)):
+        raise InvalidParameterError(
+            f"{len(queries)} queries for {len(documents)} documents; give one query for all documents, or one each",
+            param="queries",
+        )
+    return list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
+
+
+def _joined(query: Any, document: Any, template: str) -> dict[str, Any]:
+    """Return one prompt of a query and a document, with the items of both in the order of the template.
+
+    Raises:
+        InvalidParameterError: the template lacks a place.
+        PromptError: one of them has no text.
+    """
+    places = {name: template.find(f"{{{name}}}") for name in ("query", "document")}
+    if min(places.values()) < 0:
+        raise InvalidParameterError(
+            f"template must have {{query}} and {{document}}, got {template!r:.100}", param="template"
+        )
+    sides = {"query": _fields(query), "document": _fields(document)}
+    joined: dict[str, Any] = {"prompt": template, "multi_modal_data": {}, "multi_modal_uuids": {}}
+    ordered = sorted(places, key=lambda name: places[name])
+    first, second = (template.index(f"{{{name}}}") for name in ordered)
+    middle = first + len(ordered[0]) + 2
+    joined["prompt"] = (
+        template[:first]
+        + sides[ordered[0]]["prompt"]
+        + template[middle:second]
+        + sides[ordered[1]]["prompt"]
+        + template[second + len(ordered[1]) + 2 :]
+    )
+    for name in ordered:
+        for kind in ("multi_modal_data", "multi_modal_uuids"):
+            for modality, items in (sides[name].get(kind) or {}).items():
+                joined[kind].setdefault(modality, []).extend(items if isinstance(items, list) else [items])
+    others = {key: value for side in sides.values() for key, value in side.items() if key not in joined}
+    return others | joined
+
+
+def _fields(side: Any) -> Mapping[str, Any]:
+    fields = {"prompt": side} if isinstance(side, str) else side
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("prompt"), str):
+        raise PromptError(
+            f"a model that reads query and document together needs text in both, got {side!r:.100}; give text, or "
+            '{"prompt": text, "multi_modal_data": ...}'
+        )
+    return fields

@@ -1,0 +1,156 @@
+"""Hidden states of a step's chunks to results of requests, whatever way a prompt was cut into chunks.
+
+A step has a `Span` for each chunk. What a pooler needs of earlier chunks it keeps in the request's `carried`, by the
+position of the chunk's first token: computing a chunk again replaces its entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from corellm.pooling.heads import Head
+from corellm.pooling_params import PoolingParams
+
+
+@dataclass(frozen=True)
+class Span:
+    """A chunk of a request's prompt, and its rows in the step's hidden states."""
+
+    params: PoolingParams
+    first: int
+    """Row of its first token."""
+    start: int
+    """Position of its first token in the prompt."""
+    token_ids: Sequence[int]
+    ends: bool
+    """Whether it is the prompt's last chunk."""
+    carried: dict[int, Tensor]
+    """The request's own; see above."""
+
+    @property
+    def stop(self) -> int:
+        """One after the row of its last token."""
+        return self.first + len(self.token_ids)
+
+
+class Pooler(Protocol):
+    """From hidden states to one task's results."""
+
+    needs_every_row: bool
+    """Whether it needs the first token's hidden state, or all of them: then no prefix may come from the cache."""
+
+    def check(self, params: PoolingParams) -> None:
+        """Refuse parameters that the model cannot fulfil."""
+        ...
+
+    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
+        """Return the result of every span that ends its prompt, None for the others; `hidden` is the step's."""
+        ...
+
+
+class SequencePooler:
+    """One result for the prompt.
+
+    Args:
+        pooling_type: `CLS`, `LAST` or `MEAN`.
+        head: makes results of pooled hidden states.
+    """
+
+    def __init__(self, pooling_type: str, head: Head) -> None:
+        self._type, self._head = pooling_type, head
+        self.needs_every_row = pooling_type != "LAST"
+
+    def check(self, params: PoolingParams) -> None:
+        """Refuse parameters that the head cannot fulfil."""
+        self._head.check(params)
+
+    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
+        """Return `[width]` for every span that ends its prompt; rows with equal parameters share one head call."""
+        results: list[Tensor | None] = [None] * len(spans)
+        by_params: dict[PoolingParams, list[int]] = {}
+        pooled = [self._pool_one(hidden, span) for span in spans]
+        for index, span in enumerate(spans):
+            if span.ends:
+                by_params.setdefault(span.params, []).append(index)
+        for params, indices in by_params.items():
+            rows = self._head(torch.stack([pooled[index] for index in indices]), params)
+            for index, row in zip(indices, rows, strict=True):
+                results[index] = row
+        return results
+
+    def _pool_one(self, hidden: Tensor, span: Span) -> Tensor:
+        """Return the pooled hidden state `[hidden_size]`, which counts if the span ends its prompt."""
+        if self._type == "LAST":
+            return hidden[span.stop - 1]
+        if self._type == "CLS":
+            return span.carried.setdefault(0, hidden[span.first].clone())
+        span.carried[span.start] = hidden[span.first : span.stop].sum(dim=0, dtype=torch.float32)
+        return torch.stack(list(span.carried.values())).sum(dim=0) / (span.start + len(span.token_ids))
+
+
+class TokenPooler:
+    """A result for every token, or for every step tag.
+
+    Args:
+        head: makes results of hidden states; applied to each chunk.
+        step_tag_id: token whose results are kept; None for all.
+    """
+
+    needs_every_row = True
+
+    def __init__(self, head: Head, step_tag_id: int | None = None) -> None:
+        self._head, self._step_tag_id = head, step_tag_id
+
+    def check(self, params: PoolingParams) -> None:
+        """Refuse parameters that the head cannot fulfil."""
+        self._head.check(params)
+
+    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
+        """Return `[tokens, width]` for every span that ends its prompt."""
+        for span in spans:
+            rows = hidden[span.first : span.stop]
+            if self._step_tag_id is not None:
+                rows = rows[[i for i, token in enumerate(span.token_ids) if token == self._step_tag_id]]
+            span.carried[span.start] = self._head(rows, span.params)
+        return [torch.cat(list(span.carried.values())) if span.ends else None for span in spans]
+
+
+class DispatchPooler:
+    """Sends each request to the pooler of its task: a batch may have all tasks.
+
+    Args:
+        poolers: by task.
+    """
+
+    def __init__(self, poolers: Mapping[str, Pooler]) -> None:
+        self._poolers = poolers
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may have."""
+        return tuple(self._poolers)
+
+    def check(self, params: PoolingParams) -> None:
+        """Refuse parameters that the task's pooler cannot fulfil."""
+        self._poolers[params.task].check(params)
+
+    def needs_every_row(self, params: PoolingParams) -> bool:
+        """Whether the request's whole prompt must be computed: no prefix may come from the cache."""
+        return self._poolers[params.task].needs_every_row
+
+    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
+        """Return the result of every span that ends its prompt, None for the others."""
+        results: list[Tensor | None] = [None] * len(spans)
+        by_task: dict[str, list[int]] = {}
+        for index, span in enumerate(spans):
+            by_task.setdefault(span.params.task, []).append(index)
+        for task, indices in by_task.items():
+            pooled = self._poolers[task].pool(hidden, [spans[index] for index in indices])
+            for index, result in zip(indices, pooled, strict=True):
+                results[index] = result
+        return results

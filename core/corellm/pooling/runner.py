@@ -1,0 +1,70 @@
+"""Runs a scheduled batch of a model that pools: the same forward pass, then the pooler in place of the sampler.
+
+Knows chunks and their hidden states; knows no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from corellm.errors import RequestFailedError
+from corellm.pooling.poolers import DispatchPooler, Span
+from corellm.worker.batch import NewSequence, SequenceChunk
+from corellm.worker.input_batch import lay_out
+from corellm.worker.model_runner import ModelRunner
+from corellm.worker.sequence_state import SequenceState
+from corellm.worker.step_in_flight import StepInFlight
+
+
+@dataclass
+class PooledState(SequenceState):
+    """The worker's state of a prompt that is pooled."""
+
+    carried: dict[int, Tensor] = field(default_factory=dict)
+    """What its pooler keeps of earlier chunks."""
+
+
+class PoolingRunner(ModelRunner):
+    """A model runner whose steps end in a pooler.
+
+    Args:
+        pooler: of the model.
+        *args, **kwargs: of `ModelRunner`.
+    """
+
+    samples = False
+
+    def __init__(self, pooler: DispatchPooler, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pooler = pooler
+
+    def new_state(self, sequence: NewSequence) -> PooledState:
+        """The state of a prompt of which nothing is computed yet."""
+        return PooledState(sequence, super().new_state(sequence).sampling)
+
+    def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
+        """Run one forward pass, and pool every chunk."""
+        arrays = lay_out(chunks, states, self.block_size)
+        hidden = self.forward(arrays.to(self.device), chunks, states)
+        firsts = np.cumsum([0, *arrays.query_lens]).tolist()
+        spans = [
+            Span(params, first, chunk.start, chunk.token_ids, chunk.samples, state.carried)
+            for chunk, state, first in zip(chunks, states, firsts, strict=False)
+            if isinstance(state, PooledState) and (params := state.sequence.pooling_params) is not None
+        ]
+        for chunk, result in zip(chunks, self.pooler.pool(hidden, spans), strict=False):
+            if result is None:
+                continue
+            data = result.float().cpu().numpy()
+            if np.isfinite(data).all():
+                step.result.pooled[chunk.request_id] = data
+            else:
+                step.result.failed[chunk.request_id] = RequestFailedError(
+                    "the pooled result holds NaN or infinity; another dtype (bfloat16 or float32) may help, or the "
+                    "checkpoint or given embeddings are broken"
+                )

@@ -1,0 +1,135 @@
+"""Poolers and heads on random hidden states: any chunks and any mixture of tasks give what plain torch gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from corellm.pooling.head_weights import linear_of
+from corellm.pooling.heads import ClassificationHead, EmbeddingHead
+from corellm.pooling.poolers import DispatchPooler, Pooler, SequencePooler, Span, TokenPooler
+from corellm.pooling.scoring import cosine, max_sim
+from corellm.pooling_params import PoolerConfig, PoolingParams, PoolingTask
+
+WIDTH, TAG = 12, 7
+
+
+def embedding_head() -> EmbeddingHead:
+    return EmbeddingHead(None, WIDTH, normalize=True, dimensions=None)
+
+
+def classification_head(labels: int = 3, activation: str = "softmax") -> ClassificationHead:
+    weight = torch.randn(labels, WIDTH, generator=torch.Generator().manual_seed(1))
+    return ClassificationHead(linear_of(weight, None), PoolerConfig(), activation=activation)
+
+
+def poolers(pooling_type: str) -> dict[str, Pooler]:
+    classes = classification_head()
+    return {
+        "embed": SequencePooler(pooling_type, embedding_head()),
+        "token_embed": TokenPooler(embedding_head()),
+        "classify": SequencePooler(pooling_type, classes),
+        "token_classify": TokenPooler(classes),
+        "reward": TokenPooler(classes, step_tag_id=TAG),
+    }
+
+
+def expected(task: str, pooling_type: str, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """The result of a whole prompt, by plain torch."""
+    pooled = {"CLS": hidden[0], "LAST": hidden[-1], "MEAN": hidden.mean(dim=0)}[pooling_type]
+    weight = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
+    if task == "embed":
+        return pooled / pooled.norm()
+    if task == "token_embed":
+        return hidden / hidden.norm(dim=-1, keepdim=True)
+    if task == "classify":
+        return (weight @ pooled).softmax(dim=-1)
+    classes = (hidden @ weight.T).softmax(dim=-1)
+    return classes if task == "token_classify" else classes[torch.tensor(token_ids) == TAG]
+
+
+@pytest.mark.parametrize("pooling_type", ["CLS", "LAST", "MEAN"])
+def test_any_chunks_and_tasks_mixed(pooling_type: str) -> None:
+    """Prompts of all tasks, cut at random and computed side by side, equal each prompt at once; nothing is lost."""
+    rng = random.Random(0)
+    pooler = DispatchPooler(poolers(pooling_type))
+    for _ in range(20):
+        lengths = [rng.randint(1, 9) for _ in range(8)]
+        whole = [torch.randn(length, WIDTH) for length in lengths]
+        ids = [[rng.choice([TAG, 1, 2]) for _ in range(length)] for length in lengths]
+        tasks: list[PoolingTask] = [rng.choice(pooler.tasks) for _ in lengths]  # type: ignore[misc]
+        carried: list[dict[int, Tensor]] = [{} for _ in lengths]
+        done, results = [0] * len(lengths), {}
+        while len(results) < len(lengths):
+            spans, rows, owners, first = [], [], [], 0
+            for i, length in enumerate(lengths):
+                count = min(rng.randint(0, 4), length - done[i])
+                if count == 0:
+                    continue
+                start, done[i] = done[i], done[i] + count
+                params = PoolingParams(task=tasks[i])
+                tokens = ids[i][start : done[i]]
+                spans.append(Span(params, first, start, tokens, done[i] == length, carried[i]))
+                rows.append(whole[i][start : done[i]])
+                owners.append(i)
+                first += count
+            if not spans:
+                continue
+            pooler.pool(torch.cat(rows), spans)  # as a step whose result was lost: it is computed again
+            for i, result in zip(owners, pooler.pool(torch.cat(rows), spans), strict=True):
+                assert (result is not None) == (done[i] == lengths[i])
+                if result is not None:
+                    results[i] = result
+        for i, result in results.items():
+            torch.testing.assert_close(result, expected(tasks[i], pooling_type, whole[i], ids[i]), rtol=1e-5, atol=1e-6)
+
+
+def test_which_poolers_need_every_row() -> None:
+    """Only the last token's result may come from a prompt whose beginning was cached."""
+    needs = {kind: DispatchPooler(poolers(kind)).needs_every_row for kind in ("CLS", "LAST", "MEAN")}
+    assert [needs[kind](PoolingParams(task="embed")) for kind in ("CLS", "LAST", "MEAN")] == [True, False, True]
+    assert all(needs["LAST"](PoolingParams(task=task)) for task in ("token_embed", "token_classify", "reward"))
+
+
+def test_dimensions_are_cut_before_normalisation() -> None:
+    """A short embedding has length one, and the direction of the first entries."""
+    hidden = torch.randn(4, WIDTH)
+    short = embedding_head()(hidden, PoolingParams(task="embed", dimensions=5))
+    torch.testing.assert_close(short, nn.functional.normalize(hidden[:, :5], dim=-1))
+    raw = embedding_head()(hidden, PoolingParams(task="embed", dimensions=5, use_activation=False))
+    assert torch.equal(raw, hidden[:, :5])
+
+
+def test_two_way_softmax_is_a_sigmoid() -> None:
+    """The head of a reranker made of two rows gives the softmax of the two tokens' logits."""
+    hidden, rows = torch.randn(50, WIDTH), torch.randn(2, WIDTH)
+    head = ClassificationHead(linear_of(rows[1:] - rows[:1], None), PoolerConfig(), activation="sigmoid")
+    scores = head(hidden, PoolingParams(task="score"))[:, 0]
+    torch.testing.assert_close(scores, (hidden @ rows.T).softmax(dim=-1)[:, 1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
+def test_bias_and_scale(activation: str) -> None:
+    """The bias is subtracted from logits, then they are multiplied by the scale, then activated."""
+    hidden, weight = torch.randn(5, WIDTH), torch.randn(3, WIDTH)
+    head = ClassificationHead(
+        linear_of(weight, None), PoolerConfig(logit_bias=0.5, logit_scale=2.0), activation=activation
+    )
+    logits = (hidden @ weight.T - 0.5) * 2
+    wanted = {"none": logits, "sigmoid": logits.sigmoid(), "softmax": logits.softmax(dim=-1)}[activation]
+    torch.testing.assert_close(head(hidden, PoolingParams(task="classify")), wanted)
+    torch.testing.assert_close(head(hidden, PoolingParams(task="classify", use_activation=False)), logits)
+
+
+def test_similarities() -> None:
+    """MaxSim is the sum of row maxima; the cosine is that of the angle, 0 for a zero vector."""
+    rng = np.random.default_rng(0)
+    query, document = rng.random((3, 5), np.float32), rng.random((4, 5), np.float32)
+    assert max_sim(query, document) == pytest.approx(sum(max(q @ d for d in document) for q in query), abs=1e-6)
+    assert cosine(query[0], 3 * query[0]) == pytest.approx(1, abs=1e-6)
+    assert cosine(query[0], np.zeros(5, np.float32)) == 0
