@@ -47,7 +47,7 @@ def locate(config: ModelConfig) -> LocatedModel:
     architectures = _architectures(config, path)
     PoolerConfig.of(config.pooler_config)  # refused before weights are read
     stated = read_stated_pooling(path) is not None
-    use = resolve_use(config.runner, config.convert, architectures[0], states_pooling=stated)
+    use = resolve_use(config.runner, config.convert, (*architectures, "")[0], states_pooling=stated)
     entry, architectures = _adapter_for(config, path, architectures)
     check_files(path, weights=config.load_format != "dummy")
     tokenizer_path = resolve_tokenizer(config, path)

@@ -41,12 +41,17 @@ class TextModel:
         check_architecture(self.context.hf_config)
 
     @hookimpl
+    def get_language_model(self, model: nn.Module) -> None:
+        """Refuse a decoder that needs more than embeddings, once its weights are there; the core's default finds it."""
+        from corellm.text_models.embeddings import check_embeddings
+
+        check_embeddings(model)
+
+    @hookimpl
     def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:
         """Return the logits as the model's own forward pass makes them; how is found by the first call, at load."""
         if self._compute_logits is None:
-            from corellm.text_models.embeddings import check_embeddings
             from corellm.text_models.output_head import logits_function
 
-            check_embeddings(model)
             self._compute_logits = logits_function(model)
         return self._compute_logits(model, hidden_states)

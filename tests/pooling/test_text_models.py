@@ -1,0 +1,87 @@
+"""Text-only models without a plugin, converted or with heads of their own: equal to transformers in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from corellm import LLM
+from corellm.errors import CheckpointError
+from corellm.text_models.tiny import make_tiny_checkpoint
+from tests.pooling.test_embed import CLOSE, TEXTS, normalized
+
+SIZES: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 64}
+
+
+def last_hidden(model: Any, token_ids: list[int]) -> torch.Tensor:
+    """The hidden state of the last token."""
+    with torch.inference_mode():
+        hidden: torch.Tensor = model(input_ids=torch.tensor([token_ids])).last_hidden_state[0, -1]
+    return hidden
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"), [("Qwen3ForCausalLM", SIZES), ("Gemma2ForCausalLM", SIZES), ("OPTForCausalLM", {})]
+)
+def test_embeddings(architecture: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Of the last token, in one batch."""
+    make_tiny_checkpoint(tmp_path, architecture=architecture, **sizes)
+    classes = getattr(transformers, architecture)  # Gemma 2 caps its scores with eager attention only
+    whole = classes.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    with LLM(tmp_path, convert="embed", **OPTIONS) as llm:
+        outputs = llm.embed(list(TEXTS))
+    for output in outputs:
+        expected = normalized(last_hidden(whole.get_decoder(), output.prompt_token_ids))
+        torch.testing.assert_close(torch.as_tensor(output.outputs.embedding), expected, **CLOSE)
+
+
+def test_a_base_model_embeds(tmp_path: Path) -> None:
+    """`Qwen3Model` is one by its name, and served by what serves `Qwen3ForCausalLM`."""
+    make_tiny_checkpoint(tmp_path / "whole", architecture="Qwen3ForCausalLM", **SIZES)
+    base = transformers.AutoModel.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()
+    base.save_pretrained(tmp_path / "base")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "base")
+    with LLM(tmp_path / "base", **OPTIONS) as llm:
+        (output,) = llm.embed("One two three")
+    expected = normalized(last_hidden(base, output.prompt_token_ids))
+    torch.testing.assert_close(torch.as_tensor(output.outputs.embedding), expected, **CLOSE)
+
+
+def test_a_classifier(tmp_path: Path) -> None:
+    """Equals transformers' own class on the same weights."""
+    make_tiny_checkpoint(tmp_path / "whole", architecture="LlamaForCausalLM")
+    classes: Any = transformers.LlamaForSequenceClassification
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = classes.from_pretrained(tmp_path / "whole", dtype=torch.float32, num_labels=3).eval()
+        model.score.weight.data.normal_()
+    model.save_pretrained(tmp_path / "own")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "own")
+    with LLM(tmp_path / "own", **OPTIONS) as llm:
+        outputs = llm.classify(list(TEXTS))
+    for output in outputs:
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0].softmax(-1)
+        torch.testing.assert_close(torch.as_tensor(output.outputs.probs), expected, **CLOSE)
+
+
+def test_a_decoder_that_needs_token_ids_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for generation: a pooling model asks for no logits, and is checked all the same."""
+    make_tiny_checkpoint(tmp_path, architecture="LlamaForCausalLM")
+    forward = transformers.LlamaModel.forward
+
+    def with_token_ids(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+        output = forward(self, input_ids=input_ids, **kwargs)
+        if input_ids is not None:
+            output.last_hidden_state = output.last_hidden_state + 1
+        return output
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", with_token_ids)
+    for options in ({}, {"convert": "embed"}):
+        with pytest.raises(CheckpointError, match="takes more of a token than its embedding"):
+            LLM(tmp_path, **options, **OPTIONS)
