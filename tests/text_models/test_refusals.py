@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,13 @@ def test_media_are_refused(tmp_path: Path) -> None:
         (output,) = llm.chat([{"role": "user", "content": "What?"}], SamplingParams(max_tokens=2), use_tqdm=False)
     assert output.prompt == "USER: What?\nASSISTANT:"
     assert output.outputs[0].token_ids
+
+
+def test_a_type_of_model_that_transformers_does_not_have_needs_a_plugin(tmp_path: Path) -> None:
+    """Its plugin may not be installed: the name alone says that."""
+    make_tiny_checkpoint(tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    changes = {"model_type": "mystery", "architectures": ["MysteryForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(stated | changes))
+    with pytest.raises(PluginNotFoundError, match=r"no installed plugin serves MysteryForCausalLM; .*write one"):
+        LLM(tmp_path, dtype="float32")

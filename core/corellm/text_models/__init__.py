@@ -28,6 +28,14 @@ class TextModel:
         self.context = context
         self._compute_logits: Callable[[nn.Module, Tensor], Tensor] | None = None
 
+    @staticmethod
+    @hookimpl
+    def register_config() -> Callable[..., Any]:
+        """Return transformers' configurations, with an error for a type of model that it does not have."""
+        from corellm.text_models.refusals import load_config
+
+        return load_config
+
     @hookimpl
     def register_processor(self) -> Callable[..., Any]:
         """Return the tokenizer: there are no items to process."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import ModelConfig
-from corellm.errors import CheckpointError, ConfigError
+from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
 from corellm.multimodal.pixel_values import patch_processor
 from corellm.plugin.adapters import shipped_checkpoints
 from corellm.worker.checkpoint_files import read_json
@@ -171,7 +171,7 @@ def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[N
     try:
         with no_questions():
             yield
-    except CheckpointError:
+    except (CheckpointError, PluginNotFoundError):
         raise
     except Exception as error:
         reason = _one_line(error)
