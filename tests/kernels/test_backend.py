@@ -74,7 +74,7 @@ def outputs(cache: LayerCache, rotary: Rotary | None, window: int | None) -> tup
         if rotary is not None:
             turn = Rotary(rotary.cos[..., : len(query), :], rotary.sin[..., : len(query), :], rotary.sections)
             query, key = turn.rotate(query), turn.rotate(key)
-        wanted.append(plain_attention(query.cpu(), key.cpu(), value.cpu(), 0.2, window).to(DEVICE))
+        wanted.append(plain_attention(query.cpu(), key.cpu(), value.cpu(), 0.2, window, None).to(DEVICE))
     return torch.cat(found), torch.cat(wanted)
 
 

@@ -25,7 +25,8 @@ MORE = {"threads": 12, "descriptors": 8, "children": 4, "memfds": 3}
 """Pools of threads and of child processes grow when they are first needed, and the memory of an item may stay until the
 next one: up to so much is no leak."""
 GROWTH, SMALLEST = 0.05, 24 << 20
-"""Resident memory may grow by this share, or by this many bytes: allocators keep some."""
+"""Resident memory of its own may grow by this share, or by this many bytes: allocators keep some. What is shared counts
+as files: each child that decodes media keeps up to 32 MiB."""
 _KINDS = {b"engine_main": "engine", b"templates.worker": "templates", b"media.worker": "media"}
 
 
@@ -51,7 +52,7 @@ class ProcessFootprint:
         mapped = Path(f"/proc/{pid}/maps").read_text().count("/memfd:")
         return cls(
             kind,
-            sum(int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")),
+            int(status["RssAnon"].split()[0]) << 10,
             int(status["VmHWM"].split()[0]) << 10,
             len(files),
             mapped + sum(name.startswith("/memfd:") for name in files),

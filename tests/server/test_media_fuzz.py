@@ -19,8 +19,8 @@ import pytest
 
 from tests.media import test_audio, test_image, test_media_formats
 from tests.media.mutation import mutated
+from tests.server.command import CHAT, Command, command
 from tests.server.conftest import chat, user
-from tests.server.test_command import CHAT, Command, command
 from tests.server.test_promises import error_of
 
 Files = dict[tuple[str, str], bytes]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.test_command import command
+from tests.server.command import command
 
 ROOT = Path(__file__).resolve().parents[2]
 

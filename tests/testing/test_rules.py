@@ -134,7 +134,7 @@ def test_a_broken_rule_prints_its_lines_and_no_more(pytester: pytest.Pytester) -
             raise broken()
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:schemathesis")  # it prints no arguments
     result.assert_outcomes(failed=4, xfailed=1)
     shown = result.stdout.str()
     plain, refusing, example, cause = re.split(r"_{3,} test_\w+ _{3,}\n", shown)[1:5]

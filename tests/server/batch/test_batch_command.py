@@ -17,8 +17,8 @@ import pytest
 from corellm.cli import build_parser, main
 from tests.conftest import random_image
 from tests.server.batch.conftest import line, results, written
+from tests.server.command import children, cmdline
 from tests.server.conftest import chat, user, wait_until
-from tests.server.test_command import children, cmdline
 from tests.server.test_engine_process_faults import exists
 
 
