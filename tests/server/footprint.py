@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from corellm.children.memory import KEPT_BYTES
 from tests.server.command import children, cmdline
 
 ZERO_AT_REST = (
@@ -25,8 +26,8 @@ MORE = {"threads": 12, "descriptors": 8, "children": 4, "memfds": 3}
 """Pools of threads and of child processes grow when they are first needed, and the memory of an item may stay until the
 next one: up to so much is no leak."""
 GROWTH, SMALLEST = 0.05, 24 << 20
-"""Resident memory of its own may grow by this share, or by this many bytes: allocators keep some. What is shared counts
-as files: each child that decodes media keeps up to 32 MiB."""
+"""Resident memory may grow by this share, or by this many bytes: allocators keep some. The server may keep `KEPT_BYTES`
+of shared memory for each child beside the engine."""
 _KINDS = {b"engine_main": "engine", b"templates.worker": "templates", b"media.worker": "media"}
 
 
@@ -37,6 +38,8 @@ class ProcessFootprint:
     kind: str
     resident: int
     """Bytes of its own: mapped files do not count."""
+    shared: int
+    """Bytes of memory that processes share."""
     peak: int
     """The most bytes it ever had, mapped files included."""
     descriptors: int
@@ -52,8 +55,7 @@ class ProcessFootprint:
         mapped = Path(f"/proc/{pid}/maps").read_text().count("/memfd:")
         return cls(
             kind,
-            int(status["RssAnon"].split()[0]) << 10,
-            int(status["VmHWM"].split()[0]) << 10,
+            *(int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem", "VmHWM")),
             len(files),
             mapped + sum(name.startswith("/memfd:") for name in files),
             int(status["Threads"]),
@@ -91,8 +93,8 @@ class Footprint:
         return cls(processes, metrics, requests)
 
     def resident(self, kind: str) -> int:
-        """Bytes of all processes of a kind."""
-        return sum(process.resident for process in self.processes.values() if process.kind == kind)
+        """Bytes that are no mapped file, in all processes of a kind."""
+        return sum(held.resident + held.shared for held in self.processes.values() if held.kind == kind)
 
     def count(self, what: str) -> int:
         """Threads, descriptors, memfds of all processes, or their number but the first (children)."""
@@ -108,7 +110,8 @@ class Footprint:
                 found.append(f"{what}: {self.count(what)}, {before.count(what)} before")
         for kind in ("server", "engine"):
             now, then = self.resident(kind), before.resident(kind)
-            if now > then + max(GROWTH * then, SMALLEST):
+            kept = KEPT_BYTES * (self.count("children") - 1) if kind == "server" else 0
+            if now > then + max(GROWTH * then, SMALLEST) + kept:
                 found.append(f"resident memory of the {kind}: {now >> 20} MiB, {then >> 20} before")
         return found
 

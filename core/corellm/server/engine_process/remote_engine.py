@@ -149,15 +149,12 @@ class RemoteEngine:
                 os.close(file)
 
     def abort_request(self, request_id: str, *, silently: bool = False) -> None:
-        """As `LLMEngine.abort_request`.
-
-        Raises:
-            EngineDeadError: the process ended.
-        """
+        """As `LLMEngine.abort_request`; of a process that ended, there is nothing to abort."""
         if request_id in self._requests:
             if silently:
                 del self._requests[request_id]
-            self._send(Abort(request_id, silently))
+            with contextlib.suppress(EngineDeadError):
+                self._send(Abort(request_id, silently))
 
     def call(self, future: Future[Any], method: messages.MaintenanceMethod, argument: str | None = None) -> None:
         """Have the engine do something between two steps; the future gets the result.
