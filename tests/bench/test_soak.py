@@ -13,7 +13,7 @@ from bench.soak.run import Report
 from bench.soak.tally import Tally
 from tests.server.footprint import Footprint, ProcessFootprint
 
-PROCESS = ProcessFootprint("server", 400 << 20, 500 << 20, 30, 0, 20)
+PROCESS = ProcessFootprint("server", 400 << 20, 0, 500 << 20, descriptors=30, memfds=0, threads=20)
 AT_REST = Footprint({1: PROCESS}, dict.fromkeys([
     "corellm:num_requests_running", "corellm:num_requests_waiting", "corellm:num_requests_swapped",
     "corellm:kv_cache_usage_perc", "corellm:encoder_cache_usage_perc",
@@ -35,6 +35,7 @@ def test_row_34_a_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str], minut
     ("after", "words"),
     [
         (replace(PROCESS, resident=430 << 20), "resident memory of the server: 430 MiB, 400 before"),
+        (replace(PROCESS, shared=30 << 20), "resident memory of the server: 430 MiB, 400 before"),
         (replace(PROCESS, descriptors=39), "descriptors: 39, 30 before"),
         (replace(PROCESS, memfds=4), "memfds: 4, 0 before"),
         (replace(PROCESS, threads=33), "threads: 33, 20 before"),

@@ -26,8 +26,9 @@ MORE = {"threads": 12, "descriptors": 8, "children": 4, "memfds": 3}
 """Pools of threads and of child processes grow when they are first needed, and the memory of an item may stay until the
 next one: up to so much is no leak."""
 GROWTH, SMALLEST = 0.05, 24 << 20
-"""Resident memory may grow by this share, or by this many bytes: allocators keep some. The server may keep `KEPT_BYTES`
-of shared memory for each child beside the engine."""
+"""Resident memory may grow by this share, or by this many bytes: allocators keep some."""
+_KEEPING = ("templates", "media")
+"""Children with each of which the server may keep `KEPT_BYTES` of shared memory."""
 _KINDS = {b"engine_main": "engine", b"templates.worker": "templates", b"media.worker": "media"}
 
 
@@ -110,7 +111,7 @@ class Footprint:
                 found.append(f"{what}: {self.count(what)}, {before.count(what)} before")
         for kind in ("server", "engine"):
             now, then = self.resident(kind), before.resident(kind)
-            kept = KEPT_BYTES * (self.count("children") - 1) if kind == "server" else 0
+            kept = KEPT_BYTES * sum(held.kind in _KEEPING for held in self.processes.values()) * (kind == "server")
             if now > then + max(GROWTH * then, SMALLEST) + kept:
                 found.append(f"resident memory of the {kind}: {now >> 20} MiB, {then >> 20} before")
         return found
