@@ -27,8 +27,9 @@ MORE = {"threads": 12, "descriptors": 8, "children": 4, "memfds": 3}
 next one: up to so much is no leak."""
 GROWTH, SMALLEST = 0.05, 24 << 20
 """Resident memory may grow by this share, or by this many bytes: allocators keep some."""
-_KEEPING = ("templates", "media")
-"""Children with each of which the server may keep `KEPT_BYTES` of shared memory."""
+PER_CHILD = {"descriptors": 9, "memfds": 3}
+"""A child that renders or decodes has so many, the server's ends included; the server may also keep `KEPT_BYTES` of
+memory that it shares with the child."""
 _KINDS = {b"engine_main": "engine", b"templates.worker": "templates", b"media.worker": "media"}
 
 
@@ -97,6 +98,11 @@ class Footprint:
         """Bytes that are no mapped file, in all processes of a kind."""
         return sum(held.resident + held.shared for held in self.processes.values() if held.kind == kind)
 
+    @property
+    def num_sharing(self) -> int:
+        """Children that share memory with the server."""
+        return sum(held.kind in ("templates", "media") for held in self.processes.values())
+
     def count(self, what: str) -> int:
         """Threads, descriptors, memfds of all processes, or their number but the first (children)."""
         if what == "children":
@@ -106,12 +112,14 @@ class Footprint:
     def leaks(self, before: Footprint) -> list[str]:
         """What is held and was not before; nothing, if all is well."""
         found = [f"{name} is {self.metrics[name]:g}" for name in ZERO_AT_REST if self.metrics[name]]
+        new_children = max(0, self.num_sharing - before.num_sharing)
         for what, more in MORE.items():
-            if self.count(what) > before.count(what) + more:
+            allowed = more + PER_CHILD.get(what, 0) * new_children
+            if self.count(what) > before.count(what) + allowed:
                 found.append(f"{what}: {self.count(what)}, {before.count(what)} before")
         for kind in ("server", "engine"):
             now, then = self.resident(kind), before.resident(kind)
-            kept = KEPT_BYTES * sum(held.kind in _KEEPING for held in self.processes.values()) * (kind == "server")
+            kept = KEPT_BYTES * self.num_sharing if kind == "server" else 0
             if now > then + max(GROWTH * then, SMALLEST) + kept:
                 found.append(f"resident memory of the {kind}: {now >> 20} MiB, {then >> 20} before")
         return found

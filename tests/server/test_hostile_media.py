@@ -131,7 +131,7 @@ def test_row_12_bombs(served: Command, names: tuple[str, ...], patience: int) ->
     """400 in 2 s, images and videos, and memory grows by less than 768 MB."""
     bombs = {("image", name): test_image.BOMBS[name] for name in names}
     if patience == 1:
-        file = test_video_files.small_file("libx264")
+        file = test_video_files.small_file("libx264 in mp4")
         bombs |= {("video", name): data for name, data in test_video_files.bombs(file).items() if name != "edits"}
     with unharmed(served):
         before = Footprint.of(served.process.pid, served.http)

@@ -91,8 +91,8 @@ class Exchange:
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
         elif not message.get("more_body"):
             if len(message.get("body", b"")) > _LARGE_BYTES:
-                # its end is sent once the client has read most of it: a response that nobody reads stays one that is
-                # counted, and that a deadline ends
+                # its end is sent apart, once the client has read most of the rest: until then it counts as unfinished,
+                # and a deadline ends it
                 await self._send({**message, "more_body": True})
                 await asyncio.sleep(0)  # now it is written
                 message = {"type": "http.response.body"}
