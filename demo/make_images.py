@@ -2,9 +2,9 @@
 
     python -m demo.make_images
 
-Writes `demo/images/*.png` and `demo/images/questions.json`, {file name: {question: right answer}}; an image of each shape
-and their names into `demo/shape_images/`, and how alike `demo` finds them into `docs/img/similarity.png`. Training drew
-none of the images: the shapes are held-out combinations, the digits test images.
+Writes `demo/images/*.png` and `demo/images/questions.json`, {file name: {question: right answer}}; into
+`demo/shape_images/` an image of each shape and their names, and into `docs/img/similarity.png` how alike `demo` finds
+them. Training drew none of the images: the shapes are held-out combinations, the digits test images.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _mean(vectors: Vectors) -> Vectors:
 
 
 def _unit(vectors: Vectors) -> Vectors:
-    """Vectors of length one; a vector of zeros has no direction."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: Vectors = vectors / np.where(lengths > 0, lengths, np.float32(np.nan))
+    """Vectors of length one; not numbers for a vector of zeros."""
+    with np.errstate(invalid="ignore"):
+        unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit

@@ -17,8 +17,8 @@ from corellm.similarity.matrix import Matrix
 
 _CELL = 7
 """Characters of a cosine, with its sign and the mark of the best."""
-_SHORT = 40
-"""Most characters of a text in a row."""
+_SHORT, _LONG = 40, 100
+"""Most characters of a text in a row, and in the list above."""
 
 
 def print_matrix(matrix: Matrix) -> None:
@@ -26,7 +26,7 @@ def print_matrix(matrix: Matrix) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
     for number, column in enumerate(matrix.columns, 1):
         failed = f"  failed: {column.error}" if column.error else ""
-        console.print(Text(f"{number:>3}  {column.entry.name}{failed}"), soft_wrap=True)
+        console.print(Text(f"{number:>3}  {_cut(column.entry.name, _LONG)}{failed}"), soft_wrap=True)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True, overflow="fold")
@@ -54,6 +54,8 @@ def _best(matrix: Matrix, row: Embedded, number: int, best: int | None) -> Text:
         return Text(f"failed: {row.error}", style="red")
     if best is None:
         return Text("-")
-    name = matrix.columns[best].entry.name
-    short = name if len(name) <= _SHORT else f"{name[: _SHORT - 1]}…"
-    return Text(f"{short} ({matrix.cosines[number, best]:.3f})")
+    return Text(f"{_cut(matrix.columns[best].entry.name, _SHORT)} ({matrix.cosines[number, best]:.3f})")
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
