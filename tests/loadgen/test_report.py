@@ -104,8 +104,6 @@ def test_plot(measured: list[RequestResult], tmp_path: Path) -> None:
     plot.save_plot(LoadSettings(URL, slo_ttft=300, slo_tpot=10), "demo", measured, str(path))
     with Image.open(path) as image:
         assert image.size == (1320, 840)
-    with pytest.raises(ConfigError, match=r"\.png"):
-        plot.check_plotting("load.xlsx")
 
 
 def test_arrivals_are_a_poisson_process() -> None:

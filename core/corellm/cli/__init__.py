@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from corellm import __version__
-from corellm.cli import batch, bench, inspect, new_plugin, plugins, run, serve
+from corellm.cli import batch, bench, embed, inspect, new_plugin, plugins, run, serve
 from corellm.errors import CorellmError, PluginError
 
 _DESCRIPTION = "Run multimodal language models; every model family is a plugin."
@@ -25,6 +25,7 @@ examples:
   corellm run llava-hf/llava-1.5-7b-hf --image cat.jpg "What is the cat doing?"
   corellm serve demo
   corellm batch -i requests.jsonl -o results.jsonl --model demo
+  corellm embed demo --images images/ --texts captions.txt --plot similarity.png
   corellm inspect demo image.png "What number is written here?" --html report.html
   corellm plugins
   corellm new-plugin toyvl --like llava
@@ -46,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"corellm {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, serve, batch, inspect, bench, plugins, new_plugin):
+    for command in (run, serve, batch, embed, inspect, bench, plugins, new_plugin):
         command.add_parser(subparsers)
     return parser
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
 
 
-def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """Add the model, media, the text, and how it becomes a prompt."""
+def add_prompt(
+    parser: argparse.ArgumentParser, *, words: str = "FILE|PROMPT", meaning: str = "media and the question"
+) -> None:
+    """Add the model, media, the text, and how it becomes a prompt; `words` and `meaning` are the help of both."""
     parser.add_argument("model", metavar="MODEL", help="a directory, a hub name (owner/name), `demo` or `demo-video`")
-    parser.add_argument("words", metavar="FILE|PROMPT", nargs="*", default=[], help="media and the question")
+    parser.add_argument("words", metavar=words, nargs="*", default=[], help=meaning)
     for modality, name in (("image", "an image file"), ("video", "a video file"), ("audio", "an audio file")):
         parser.add_argument(
             f"--{modality}", action=_AppendMedia, dest="media", default=[], metavar="FILE",
@@ -92,23 +94,29 @@ def loading(model: str) -> Iterator[None]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLMEngine:
-    """Load the model for one request at a time, quietly unless told otherwise.
-
-    Raises:
-        ConfigError, CheckpointError, PluginError: it cannot be served.
-    """
+def engine_args(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine's options that were given; what it does is logged only if that is wanted."""
     import logging
-
-    from corellm.config import EngineConfig
-    from corellm.engine.llm_engine import LLMEngine
 
     logging.basicConfig(level=logging.INFO if args.verbose else logging.CRITICAL, format="%(name)s: %(message)s")
     if not args.verbose:
         os.environ.setdefault(
             "TRANSFORMERS_VERBOSITY", "error"
         )  # its advice is for people who call it; not imported yet
-    given = {"max_num_seqs": 1, **given_fields(vars(args), ENGINE_CONFIGS)}
+    given = given_fields(vars(args), ENGINE_CONFIGS)
     given.pop("seed", None)  # a request's own
+    return given
+
+
+def load_engine(args: argparse.Namespace, *, check_encoders: bool = True) -> LLMEngine:
+    """Load the model for one request at a time, quietly unless told otherwise.
+
+    Raises:
+        ConfigError, CheckpointError, PluginError: it cannot be served.
+    """
+    from corellm.config import EngineConfig
+    from corellm.engine.llm_engine import LLMEngine
+
+    given = {"max_num_seqs": 1, **engine_args(args)}
     with loading(args.model):
         return LLMEngine(EngineConfig.from_kwargs(**given), check_encoders=check_encoders)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from corellm.cli.extras import needs_extra
 from corellm.cli.fields import json_object
-from corellm.errors import ConfigError
+from corellm.cli.outputs import check_plotting, check_writable
 from corellm.loadgen.result import RequestResult
 from corellm.loadgen.settings import LoadSettings
 
@@ -86,10 +85,9 @@ def run(args: argparse.Namespace) -> int:
 
     settings = LoadSettings(**{field.name: getattr(args, field.name) for field in fields(LoadSettings)})
     if args.plot:
-        plot.check_plotting(args.plot)
-    for path in filter(None, (args.json, args.plot)):
-        if not os.access(Path(path).absolute().parent, os.W_OK):
-            raise ConfigError(f"cannot write {path}: there is no such directory, or it is not writable")
+        check_plotting(args.plot)
+    if args.json:
+        check_writable(args.json)
     with tqdm(total=settings.num, delay=1.0, desc="Requests", unit="request", dynamic_ncols=True) as bar:
         model, results = _measure(settings, bar)
     print(report.as_text(settings, model, results))

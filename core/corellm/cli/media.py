@@ -50,7 +50,7 @@ def by_modality(files: Sequence[MediaFile]) -> dict[str, list[str]]:
 
 def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Tell files from text: what exists, ends like media, or looks like a path."""
-    files = [word for word in words if is_path(word) or (" " not in word and _modality_of(word))]
+    files = [word for word in words if is_path(word) or (" " not in word and modality_of(word))]
     return files, [word for word in words if word not in files]
 
 
@@ -64,7 +64,8 @@ def is_path(word: str) -> bool:
     return " " not in word and (word.startswith(("./", "../", "/", "~/")) or word.endswith("/"))
 
 
-def _modality_of(name: str) -> str | None:
+def modality_of(name: str) -> str | None:
+    """The modality that a file's ending tells; None if it tells none."""
     suffix = Path(name).suffix.lower()
     return next((modality for modality, suffixes in SUFFIXES.items() if suffix in suffixes), None)
 
@@ -83,7 +84,7 @@ def open_file(name: str, modality: str | None = None, formats: Collection[str] =
     if name.startswith(("http://", "https://")):
         raise RequestError(f"remote URLs are not fetched; download {name} and give the file's path")
     path = Path(name).expanduser()
-    known = modality or _modality_of(name)
+    known = modality or modality_of(name)
     reasons: list[Exception] = []
     for candidate in [known] if known else SUFFIXES:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from corellm.errors import ConfigError, MissingExtraError
 from corellm.loadgen.result import RequestResult
 from corellm.loadgen.settings import LoadSettings
 
@@ -13,21 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BLUE, _RED, _GREY = "#2060b0", "#c03030", "#808080"
-
-
-def check_plotting(path: str) -> None:
-    """Do nothing if the drawing can be written there.
-
-    Raises:
-        ConfigError: the ending is of no known format.
-        MissingExtraError: matplotlib is not installed.
-    """
-    if not path.endswith((".png", ".svg", ".pdf")):
-        raise ConfigError(f"--plot writes .png, .svg or .pdf, got {path!r}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("--plot needs matplotlib; install it: pip install 'corellm[bench]'") from error
 
 
 def save_plot(settings: LoadSettings, model: str, results: Sequence[RequestResult], path: str) -> None:
