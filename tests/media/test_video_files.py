@@ -68,9 +68,14 @@ def load(data: bytes | Path, **limits: int) -> Video:
     return load_video(data, MultiModalConfig(**limits))
 
 
-@pytest.fixture(scope="module")
-def file() -> bytes:
+@pytest.fixture(scope="module", name="file")
+def ordinary_file() -> bytes:
     """Thirty frames of H.264 in MP4, one second."""
+    return one_second()
+
+
+def one_second() -> bytes:
+    """The bytes of `ordinary_file`."""
     return encode([plain(n) for n in range(30)], rate=30, options={"x264-params": X264})
 
 

@@ -22,6 +22,7 @@ from corellm.errors import CheckpointError, ConfigError, EngineDeadError
 from corellm.server.engine_process import remote_engine
 from corellm.server.engine_process.client import ProcessLLM
 from corellm.server.engine_process.process import Process
+from tests.server.conftest import wait_until
 
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 1024}
 ENDLESS = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
@@ -149,6 +150,7 @@ def test_an_engine_that_is_killed_while_it_loads(tiny_llava: Path, monkeypatch: 
     open_model = opening.open_model
 
     def kill_first(*args: Any) -> Any:
+        wait_until(lambda: bool(children()))  # its command line is there some time after the process
         for pid in children():
             os.kill(pid, signal.SIGKILL)
         return open_model(*args)
@@ -188,6 +190,7 @@ from corellm.server.engine_process import process
 from corellm.server.engine_process import remote_engine
 from corellm.server.engine_process.client import ProcessLLM
 from corellm.server.engine_process.process import Process
+from tests.server.conftest import wait_until
 
 class Announced(process.Process):
     def __init__(self):

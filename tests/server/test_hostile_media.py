@@ -31,6 +31,8 @@ from tests.server.footprint import Footprint, assert_no_leak
 from tests.server.test_process_faults import PATIENCE
 
 MOST_GROWTH = 768 << 20
+HARMLESS = ("edits", "run lengths")
+"""Bombs that FFmpeg may read like any other file."""
 CHOSEN = ("png", "jpeg", "gif frame", "webp")
 """The bombs that are tried each time; the others at full scale."""
 
@@ -131,13 +133,16 @@ def test_row_12_bombs(served: Command, names: tuple[str, ...], patience: int) ->
     """400 in 2 s, images and videos, and memory grows by less than 768 MB."""
     bombs = {("image", name): test_image.BOMBS[name] for name in names}
     if patience == 1:
-        file = test_video_files.small_file("libx264 in mp4")
-        bombs |= {("video", name): data for name, data in test_video_files.bombs(file).items() if name != "edits"}
+        file = test_video_files.one_second()
+        bombs |= {("video", name): data for name, data in test_video_files.bombs(file).items()}
     with unharmed(served):
         before = Footprint.of(served.process.pid, served.http)
         for (modality, name), data in bombs.items():
             start = time.monotonic()
-            assert_refused(post(served, modality, data), name)
+            response = post(served, modality, data)
+            if name not in HARMLESS:
+                assert_refused(response, name)
+            assert response.status_code in (200, 400)
             assert time.monotonic() - start < 2 * patience, name
         assert growth(served, before) < MOST_GROWTH
 

@@ -13,8 +13,9 @@ import sys
 
 from corellm.server.engine_process.channel import Channel
 
-END_SECONDS = 10.0
-"""How long after its last sign of life an engine that is told to end may still be in a step."""
+END_SECONDS = 3.0
+"""How long after its last sign of life an engine that is told to end may still be in a step. A server that was told to
+end has at most four seconds."""
 
 
 class Process:
