@@ -124,3 +124,20 @@ def test_row_23_a_fault_costs_its_own_request(tiny_llava: Path, tmp_path: Path) 
             found = running.http.post(EMBED, json=good).json()["data"][0]["embedding"]
             assert found == pytest.approx(wanted, abs=1e-6)
         assert_no_leak(running.process.pid, running.http, before)
+
+
+def test_row_24_a_failed_step_costs_its_requests(tiny_llava: Path, tmp_path: Path) -> None:
+    """A request whose forward pass fails is a 500, and the next one runs; three such steps in a row end the server."""
+    environment = faulty.install(tmp_path)
+    failing = Path(environment[faulty.FAILING_STEPS])
+    with command(tiny_llava, tmp_path, environment, convert="embed") as running:
+        statuses = []
+        for count in ("1", "0", "1000000"):
+            failing.write_text(count)
+            statuses.append(running.http.post(EMBED, json={"model": MODEL, "input": "a"}).status_code)
+        assert statuses == [500, 200, 500]
+        bodies = [running.http.post(EMBED, json={"model": MODEL, "input": "a"}) for _ in range(2)]
+        assert bodies[0].status_code == 500
+        assert bodies[1].json()["error"]["code"] in ("internal_error", "engine_dead")
+        assert running.process.wait(60) == 1
+        assert "steps in a row failed" in running.log.read_text()
