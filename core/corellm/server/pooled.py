@@ -5,6 +5,7 @@ Knows how many there may be and how large their results; knows no endpoint.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from corellm.engine.input_processor import ProcessedPrompt
@@ -19,6 +20,9 @@ from corellm.server.tasks import all_results
 
 _INPUT_BYTES = 1 << 13
 """Memory of an input while it is prepared and run, beside its text and items."""
+_AT_ONCE = 256
+"""Inputs of one request that are in the engine at once: more than it runs, so that it is busy, and not so many that the
+requests of others wait for all of them."""
 
 
 async def pool_inputs(service: Service, exchange: Exchange, body: InputsRequest, params: PoolingParams) -> list[Pooled]:
@@ -68,11 +72,12 @@ async def pool_all(
     for where, prompt in prompts:
         service.preparation.check_length(prompt, params, where)
     limit = service.config.limits.max_result_values
-    num_values = 0
+    num_values, room = 0, asyncio.Semaphore(_AT_ONCE)
 
     async def run(prompt: ProcessedPrompt) -> Pooled:
         nonlocal num_values
-        output = await service.pool(exchange, prompt, params)
+        async with room:
+            output = await service.pool(exchange, prompt, params)
         num_values += data_of(output).size
         if num_values > limit:
             raise ApiError(400, f"the results have more than the {limit} numbers allowed; send fewer or shorter inputs")
