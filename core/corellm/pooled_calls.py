@@ -174,7 +174,7 @@ class PooledCalls:
             params = PoolingParams(
                 task="score", use_activation=use_activation, truncate_prompt_tokens=truncate_prompt_tokens
             )
-            joined = [_joined(query, document, template) for query, document in pairs]
+            joined = [join_pair(query, document, template) for query, document in pairs]
             pooled = self._run_pooled(joined, params, use_tqdm, on_error)
             return [_made(output, lambda data: ScoringOutput(float(data[0]))) for output in pooled]
         if use_activation is not None:
@@ -249,7 +249,7 @@ def _pairs(queries: list[Any], documents: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
 
 
-def _joined(query: Any, document: Any, template: str) -> dict[str, Any]:
+def join_pair(query: Any, document: Any, template: str) -> dict[str, Any]:
     """Return one prompt of a query and a document, with the items of both in the order of the template.
 
     Raises:

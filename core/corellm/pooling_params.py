@@ -19,6 +19,7 @@ SEQUENCE_POOLING = ("CLS", "LAST", "MEAN")
 """One result for the prompt."""
 TOKEN_POOLING = ("ALL", "STEP")
 """One result for every token, or for every step tag."""
+_MOST = 2**31 - 1
 ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
 
 
@@ -53,8 +54,9 @@ class PoolingParams:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least or value == 0:
-                wanted = "an integer of at least 1" + (", or -1" if least < 0 else "")
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole or not least <= value <= _MOST or value == 0:
+                wanted = f"an integer from 1 to {_MOST}" + (", or -1" if least < 0 else "")
                 raise InvalidParameterError(f"{name} must be {wanted}, got {shown(value)}", param=name)
         if self.dimensions is not None and self.task not in ("embed", "token_embed"):
             raise InvalidParameterError(

@@ -66,9 +66,19 @@ def request_fields(name: str) -> str:
     from corellm.server.requests.audio import TranscriptionRequest
     from corellm.server.requests.chat import ChatRequest
     from corellm.server.requests.completions import CompletionRequest
+    from corellm.server.requests.pooling import (
+        ClassifyRequest,
+        EmbeddingRequest,
+        PoolingRequest,
+        RerankRequest,
+        ScoreRequest,
+    )
     from corellm.server.requests.responses import ResponsesRequest
 
-    bodies = (ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest)
+    bodies = (
+        ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest,
+        EmbeddingRequest, ClassifyRequest, PoolingRequest, ScoreRequest, RerankRequest,
+    )  # fmt: skip
     body = {body.__name__: body for body in bodies}[name]
     rows = ["| field | |", "|---|---|"]
     rows += [f"| `{field}` | {described.description} |" for field, described in sorted(body.model_fields.items())]

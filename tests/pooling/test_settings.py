@@ -131,7 +131,7 @@ def test_names_of_a_family() -> None:
     ("fields", "message"),
     [
         ({"task": "generate"}, "task must be one of embed"),
-        ({"task": "embed", "dimensions": 0}, "dimensions must be an integer of at least 1"),
+        ({"task": "embed", "dimensions": 0}, "dimensions must be an integer from 1 to 2147483647"),
         ({"task": "embed", "dimensions": 2.5}, "dimensions must be an integer"),
         ({"task": "embed", "dimensions": True}, "dimensions must be an integer"),
         ({"task": "classify", "dimensions": 4}, "dimensions cuts embeddings"),

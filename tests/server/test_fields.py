@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_type_hints
 
 import pytest
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
@@ -18,6 +18,13 @@ from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.requests.body import Body
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.requests.completions import CompletionRequest
+from corellm.server.requests.pooling import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from corellm.server.requests.responses import ResponsesRequest
 from corellm.server.requests.sampling import CompletionFields
 from corellm.server.requests.tokens import DetokenizeRequest, TokenizeRequest
@@ -27,7 +34,9 @@ OPENAIS = {
     CompletionRequest: completion_create_params.CompletionCreateParamsBase,
     ResponsesRequest: response_create_params.ResponseCreateParamsBase,
     TranscriptionRequest: transcription_create_params.TranscriptionCreateParamsBase,
+    EmbeddingRequest: embedding_create_params.EmbeddingCreateParams,
 }
+OWN = (TokenizeRequest, DetokenizeRequest, ClassifyRequest, PoolingRequest, ScoreRequest, RerankRequest)
 
 
 @pytest.mark.parametrize("body", OPENAIS)
@@ -53,11 +62,11 @@ def test_what_is_not_taken(body: type[Body]) -> None:
         with pytest.raises(ApiError, match=instead.partition(";")[0]) as caught:
             body.model_validate({**base, name: "something else"})
         assert caught.value.param == name
-    with pytest.raises(ApiError, match="unrecognized request argument: 'temprature'; did you mean 'temperature'"):
-        body.model_validate({**base, "temprature": 1})
+    with pytest.raises(ApiError, match="unrecognized request argument: 'modle'; did you mean 'model'"):
+        body.model_validate({**base, "modle": 1})
 
 
-@pytest.mark.parametrize("body", [*OPENAIS, TokenizeRequest, DetokenizeRequest])
+@pytest.mark.parametrize("body", [*OPENAIS, *OWN])
 def test_a_wrong_list_is_few_errors(body: type[Body]) -> None:
     """Each error takes a hundred times the memory of an element."""
     for name in body.model_fields:

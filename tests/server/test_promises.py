@@ -27,7 +27,10 @@ from tests.conftest import random_image
 from tests.server.conftest import MODEL, Running, chat, data_url, idle, image_part, serving, user, wait_until
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
-POSTS = (CHAT, COMPLETE, "/v1/responses", "/tokenize", "/detokenize")
+POSTS = (
+    CHAT, COMPLETE, "/v1/responses", "/tokenize", "/detokenize", "/v1/embeddings", "/classify", "/pooling", "/score",
+    "/v2/rerank",
+)  # fmt: skip
 ROUTES = [("POST", path) for path in POSTS] + [
     ("GET", path) for path in ("/v1/models", "/v1/models/tiny", "/version", "/metrics", "/openapi.json", "/nothing")
 ]
@@ -107,7 +110,7 @@ def test_row_2_values_are_counted_as_bytes(llm: AsyncLLM) -> None:
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([
             "model", "messages", "prompt", "role", "content", "type", "text", "image_url", "stop", "n", "logit_bias",
             "stream", "stream_options", "seed", "max_tokens", "uuid", "url", "tokens", "priority", "top_k",
-            "input", "instructions", "include",
+            "input", "instructions", "include", "text_1", "documents", "query", "dimensions", "top_n", "task",
         ]), inner, max_size=6),
         max_leaves=20,
     ),
@@ -175,7 +178,7 @@ def test_row_3_type_method_route(running: Running) -> None:
         refused = running.get(path)
         error_of(refused, 405)
         assert refused.headers["allow"] == "POST"
-    for path in ("/", "/v1", "/v1/embeddings", "/docs", "/redoc", "/v1/chat/completions/", "/%00"):
+    for path in ("/", "/v1", "/v2", "/docs", "/redoc", "/v1/chat/completions/", "/%00"):
         error_of(running.post(path, {}), 404)
     assert running.post(CHAT, content=json.dumps(chat(user("x"))).encode(), headers={
         "Content-Type": "Application/JSON; charset=utf-8"

@@ -44,7 +44,8 @@ exit status:
 """
 _OPTIONS = (
     "served_model_name", "allowed_local_media_path", "enable_mm_embeds", "allow_request_templates",
-    "allowed_template_kwargs", "allowed_mm_processor_kwargs", "max_window_size", "request_timeout",
+    "allowed_template_kwargs", "allowed_mm_processor_kwargs", "max_window_size", "score_template",
+    "request_timeout",
 )  # fmt: skip
 """The server's options that mean something without one."""
 

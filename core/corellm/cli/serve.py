@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from corellm.server.tracing import Tracing
 
 _HELP = """\
-Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/transcriptions, /v1/models,
-/tokenize, /detokenize, /health, /ready, /version, /openapi.json and /metrics. Only this machine can reach the server,
-nothing is fetched and no file is read for a request, unless options say so."""
+Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/transcriptions, or of a model
+that pools /v1/embeddings, /classify, /score, /rerank and /pooling; and /v1/models, /tokenize, /detokenize, /health,
+/ready, /version, /openapi.json and /metrics. Only this machine can reach the server, nothing is fetched and no file is
+read for a request, unless options say so."""
 
 _EPILOG = """\
 examples:
   corellm serve demo
   corellm serve demo-video --port 9000 --max-model-len 2048
   corellm serve llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 32
+  corellm serve demo --convert embed            # /v1/embeddings in place of chat
   corellm serve --config server.yaml            # options by name, `model:` among them
 
 ask it:

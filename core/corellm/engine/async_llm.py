@@ -97,6 +97,16 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         return self.engine.scheduler.limits.max_total_tokens
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may have: `generate`, or those of a model that pools."""
+        return self.engine.tasks
+
+    @property
+    def labels(self) -> Mapping[int, str]:
+        """Names of the model's classes by number, as its configuration states them."""
+        return getattr(self.engine.context.hf_config, "id2label", None) or {}
+
+    @property
     def input_processor(self) -> InputProcessor:
         """Prepares prompts, in any thread, without running them."""
         return self.engine.input_processor

@@ -102,6 +102,11 @@ class LLMEngine(NotPicklable):
             raise EngineDeadError("the engine was shut down; make a new one")
         return self._runner
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may have."""
+        return self.use.tasks
+
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
         """Make the engine that a model needs from flat keyword arguments, `model=` at least."""

@@ -17,7 +17,6 @@ from corellm.engine.pooled_outputs import PooledOutputs
 from corellm.engine.request import Request
 from corellm.engine.truncation import truncated_right
 from corellm.errors import CorellmError, InvalidParameterError
-from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.fork_safety import check_process
 
@@ -37,25 +36,18 @@ class PoolingEngine(LLMEngine):
         self.pooler = cast(Any, self.runner).pooler
         self.output_processor = cast(OutputProcessor, PooledOutputs())  # it has the methods that the engine calls
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may have."""
+        return cast(tuple[str, ...], self.pooler.tasks)
+
     def own_params(self, given: Any) -> Any:
         """A request's parameters, checked.
 
         Raises:
             InvalidParameterError: no `PoolingParams`, or of a task that the model was not loaded for.
         """
-        if not isinstance(given, PoolingParams):
-            if given is None or isinstance(given, SamplingParams):
-                self.use.check_task("generate")
-            raise InvalidParameterError(
-                f"pooling_params must be a PoolingParams, got {type(given).__name__}", param="pooling_params"
-            )
-        self.use.check_task(given.task)
-        if given.task not in self.pooler.tasks:
-            raise InvalidParameterError(
-                f"the model has no task {given.task!r}: it has {', '.join(self.pooler.tasks)}"
-                + (" (a score needs a head with one label)" if given.task == "score" else ""),
-                param="task",
-            )
+        self.use.check_params(given, self.tasks)
         self.pooler.check(given)
         return given
 

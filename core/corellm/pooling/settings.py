@@ -6,9 +6,13 @@ The tables are all there is; knows names only, no model and no tensor.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from corellm.errors import ConfigError, InvalidParameterError
+from corellm.pooling_params import PoolingParams
+from corellm.sampling_params import SamplingParams
 
 RUNNERS = ("auto", "generate", "pooling", "draft")
 CONVERTS = ("auto", "none", "embed", "classify")
@@ -68,6 +72,30 @@ class Use:
             raise InvalidParameterError(
                 f"the model was loaded with runner={self.runner!r}, convert={self.convert!r}, which has no task "
                 f"{task!r} (it has {', '.join(self.tasks) or 'those of its class'}); {_WAYS[task]}",
+                param="task",
+            )
+
+    def check_params(self, given: Any, tasks: Sequence[str]) -> None:
+        """Refuse parameters of a request that a model for pooling does not take.
+
+        Args:
+            given: of the request.
+            tasks: those of the loaded model, which may have less than its settings allow.
+
+        Raises:
+            InvalidParameterError: no `PoolingParams`, or of a task that the model was not loaded for.
+        """
+        if not isinstance(given, PoolingParams):
+            if given is None or isinstance(given, SamplingParams):
+                self.check_task("generate")
+            raise InvalidParameterError(
+                f"pooling_params must be a PoolingParams, got {type(given).__name__}", param="pooling_params"
+            )
+        self.check_task(given.task)
+        if given.task not in tasks:
+            raise InvalidParameterError(
+                f"the model has no task {given.task!r}: it has {', '.join(tasks)}"
+                + (" (a score needs a head with one label)" if given.task == "score" else ""),
                 param="task",
             )
 

@@ -12,6 +12,8 @@ room, which needs `corellm[serve]`. In reading order:
     preparation     a request to a prompt: `conversation` checks messages; `media_sources` loads what they name, by
                     `fetching` and from `embeddings`
     sampling        a request to sampling parameters
+    pooled          runs the inputs of a request to a model that pools, with `scoring` of pairs; `uses` says which
+                    server to start instead
     errors          what clients are told
     logs            one line per request; `metrics` and `tracing` count and time them, by their `stages`
     engine_process  the engine in a process of its own

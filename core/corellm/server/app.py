@@ -14,7 +14,9 @@ from corellm.server.endpoints.audio import audio_routes
 from corellm.server.endpoints.chat import chat_routes
 from corellm.server.endpoints.completions import completion_routes
 from corellm.server.endpoints.models import model_routes
+from corellm.server.endpoints.pooling import pooling_routes
 from corellm.server.endpoints.responses import response_routes
+from corellm.server.endpoints.scores import score_routes
 from corellm.server.endpoints.status import status_routes
 from corellm.server.endpoints.tokens import token_routes
 from corellm.server.errors import ApiError, as_api_error
@@ -34,7 +36,8 @@ def make_app(service: Service) -> ASGIApp:
     )  # fmt: skip
     declared = [*app.routes]
     for routes in (
-        chat_routes, response_routes, completion_routes, audio_routes, token_routes, model_routes, status_routes,
+        chat_routes, response_routes, completion_routes, audio_routes, pooling_routes, score_routes, token_routes,
+        model_routes, status_routes,
     ):  # fmt: skip
         router = routes(service)
         declared += router.routes

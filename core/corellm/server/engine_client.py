@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.metrics import Metric
 from corellm.errors import EngineDeadError
 from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 
 
@@ -31,6 +33,14 @@ class EngineClient(Protocol):
     def input_processor(self) -> InputProcessor:
         """Prepares prompts, in any thread, without running them."""
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may have: `generate`, or those of a model that pools."""
+
+    @property
+    def labels(self) -> Mapping[int, str]:
+        """Names of the model's classes by number, as its configuration states them."""
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests without any."""
 
@@ -41,6 +51,11 @@ class EngineClient(Protocol):
         self, prompt: Any, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt, which may be a `ProcessedPrompt`; closing the iteration aborts the request."""
+
+    def encode(
+        self, prompt: Any, pooling_params: PoolingParams
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Pool a prompt, which may be a `ProcessedPrompt`; closing the iteration aborts the request."""
 
     async def check_health(self) -> None:
         """Raise an `EngineDeadError` if the engine stopped."""

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.server.errors import ApiError
 from corellm.server.stages import note_stages
 
@@ -56,7 +57,7 @@ class Exchange:
         """That the engine has returned, also if the request was aborted then."""
         self.stages = note_stages()
         """What was done for it before the engine, and when."""
-        self.outputs: list[RequestOutput] = []
+        self.outputs: list[RequestOutput | PoolingRequestOutput[PoolingOutput]] = []
         """The last output of each of its prompts, when they ended."""
         self.ended: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
         """Set when it must end early: None if the client is not there any more."""

@@ -29,6 +29,10 @@ class RequestLimits:
     """Most images, videos and audio items of a conversation; the model may take fewer."""
     max_prompts: int = 128
     """Most prompts of one `/v1/completions` request; prompts times `n` are limited to four times as many."""
+    max_inputs: int = 2048
+    """Most inputs of one request to a model that pools, or documents to score; each is a request of the engine."""
+    max_result_values: int = 1 << 24
+    """Most numbers in the results of one such request: dimensions, times inputs, or tokens where each has a result."""
     max_tokens: int | None = None
     """Most tokens that a request may ask for; None for as many as the model takes."""
     max_n: int = 16

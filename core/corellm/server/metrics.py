@@ -72,7 +72,7 @@ class ServerMetrics:
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count an exchange; `route` is as declared."""
         self._requests.labels(route, exchange.outcome).inc()
-        if exchange.outcome == "ok" and exchange.num_output_tokens:
+        if exchange.outcome == "ok" and exchange.outputs:
             self._seconds.observe(time.monotonic() - exchange.began)
 
     def text(self, engine_metrics: Sequence[engine.Metric]) -> bytes:

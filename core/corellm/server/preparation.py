@@ -15,6 +15,7 @@ from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.preparation_pools import PreparationPools
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.server.conversation import CheckedMessages, Source, check_counts, check_messages
 from corellm.server.engine_client import EngineClient
@@ -58,8 +59,7 @@ class Preparation:
         checked = check_messages(
             request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
         )
-        with stage("fetch"):
-            await self._sources.load(checked.sources)
+        await self.load(checked)
         return await self._checked(
             checked, mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options
         )
@@ -79,16 +79,39 @@ class Preparation:
         check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
         return await self._checked(checked, cache_salt=salt)
 
+    async def load(self, checked: CheckedMessages) -> None:
+        """Load the media that messages name.
+
+        Raises:
+            ApiError: names the part at fault.
+        """
+        with stage("fetch"):
+            await self._sources.load(checked.sources)
+
+    async def rendered(
+        self, checked: CheckedMessages, template: str, *, salt: str | None, priority: int | None
+    ) -> ProcessedPrompt:
+        """The prompt of messages whose media are loaded, by a template of the server's own.
+
+        Raises:
+            ApiError, CorellmError: what is wrong; names the part at fault.
+        """
+        return await self._checked(
+            checked, chat_template=template, add_generation_prompt=False, cache_salt=salt, priority=priority or 0
+        )
+
     async def _checked(self, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
         process = partial(self._client.input_processor.process_chat, checked.messages, **options)
         takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
         return await self.in_pool(lambda: _located(checked, process), takes_long or "chat_template" in options)
 
-    async def prompt(self, prompt: Prompt, where: str, *, salt: str | None, priority: int | None) -> ProcessedPrompt:
+    async def prompt(
+        self, prompt: Prompt | Mapping[str, Any], where: str, *, salt: str | None, priority: int | None
+    ) -> ProcessedPrompt:
         """A prompt of text or token ids.
 
         Args:
-            prompt: the client's.
+            prompt: the client's, or made of what it sent: then with the keys that the engine takes.
             where: its place in the request.
             salt: of the client's caches.
             priority: lower runs first.
@@ -96,11 +119,13 @@ class Preparation:
         Raises:
             ApiError, CorellmError: what is wrong.
         """
-        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        fields = {key: prompt, "cache_salt": salt, "priority": priority or 0}
+        if not isinstance(prompt, Mapping):
+            prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+        length = len(prompt.get("prompt") or prompt.get("prompt_token_ids", ()))
+        fields = {**prompt, "cache_salt": salt, "priority": priority or 0}
         process = partial(self._client.input_processor.process, fields)
         try:
-            return await self.in_pool(process, len(prompt) > CHEAP_CHARACTERS)
+            return await self.in_pool(process, length > CHEAP_CHARACTERS)
         except RequestError as error:
             raise ApiError(error.status, f"{where}: {error}", param=getattr(error, "param", None) or where) from error
 
@@ -125,6 +150,25 @@ class Preparation:
                 400,
                 f"{where}: the prompt has {length} tokens, and with {wanted} to generate that is more than the {limit} "
                 "that this model takes; shorten the prompt, or generate fewer",
+                param=where,
+                code="context_length_exceeded",
+            )
+
+    def check_length(self, prompt: ProcessedPrompt, params: PoolingParams, where: str) -> None:
+        """Check the length of a prompt that is pooled.
+
+        Raises:
+            ApiError: it is too long, with both numbers.
+        """
+        limit, kept = self._client.max_model_len, params.truncate_prompt_tokens
+        length = len(prompt.token_ids)
+        if kept is not None:
+            length = min(length, limit if kept == -1 else kept)
+        if length > limit:
+            raise ApiError(
+                400,
+                f"{where}: the prompt has {length} tokens, more than the {limit} that this model takes; shorten it, or "
+                "set truncate_prompt_tokens to -1",
                 param=where,
                 code="context_length_exceeded",
             )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.server.engine_client import EngineClient
 from corellm.server.errors import ApiError
@@ -18,6 +20,7 @@ from corellm.server.media_sources import Fetcher
 from corellm.server.metrics import ServerMetrics
 from corellm.server.options import ServerConfig
 from corellm.server.preparation import Preparation
+from corellm.server.uses import check_tasks
 
 if TYPE_CHECKING:  # needs corellm[otel]
     from corellm.server.tracing import Tracing
@@ -51,20 +54,24 @@ class Service:
         self._fetcher = fetcher
         self.tracing = tracing
 
-    def check_model(self, name: str | None) -> str:
+    def check_model(self, name: str | None, *tasks: str) -> str:
         """The model's name, as the client gave it; None for any.
 
+        Args:
+            name: of the request.
+            tasks: of which the model must have one; none where it does not matter.
+
         Raises:
-            ApiError: 404, another model.
+            ApiError: 404, another model; 400, it has none of the tasks.
         """
-        if name is None:
-            return self.names[0]
-        if name not in self.names:
+        if name is not None and name not in self.names:
             raise ApiError(
                 404, f"there is no model {name[:100]!r} here; there is {', '.join(self.names)}", param="model",
                 code="model_not_found",
             )  # fmt: skip
-        return name
+        if tasks:
+            check_tasks(self.client.tasks, tasks)
+        return self.names[0] if name is None else name
 
     async def generate(
         self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams
@@ -88,6 +95,16 @@ class Service:
         """The final output of a prompt."""
         async with contextlib.aclosing(self.generate(exchange, prompt, params)) as outputs:
             return [output async for output in outputs][-1]
+
+    async def pool(
+        self, exchange: Exchange, prompt: ProcessedPrompt, params: PoolingParams
+    ) -> PoolingRequestOutput[PoolingOutput]:
+        """The result of a prompt; the request is aborted when this is cancelled."""
+        self.metrics.prepared(exchange, len(prompt.token_ids))
+        async with contextlib.aclosing(self.client.encode(prompt, params)) as outputs:
+            (output,) = [output async for output in outputs]
+        exchange.outputs.append(output)
+        return output
 
     async def close(self) -> None:
         """End the threads of preparation, fetching and tracing. The engine is not the service's own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,6 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from corellm import __version__
 from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingRequestOutput
 from corellm.server.exchange import Exchange
 from corellm.server.logs import PROBES
 from corellm.server.stages import Stage
@@ -32,6 +33,7 @@ _OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/v1/audio/transcriptions": "chat",
+    "/v1/embeddings": "embeddings",
 }
 _PARAMETERS = {
     "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
@@ -122,18 +124,18 @@ def _parameters(body: dict[str, Any]) -> _Attributes:
 
 def _usage(exchange: Exchange) -> _Attributes:
     first = [o.metrics.first_token_ts for o in exchange.outputs if o.metrics and o.metrics.first_token_ts is not None]
+    completions = [one for output in exchange.outputs if isinstance(output, RequestOutput) for one in output.outputs]
+    reasons = [completion.finish_reason or "abort" for completion in completions]
     return {
         "gen_ai.usage.input_tokens": exchange.num_prompt_tokens,
         "gen_ai.usage.output_tokens": exchange.num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": sum(output.num_cached_tokens for output in exchange.outputs),
-        "gen_ai.response.finish_reasons": [
-            completion.finish_reason or "abort" for output in exchange.outputs for completion in output.outputs
-        ],
+        **({"gen_ai.response.finish_reasons": reasons} if reasons else {}),
         **({"gen_ai.response.time_to_first_chunk": min(first) - exchange.began} if first else {}),
     }
 
 
-def _stages_in_engine(outputs: list[RequestOutput]) -> Iterator[Stage]:
+def _stages_in_engine(outputs: Sequence[RequestOutput | PoolingRequestOutput[Any]]) -> Iterator[Stage]:
     """The stages of each prompt that the engine has begun."""
     for output in outputs:
         times = output.metrics
@@ -143,6 +145,8 @@ def _stages_in_engine(outputs: list[RequestOutput]) -> Iterator[Stage]:
         if times.first_token_ts is not None and times.last_token_ts is not None:
             yield Stage("prefill", times.scheduled_ts, times.first_token_ts)
             yield Stage("decode", times.first_token_ts, times.last_token_ts)
+        elif isinstance(output, PoolingRequestOutput) and times.finished_time is not None:
+            yield Stage("prefill", times.scheduled_ts, times.finished_time)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -56,7 +56,7 @@ class Progress:
         if finished.told is not None:
             self._tell(finished.told)
         if not self._bar.disable:
-            shown = f"output {self._rate:.0f} tok/s, {self.failures.total()} failed"
+            shown = f"{self._kind} {self._rate:.0f} tok/s, {self.failures.total()} failed"
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update()
         elif time.monotonic() - self._last_shown >= _LINE_SECONDS:
@@ -76,9 +76,10 @@ class Progress:
         if failed:
             rows.append("failed     " + ", ".join(f"{num} x {kind}" for kind, num in self.failures.most_common()))
         if self.num_done > self.num_before:
+            told = f", {self._num_output_tokens} of outputs" if self._num_output_tokens else ""
             rows.append(
-                f"tokens     {self._num_prompt_tokens} of prompts, {self._num_output_tokens} of outputs, in "
-                f"{self._seconds:.1f} s: {self._rate:.1f} output tokens/s"
+                f"tokens     {self._num_prompt_tokens} of prompts{told}, in {self._seconds:.1f} s: {self._rate:.1f} "
+                f"{self._kind} tokens/s"
             )
         return "\n".join(rows)
 
@@ -87,8 +88,13 @@ class Progress:
         return max(time.monotonic() - self._began, 1e-6)
 
     @property
+    def _kind(self) -> str:
+        """Whose tokens are told per second: a model that pools has no outputs of tokens."""
+        return "prompt" if self._num_prompt_tokens and not self._num_output_tokens else "output"
+
+    @property
     def _rate(self) -> float:
-        return self._num_output_tokens / self._seconds
+        return (self._num_output_tokens or self._num_prompt_tokens) / self._seconds
 
     def _count(self, failure: str | None) -> None:
         self.num_done += 1
@@ -98,8 +104,8 @@ class Progress:
     def _line(self) -> str:
         left = self._seconds / (self.num_done - self.num_before) * (self.total - self.num_done)
         return (
-            f"corellm batch: {self.num_done} of {self.total} requests done, {self.failures.total()} failed, output "
-            f"{self._rate:.0f} tok/s, {tqdm.format_interval(left)} left"
+            f"corellm batch: {self.num_done} of {self.total} requests done, {self.failures.total()} failed, "
+            f"{self._kind} {self._rate:.0f} tok/s, {tqdm.format_interval(left)} left"
         )
 
     def _tell(self, failure: str) -> None:

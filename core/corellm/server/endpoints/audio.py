@@ -34,7 +34,7 @@ def audio_routes(service: Service) -> APIRouter:
         """Write down what is said."""
         exchange = exchange_of(request.scope)
         body = _read(exchange.body)
-        service.check_model(body.model)
+        service.check_model(body.model, "generate")
         body.check_format()
         params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
         prompt = await service.preparation.audio(body.file.content, body.instruction, salt=exchange.salt)

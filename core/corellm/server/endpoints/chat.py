@@ -29,7 +29,7 @@ def chat_routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Complete a conversation."""
         exchange = exchange_of(request.scope)
-        model = service.check_model(body.model)
+        model = service.check_model(body.model, "generate")
         params = chat_params(body, service.client.get_default_sampling_params(), service.config.limits)
         prompt = await service.preparation.conversation(body, salt=exchange.salt, priority=body.priority)
         is_capped = body.max_tokens is not None or body.max_completion_tokens is not None

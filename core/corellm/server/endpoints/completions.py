@@ -32,7 +32,7 @@ def completion_routes(service: Service) -> APIRouter:
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Complete prompts."""
         exchange = exchange_of(request.scope)
-        model = service.check_model(body.model)
+        model = service.check_model(body.model, "generate")
         params = completion_params(body, service.client.get_default_sampling_params(), service.config.limits)
         given = body.prompts
         prompts = await _prepare(service, body, given, exchange, params)

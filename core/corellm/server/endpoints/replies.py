@@ -38,6 +38,11 @@ STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 """Events instead of a JSON object, for the OpenAPI document."""
 
 
+def declared(model: type[BaseModel]) -> dict[str, Any]:
+    """What the route of a POST without streams declares: its response, for the OpenAPI document."""
+    return {"responses": {200: {"model": model}, **ERRORS}, "response_model": None}
+
+
 class _ReadRequest(Request):
     """A request whose body the gate has read, checked and parsed."""
 

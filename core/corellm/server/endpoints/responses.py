@@ -35,7 +35,7 @@ def response_routes(service: Service) -> APIRouter:
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Complete a conversation, as a model response."""
         exchange = exchange_of(request.scope)
-        model = service.check_model(body.model)
+        model = service.check_model(body.model, "generate")
         params = responses_params(body, service.client.get_default_sampling_params(), service.config.limits)
         prompt = await service.preparation.conversation(body, salt=exchange.salt, priority=body.priority)
         is_capped = body.max_output_tokens is not None

@@ -17,18 +17,29 @@ import sys
 import time
 from typing import Any
 
-from corellm.config import EngineConfig
 from corellm.engine import maintenance
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import read_metrics
 from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
 from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.server.engine_process import messages
 from corellm.server.engine_process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.server.engine_process.faults import to_fault
 from corellm.server.engine_process.items import unpack_items
-from corellm.server.engine_process.messages import Abort, Add, Call, Delta, Failed, Outputs, Ready, Returned, Start
+from corellm.server.engine_process.messages import (
+    Abort,
+    Add,
+    Call,
+    Delta,
+    Failed,
+    Outputs,
+    Pooled,
+    Ready,
+    Returned,
+    Start,
+)
 from corellm.worker.process import freeze_loaded
 
 logger = logging.getLogger(__name__)
@@ -79,7 +90,8 @@ class EngineLoop:
         try:
             features = unpack_items(message.items, file)
             prompt = ProcessedPrompt(None, message.token_ids, features, message.cache_salt, message.priority)
-            self._engine.add_request(message.request_id, prompt, message.params, arrival_time=message.arrival_time)
+            params: Any = message.pooling_params or message.params
+            self._engine.add_request(message.request_id, prompt, params, arrival_time=message.arrival_time)
         except Exception as error:  # no request may end the engine
             logger.debug("a request was refused", exc_info=True)
             self._send([Delta(message.request_id, [], True, fault=to_fault(error))])
@@ -117,12 +129,15 @@ class EngineLoop:
         else:
             self._engine.abort_request(deltas[0].request_id, silently=True)
             error = RequestFailedError(
-                f"a step's output takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; ask for fewer log-probabilities"
+                f"a step's output takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; ask for fewer "
+                "log-probabilities, or for the results of fewer tokens"
             )
             self._send([Delta(deltas[0].request_id, [], True, fault=to_fault(error))])
 
 
-def _delta(output: RequestOutput) -> Delta:
+def _delta(output: RequestOutput | PoolingRequestOutput[PoolingOutput]) -> Delta:
+    if isinstance(output, PoolingRequestOutput):
+        return _pooled_delta(output)
     return Delta(
         output.request_id,
         output.outputs,
@@ -131,6 +146,19 @@ def _delta(output: RequestOutput) -> Delta:
         output.metrics if output.finished else None,
         output.prompt_logprobs,
         None if output.error is None else to_fault(output.error),
+    )
+
+
+def _pooled_delta(output: PoolingRequestOutput[PoolingOutput]) -> Delta:
+    data = None if output.outputs is None else output.outputs.data
+    return Delta(
+        output.request_id,
+        [],
+        True,
+        output.num_cached_tokens,
+        output.metrics,
+        fault=None if output.error is None else to_fault(output.error),
+        pooled=None if data is None else Pooled(data.shape, data.tobytes()),
     )
 
 
@@ -144,6 +172,7 @@ def _ready(engine: LLMEngine) -> Ready:
         max_num_seqs=scheduler.max_num_seqs,
         block_size=engine.config.cache.block_size,
         num_kv_blocks=scheduler.blocks.capacity,
+        tasks=engine.tasks,
     )
 
 
@@ -153,7 +182,7 @@ def _serve(channel: Channel) -> None:
     start = messages.decode_to_engine(data)
     assert isinstance(start, Start)
     logging.basicConfig(level=start.log_level, format="%(name)s: %(message)s")
-    engine = LLMEngine(EngineConfig.from_kwargs(**start.engine_args))
+    engine = LLMEngine.from_kwargs(**start.engine_args)
     channel.send(messages.encode(_ready(engine)))
     freeze_loaded()
     try:

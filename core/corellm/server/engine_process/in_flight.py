@@ -5,9 +5,12 @@ Knows what the engine is not asked to send back: the prompt, and what it sent be
 
 from __future__ import annotations
 
+import numpy as np
+
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.server.engine_process.faults import to_error
 from corellm.server.engine_process.messages import Delta
 
@@ -44,3 +47,26 @@ class InFlightRequest:
         if self._joins:
             self._newest = output = output if self._newest is None else self._newest.followed_by(output)
         return output
+
+
+class PooledInFlight:
+    """One request of a model that pools: its only delta is its output.
+
+    Args:
+        prompt: as it was sent.
+    """
+
+    def __init__(self, prompt: ProcessedPrompt) -> None:
+        self._prompt = prompt
+
+    def output(self, delta: Delta) -> PoolingRequestOutput[PoolingOutput]:
+        """The output that the delta makes."""
+        pooled = delta.pooled
+        return PoolingRequestOutput(
+            delta.request_id,
+            None if pooled is None else PoolingOutput(np.frombuffer(pooled.data, np.float32).reshape(pooled.shape)),
+            self._prompt.token_ids,
+            delta.num_cached_tokens,
+            metrics=delta.metrics,
+            error=None if delta.fault is None else to_error(delta.fault),
+        )

@@ -13,6 +13,7 @@ import msgspec
 from corellm.multimodal.fields import MultiModalField
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.server.engine_process.faults import Fault
 
@@ -50,12 +51,14 @@ class Add(_Message):
 
     request_id: str
     token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams | None
+    """None for a request of a model that pools."""
     items: list[Item]
     cache_salt: str | None
     priority: int
     arrival_time: float
     """Of `time.monotonic()`, which is the same in all processes."""
+    pooling_params: PoolingParams | None = None
 
 
 class Abort(_Message):
@@ -87,6 +90,15 @@ class Ready(_Message):
     max_num_seqs: int
     block_size: int
     num_kv_blocks: int
+    tasks: tuple[str, ...]
+    """That requests may have."""
+
+
+class Pooled(msgspec.Struct, array_like=True):
+    """An array of float32."""
+
+    shape: tuple[int, ...]
+    data: bytes
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -100,6 +112,8 @@ class Delta(msgspec.Struct, array_like=True):
     """With the last delta only: they would be half of all others."""
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     fault: Fault | None = None
+    pooled: Pooled | None = None
+    """The result of a request that was pooled."""
 
 
 class Outputs(_Message):

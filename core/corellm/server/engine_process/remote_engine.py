@@ -15,20 +15,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from corellm.config import EngineConfig
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.locating import locate
-from corellm.engine.truncation import truncated
+from corellm.engine.truncation import truncated, truncated_right
 from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
 from corellm.outputs import RequestOutput
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.server.engine_process import messages
 from corellm.server.engine_process.channel import MAX_MESSAGE_BYTES
 from corellm.server.engine_process.faults import to_error
 from corellm.server.engine_process.front_end import open_front_end
-from corellm.server.engine_process.in_flight import InFlightRequest
+from corellm.server.engine_process.in_flight import InFlightRequest, PooledInFlight
 from corellm.server.engine_process.items import pack_items
 from corellm.server.engine_process.messages import (
     Abort,
@@ -77,9 +78,10 @@ class RemoteEngine:
         """Traces are the other process's."""
         self.num_steps = 0
         """Steps that the engine finished."""
+        self.use = located.use
         self._default_params = located.sampling
         self._last_heard = time.monotonic()
-        self._requests: dict[str, InFlightRequest] = {}
+        self._requests: dict[str, InFlightRequest | PooledInFlight] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._call_numbers = itertools.count()
         self._reader: threading.Thread | None = None
@@ -113,8 +115,19 @@ class RemoteEngine:
         """As `LLMEngine.get_default_sampling_params`."""
         return self._default_params.clone()
 
-    def own_params(self, given: SamplingParams | None) -> SamplingParams:
-        """As `LLMEngine.own_params`."""
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may have."""
+        return self.sizes.tasks
+
+    def own_params(self, given: SamplingParams | PoolingParams | None) -> SamplingParams | PoolingParams:
+        """As `LLMEngine.own_params`; what the model's pooler refuses comes as an output."""
+        if self.use.runner == "pooling":
+            self.use.check_params(given, self.tasks)
+        elif isinstance(given, PoolingParams):
+            self.use.check_task(given.task)
+        if isinstance(given, PoolingParams):
+            return given
         return self.get_default_sampling_params() if given is None else params_copy(given)
 
     def has_unfinished_requests(self) -> bool:
@@ -122,7 +135,12 @@ class RemoteEngine:
         return False
 
     def add_request(
-        self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, *, arrival_time: float
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: SamplingParams | PoolingParams,
+        *,
+        arrival_time: float,
     ) -> None:
         """As `LLMEngine.add_request`, for a prepared prompt; what the engine refuses comes as an output.
 
@@ -130,19 +148,36 @@ class RemoteEngine:
             RequestError: the request is wrong; nothing was sent.
             EngineDeadError: the process ended.
         """
+        longest = self.sizes.max_total_tokens
+        if isinstance(params, PoolingParams):
+            prompt = truncated_right(prompt, params.truncate_prompt_tokens, longest, self.input_processor.end_tokens)
+            self._add(request_id, prompt, PooledInFlight(prompt), None, params, arrival_time)
+            return
         self.input_processor.check_params(params)
-        prompt = truncated(prompt, params, self.sizes.max_total_tokens)
-        kind = params.output_kind
-        if kind is RequestOutputKind.CUMULATIVE:
+        prompt = truncated(prompt, params, longest)
+        joins = params.output_kind is RequestOutputKind.CUMULATIVE
+        if joins:
             params.output_kind = RequestOutputKind.DELTA
+        self._add(request_id, prompt, InFlightRequest(prompt, joins=joins), params, None, arrival_time)
+
+    def _add(
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        in_flight: InFlightRequest | PooledInFlight,
+        params: SamplingParams | None,
+        pooling_params: PoolingParams | None,
+        arrival_time: float,
+    ) -> None:
         items, file = pack_items(prompt.features)
+        salt, priority = prompt.cache_salt, prompt.priority
         try:
             data = messages.encode(
-                Add(request_id, prompt.token_ids, params, items, prompt.cache_salt, prompt.priority, arrival_time)
+                Add(request_id, prompt.token_ids, params, items, salt, priority, arrival_time, pooling_params)
             )
             if len(data) > MAX_MESSAGE_BYTES:
                 raise PromptTooLongError(f"the prompt has {len(prompt.token_ids)} tokens; shorten it")
-            self._requests[request_id] = InFlightRequest(prompt, joins=kind is RequestOutputKind.CUMULATIVE)
+            self._requests[request_id] = in_flight
             self._send_data(data, file)
         finally:
             if file is not None:
@@ -232,7 +267,7 @@ class RemoteEngine:
                 continue  # aborted meanwhile
             if delta.finished:
                 self._requests.pop(delta.request_id, None)
-            outputs.append(request.output(delta))
+            outputs.append(cast(RequestOutput, request.output(delta)))
         deliver(outputs)
 
     def _return(self, message: Returned) -> None:

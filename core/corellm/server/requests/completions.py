@@ -14,6 +14,19 @@ _TokenIds = Annotated[list[int], FIRST_ERROR]
 _Texts = Annotated[list[str], FIRST_ERROR]
 Prompt = str | list[int]
 """One prompt, as text or token ids."""
+Prompts = Annotated[
+    str | _TokenIds | _Texts | Annotated[list[_TokenIds], FIRST_ERROR], Field(union_mode="left_to_right")
+]
+"""One or several prompts."""
+
+
+def each_prompt(given: Prompts) -> list[Prompt]:
+    """The prompts, one or several."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [[token for token in given if isinstance(token, int)]]
+    return [prompt for prompt in given if not isinstance(prompt, int)]
 
 
 class CompletionRequest(CompletionFields):
@@ -25,9 +38,7 @@ class CompletionRequest(CompletionFields):
         "suffix": (("",), "models cannot fill in; give the text before as the prompt"),
     }
 
-    prompt: Annotated[
-        str | _TokenIds | _Texts | Annotated[list[_TokenIds], FIRST_ERROR], Field(union_mode="left_to_right")
-    ]
+    prompt: Prompts
     """Text or token ids, or a list of either."""
     echo: bool | None = None
     """Put the prompt before the output."""
@@ -37,8 +48,4 @@ class CompletionRequest(CompletionFields):
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts, one or several."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[token for token in self.prompt if isinstance(token, int)]]
-        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+        return each_prompt(self.prompt)

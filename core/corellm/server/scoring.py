@@ -1,0 +1,172 @@
+"""Scores queries with documents: one prompt per pair where the model reads both together, else compared embeddings.
+
+A side is text, which is read as it is, or parts with items, whose text is text. Knows prompts and vectors; knows no
+endpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.pooled_calls import join_pair
+from corellm.pooling.scoring import cosine, max_sim
+from corellm.server.conversation import CheckedMessages, check_messages
+from corellm.server.errors import ApiError
+from corellm.server.exchange import Exchange
+from corellm.server.pooled import count_inputs, pool_all
+from corellm.server.requests.pooling import PairsFields
+from corellm.server.requests.pooling import Side as GivenSide
+from corellm.server.responses.pooling import Pooled, data_of
+from corellm.server.service import Service
+from corellm.server.tasks import all_results
+
+_T = TypeVar("_T")
+_ALONE = "{{ messages[0]['content'] }}"
+_PLACES = re.compile(r"(\{query\}|\{document\})")
+
+
+@dataclass(frozen=True)
+class Side:
+    """A query or a document."""
+
+    where: str
+    """Its place in the request."""
+    checked: CheckedMessages
+    """It, as one message."""
+
+    @property
+    def text(self) -> str | None:
+        """All of it, if it has no items."""
+        return None if self.checked.sources else "".join(part["text"] for part in self.checked.messages[0]["content"])
+
+
+class Scorer:
+    """Scores the pairs of one request.
+
+    Args:
+        service: the model.
+        exchange: the request.
+        body: how to score.
+    """
+
+    def __init__(self, service: Service, exchange: Exchange, body: PairsFields) -> None:
+        self._service, self._exchange, self._body = service, exchange, body
+        self._template = service.config.options.score_template
+
+    async def score(
+        self, queries: tuple[str, Sequence[GivenSide]], documents: tuple[str, Sequence[GivenSide]]
+    ) -> tuple[list[float], list[Pooled]]:
+        """The score of each document, and the outputs of all prompts that were run for it.
+
+        Args:
+            queries: the field's name; one query for all documents, or one for each.
+            documents: the field's name, and the documents.
+
+        Raises:
+            ApiError, CorellmError: what is wrong.
+        """
+        for name, given in (queries, documents):
+            count_inputs(self._service, self._exchange, name, len(given))
+        if len(queries[1]) not in (1, len(documents[1])):
+            told = f"{queries[0]} has {len(queries[1])} entries and {documents[0]} {len(documents[1])}"
+            raise ApiError(400, f"{told}; give one for all documents, or one for each", param=queries[0])
+        sides = [self._checked(name, given) for name, given in (queries, documents)]
+        await self._load([side for checked in sides for side in checked])
+        if "score" in self._service.client.tasks:
+            return await self._together(*sides)
+        return await self._apart(*sides)
+
+    def _checked(self, name: str, given: Sequence[GivenSide]) -> list[Side]:
+        limits, item_limits = self._service.config.limits, self._service.client.input_processor.mm_processor.limits
+        sides = []
+        for index, one in enumerate(given):
+            where, content = f"{name}[{index}]", [one]
+            if isinstance(one, dict) and "content" in one:
+                content = one["content"]
+                if len(one) > 1:
+                    raise ApiError(400, f"{where}: an object with content has nothing else", param=where)
+            message = {"role": "user", "content": content}
+            sides.append(Side(where, check_messages([message], limits, item_limits, field=name, skip=-index)))
+        return sides
+
+    async def _load(self, sides: Sequence[Side]) -> None:
+        """Load the items of all sides."""
+        sources = [source for side in sides for source in side.checked.sources]
+        limit = self._service.config.limits.max_items
+        if len(sources) > limit:
+            where = sources[limit].where
+            raise ApiError(
+                400, f"{where}: this is item {limit + 1} of the request, and {limit} are allowed", param=where
+            )
+        await self._service.preparation.load(CheckedMessages([], sources))
+
+    async def _together(self, queries: list[Side], documents: list[Side]) -> tuple[list[float], list[Pooled]]:
+        """Scores by a model that reads both of a pair."""
+        if self._body.late_interaction:
+            raise ApiError(
+                400, "late_interaction compares embeddings, and this model reads both together; leave it out",
+                param="late_interaction",
+            )  # fmt: skip
+        params = self._body.params("score", use_activation=self._body.use_activation)
+        prompts = await all_results(self._pair(query, document) for query, document in _pairs(queries, documents))
+        named = [(document.where, prompt) for document, prompt in zip(documents, prompts, strict=True)]
+        outputs = await pool_all(self._service, self._exchange, named, params)
+        return [float(data_of(output)[0]) for output in outputs], outputs
+
+    async def _apart(self, queries: list[Side], documents: list[Side]) -> tuple[list[float], list[Pooled]]:
+        """Scores by comparing embeddings, each made once."""
+        if self._body.use_activation is not None:
+            raise ApiError(
+                400, "use_activation is for models that read both together; leave it out", param="use_activation"
+            )
+        params = self._body.params("token_embed" if self._body.late_interaction else "embed")
+        sides = [*queries, *documents]
+        prompts = await all_results(map(self._alone, sides))
+        named = [(side.where, prompt) for side, prompt in zip(sides, prompts, strict=True)]
+        outputs = await pool_all(self._service, self._exchange, named, params)
+        compare = max_sim if self._body.late_interaction else cosine
+        pairs = _pairs(outputs[: len(queries)], outputs[len(queries) :])
+        return [compare(data_of(query), data_of(document)) for query, document in pairs], outputs
+
+    async def _alone(self, side: Side) -> ProcessedPrompt:
+        if side.text is None:
+            return await self._rendered(side.where, [side], _ALONE)
+        return await self._service.preparation.prompt(
+            side.text, side.where, salt=self._exchange.salt, priority=self._body.priority
+        )
+
+    async def _pair(self, query: Side, document: Side) -> ProcessedPrompt:
+        if query.text is not None and document.text is not None:
+            joined = join_pair(query.text, document.text, self._template)
+            return await self._service.preparation.prompt(
+                joined, document.where, salt=self._exchange.salt, priority=self._body.priority
+            )
+        ordered: list[Side] = []
+        template = ""
+        for piece in _PLACES.split(self._template):  # items are in the order of messages
+            if _PLACES.fullmatch(piece):
+                template += f"{{{{ messages[{len(ordered)}]['content'] }}}}"
+                ordered.append(query if piece == "{query}" else document)
+            else:
+                template += f"{{{{ {json.dumps(piece)} }}}}"
+        return await self._rendered(document.where, ordered, template)
+
+    async def _rendered(self, where: str, sides: Sequence[Side], template: str) -> ProcessedPrompt:
+        """A prompt of parts: their text is text, and items are where their parts are."""
+        messages = [side.checked.messages[0] for side in sides]
+        sources = [source for side in sides for source in side.checked.sources]
+        return await self._service.preparation.rendered(
+            CheckedMessages(messages, sources, where),
+            template,
+            salt=self._exchange.salt,
+            priority=self._body.priority,
+        )
+
+
+def _pairs(queries: list[_T], documents: list[_T]) -> list[tuple[_T, _T]]:
+    return list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
