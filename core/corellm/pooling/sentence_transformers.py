@@ -112,9 +112,8 @@ def _pooling_types(file: Path, stated: Mapping[str, Any]) -> tuple[str, ...]:
         switched = {name.removeprefix(prefix) for name, on in stated.items() if name.startswith(prefix) and on is True}
         older = {name: f"{name}_tokens" if name in ("max", "mean", "weightedmean") else name for name in _MODES}
         older["cls"] = "cls_token"
-        given = [name for name in _MODES if older[name] in switched] or ["mean"]
-        given += sorted(switched - set(older.values()))
-    modes = [given] if isinstance(given, str) else list(given)
+        given = [name for name in _MODES if older[name] in switched] + sorted(switched - set(older.values()))
+    modes = [given] if isinstance(given, str) else list(given) or ["mean"]
     unknown = [str(mode) for mode in modes if mode not in _MODES]
     if unknown:
         raise CheckpointError(
