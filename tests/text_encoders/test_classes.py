@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from corellm import LLM, PoolingParams
+from corellm import LLM, AsyncLLM, PoolingParams
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError, PromptError
 from tests.text_encoders.checkpoints import CLOSE, TEXTS, make_tiny_encoder
 
@@ -97,3 +99,21 @@ def test_wrong_heads_are_refused(tmp_path: Path) -> None:
     bare = make_tiny_encoder(tmp_path / "bare", "BertModel", type_vocab_size=2)
     with pytest.raises(CheckpointError, match=r"lacks weights the model needs: classifier\.bias"):
         LLM(bare, hf_overrides={"architectures": ["BertForSequenceClassification"]}, **OPTIONS)
+
+
+def test_pairs_at_once_through_async_llm(tmp_path: Path) -> None:
+    """Requests side by side equal each pair alone."""
+    make_tiny_encoder(tmp_path, "BertForSequenceClassification", num_labels=1, type_vocab_size=2)
+    with LLM(tmp_path, **OPTIONS) as llm:
+        expected = [output.outputs.score for output in llm.score("What?", list(TEXTS), use_tqdm=False)]
+
+    async def score(served: AsyncLLM, document: str) -> float:
+        params = PoolingParams(task="score")
+        (output,) = [o async for o in served.encode({"prompt": "What?", "text_pair": document}, params)]
+        return float(output.outputs.data[0])
+
+    async def run() -> list[float]:
+        with closing(AsyncLLM(tmp_path, **OPTIONS)) as served:
+            return await asyncio.gather(*(score(served, text) for text in TEXTS))
+
+    assert asyncio.run(run()) == pytest.approx(expected, abs=1e-5)

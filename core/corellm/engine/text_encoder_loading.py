@@ -45,7 +45,7 @@ def load_text_encoder(config: EngineConfig, opened: OpenedModel, on_failure: Exi
     encode = choose_forward(model.base_model, context.tokenizer, max_model_len)
     hidden, _ = encode(Batch([[0]], [None]))
     pooler = build_encoder_pooler(PoolerConfig.of(config.model.pooler_config), context, model, hidden.shape[-1])
-    if packing_helps(context.dtype, context.device):
+    if packing_helps(context.dtype, context.device, reads_short_texts=True):
         pack_linears(model)
 
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
