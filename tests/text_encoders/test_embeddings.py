@@ -17,6 +17,13 @@ from corellm.text_encoders.runner import TextEncoderRunner
 from tests.text_encoders.checkpoints import CLOSE, TEXTS, alone, make_tiny_encoder
 
 _DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0}
+_GEMMA = {
+    "use_bidirectional_attention": True,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 _MODERN = {"local_attention": 8, "global_attn_every_n_layers": 2, "num_hidden_layers": 3}
 KINDS: dict[str, tuple[dict[str, Any], type]] = {
     "BertModel": ({"type_vocab_size": 2}, Packed),
@@ -28,6 +35,8 @@ KINDS: dict[str, tuple[dict[str, Any], type]] = {
     "AlbertModel": ({"embedding_size": 16}, Packed),
     "ModernBertModel": (_MODERN, Packed),
     "EuroBertModel": ({"num_key_value_heads": 2}, Packed),
+    "NomicBertModel": ({"type_vocab_size": 2}, Packed),
+    "Gemma3TextModel": (_GEMMA, Packed),
     "MPNetModel": ({"pad_token_id": 1}, Padded),
     "DebertaV2Model": (_DEBERTA, Padded),
 }
@@ -56,6 +65,19 @@ def test_embeddings_equal_transformers(architecture: str, tmp_path: Path) -> Non
         torch.testing.assert_close(torch.as_tensor(output.outputs.embedding), expected, **CLOSE)
     expected = torch.nn.functional.normalize(alone(reference, tokens.prompt_token_ids), dim=-1)
     torch.testing.assert_close(torch.as_tensor(tokens.outputs.data), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "MPNetModel"])
+def test_bfloat16(architecture: str, tmp_path: Path) -> None:
+    """Loads by the same forward pass; embeddings keep their direction."""
+    config, kind = KINDS[architecture]
+    make_tiny_encoder(tmp_path, architecture, **config)
+    with LLM(tmp_path, **OPTIONS) as llm:
+        expected = torch.tensor([output.outputs.embedding for output in llm.embed(list(TEXTS), use_tqdm=False)])
+    with LLM(tmp_path, dtype="bfloat16") as llm:
+        assert type(worker(llm)._encode) is kind
+        found = torch.tensor([output.outputs.embedding for output in llm.embed(list(TEXTS), use_tqdm=False)])
+    assert ((found * expected).sum(-1) > 0.995).all()
 
 
 def test_a_head_is_left_out_for_embeddings(tmp_path: Path) -> None:
