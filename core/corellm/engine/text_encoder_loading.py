@@ -19,7 +19,8 @@ from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling_params import PoolerConfig
-from corellm.text_encoders.forward import Batch, choose_forward, positions_before
+from corellm.text_encoders.choice import choose_forward
+from corellm.text_encoders.forward import Batch, positions_before
 from corellm.text_encoders.heads import build_encoder_pooler
 from corellm.text_encoders.recognition import adapter_of_classes
 from corellm.text_encoders.runner import TextEncoderRunner
