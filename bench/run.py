@@ -9,6 +9,7 @@ from pathlib import Path
 
 BENCHMARKS = (
     "sizes", "hot_path", "startup", "engine_overhead", "attention", "media", "processing", "throughput", "server",
+    "embedding",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -22,6 +22,7 @@ from corellm.engine.chat_processor import AllowedSpecial
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import Maintenance
+from corellm.engine.preparation_pools import CallingThread
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -79,7 +80,11 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
             model=model, dtype=dtype, max_model_len=max_model_len, adapter=adapter, **engine_args
         )
         self._num_threads = usable_cpus()
-        self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="corellm-prompts")
+        self._pool: Executor = (
+            CallingThread()
+            if self.engine.prepares_at_once
+            else ThreadPoolExecutor(self._num_threads, thread_name_prefix="corellm-prompts")
+        )
         self._ids = itertools.count()
         self._turn = threading.Lock()
         """Held by the call that drives the engine."""

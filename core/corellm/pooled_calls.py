@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from corellm.errors import InvalidParameterError, PromptError
 from corellm.pooling_outputs import (
@@ -77,6 +77,7 @@ class PooledCalls:
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: Bar = True,
         on_error: OnError = "raise",
@@ -87,6 +88,8 @@ class PooledCalls:
             prompts: as for `generate`.
             dimensions: length of the vectors: the first entries, before they are normalised.
             normalize: to length one; None for as the checkpoint says, else yes.
+            prompt_name: of a text that the checkpoint states (`query`, `passage`, ...), to put before each prompt's;
+                None for its default, if any.
             truncate_prompt_tokens: keep this many first tokens; -1 for as many as fit.
             use_tqdm, on_error: as for `generate`.
         """
@@ -96,7 +99,8 @@ class PooledCalls:
             use_activation=normalize,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        pooled = self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+        named = [_named(prompt, prompt_name) for prompt in split_prompts(prompts)]
+        pooled = self._run_pooled(named, params, use_tqdm, on_error)
         return [_made(output, lambda data: EmbeddingOutput(data.tolist())) for output in pooled]
 
     def classify(
@@ -140,7 +144,7 @@ class PooledCalls:
         documents: Any,
         *,
         late_interaction: bool = False,
-        template: str = "{query}{document}",
+        template: str | None = None,
         use_activation: bool | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: Bar = True,
@@ -155,7 +159,8 @@ class PooledCalls:
             queries, documents: one or a list each, in any form of a prompt, items included. One query is scored with
                 each document; as many queries as documents go in pairs.
             late_interaction: compare the embeddings of all tokens (MaxSim), not those of the prompts.
-            template: where query and document stand in the prompt that is read together.
+            template: where query and document stand in the prompt that is read together, `"{query}{document}"` if
+                None; encoder-only models then get them as a pair, as their tokenizer joins it.
             use_activation: False for logits, of a model that reads both together.
             truncate_prompt_tokens: of each prompt; see `PoolingParams`.
             use_tqdm, on_error: as for `generate`.
@@ -174,7 +179,10 @@ class PooledCalls:
             params = PoolingParams(
                 task="score", use_activation=use_activation, truncate_prompt_tokens=truncate_prompt_tokens
             )
-            joined = [join_pair(query, document, template) for query, document in pairs]
+            if template is None and cast(Any, self.engine).reads_pairs:
+                joined = [_pair(query, document) for query, document in pairs]
+            else:
+                joined = [join_pair(query, document, template or "{query}{document}") for query, document in pairs]
             pooled = self._run_pooled(joined, params, use_tqdm, on_error)
             return [_made(output, lambda data: ScoringOutput(float(data[0]))) for output in pooled]
         if use_activation is not None:
@@ -212,6 +220,16 @@ class PooledCalls:
         return self._run([partial(process, prompt) for prompt in prompts], [params] * len(prompts), use_tqdm, on_error)
 
 
+def _named(prompt: Any, name: str | None) -> Any:
+    """Return the prompt with the name of the text to put before it."""
+    if name is None:
+        return prompt
+    fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
+    if not isinstance(fields, Mapping) or "prompt" not in fields:
+        raise PromptError(f"prompt_name puts a text before another one, and the prompt has none: {prompt!r:.100}")
+    return {**fields, "prompt_name": name}
+
+
 def _made(output: _Pooled, make: Callable[[Any], _Made]) -> PoolingRequestOutput[_Made]:
     """Return the output with what is made of its data."""
     made = None if output.outputs is None else make(output.outputs.data)
@@ -247,6 +265,15 @@ def _pairs(queries: list[Any], documents: list[Any]) -> list[tuple[Any, Any]]:
             param="queries",
         )
     return list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
+
+
+def _pair(query: Any, document: Any) -> dict[str, Any]:
+    """Return one prompt of two texts.
+
+    Raises:
+        PromptError: one of them is no text.
+    """
+    return {**_fields(query), "text_pair": _fields(document)["prompt"]}
 
 
 def join_pair(query: Any, document: Any, template: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Knows names and ranges; knows neither models nor tensors. Whether a loaded model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from corellm.config import suggestion
@@ -15,7 +15,7 @@ from corellm.sampling_params import RequestOutputKind, shown
 
 PoolingTask = Literal["embed", "token_embed", "classify", "token_classify", "score", "reward"]
 POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify", "token_classify", "score", "reward")
-SEQUENCE_POOLING = ("CLS", "LAST", "MEAN")
+SEQUENCE_POOLING = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT", "WEIGHTED")
 """One result for the prompt."""
 TOKEN_POOLING = ("ALL", "STEP")
 """One result for every token, or for every step tag."""
@@ -41,6 +41,9 @@ class PoolingParams:
     truncate_prompt_tokens: int | None = None
     """Keep this many of the prompt's first tokens, placeholders expanded, and the special tokens at its end; -1 for as
     many as fit. Items after them are left out; a prompt that would be cut within an item is refused."""
+
+    token_type_ids: Sequence[int] | None = field(default=None, compare=False, repr=False)
+    """Types of a prompt's tokens, for encoders that take them; those of a pair of texts are set by the engine."""
 
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     """There is one output, at the end."""
@@ -77,8 +80,9 @@ class PoolerConfig:
     """
 
     pooling_type: str | None = None
-    """For tasks with one result per prompt `CLS` (first token), `LAST` (the default) or `MEAN`; for those with one per
-    token `ALL` (the default) or `STEP` (only tokens that are `step_tag_id`)."""
+    """For tasks with one result per prompt `CLS` (first token), `LAST` (the default), `MEAN` (the default of encoders),
+    `MAX`, `MEAN_SQRT` (the sum by the root of the length) or `WEIGHTED` (by position); for those with one per token
+    `ALL` (the default) or `STEP` (only tokens that are `step_tag_id`)."""
     use_activation: bool | None = None
     """Normalise embeddings and give classes as probabilities, where a request does not say."""
     activation: str = "auto"
@@ -117,7 +121,7 @@ class PoolerConfig:
         if given is not None and not isinstance(given, Mapping):
             raise ConfigError(f'pooler_config must be like {{"pooling_type": "MEAN"}}, got {given!r:.100}')
         values = dict(given or {})
-        names = [field.name for field in fields(cls)]
+        names = [known.name for known in fields(cls)]
         for name in values:
             if name not in names:
                 raise ConfigError(f"pooler_config has no {name!r}{suggestion(str(name), names)}")

@@ -14,7 +14,7 @@ from corellm.pooling.head_weights import linear_of
 from corellm.pooling.heads import ClassificationHead, EmbeddingHead
 from corellm.pooling.poolers import DispatchPooler, Pooler, SequencePooler, Span, TokenPooler
 from corellm.pooling.scoring import cosine, max_sim
-from corellm.pooling_params import PoolerConfig, PoolingParams, PoolingTask
+from corellm.pooling_params import SEQUENCE_POOLING, PoolerConfig, PoolingParams, PoolingTask
 
 WIDTH, TAG = 12, 7
 
@@ -31,9 +31,9 @@ def classification_head(labels: int = 3, activation: str = "softmax") -> Classif
 def poolers(pooling_type: str) -> dict[str, Pooler]:
     classes = classification_head()
     return {
-        "embed": SequencePooler(pooling_type, embedding_head()),
+        "embed": SequencePooler((pooling_type,), embedding_head()),
         "token_embed": TokenPooler(embedding_head()),
-        "classify": SequencePooler(pooling_type, classes),
+        "classify": SequencePooler((pooling_type,), classes),
         "token_classify": TokenPooler(classes),
         "reward": TokenPooler(classes, step_tag_id=TAG),
     }
@@ -41,7 +41,15 @@ def poolers(pooling_type: str) -> dict[str, Pooler]:
 
 def expected(task: str, pooling_type: str, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
     """The result of a whole prompt, by plain torch."""
-    pooled = {"CLS": hidden[0], "LAST": hidden[-1], "MEAN": hidden.mean(dim=0)}[pooling_type]
+    positions = torch.arange(1.0, len(hidden) + 1)[:, None]
+    pooled = {
+        "CLS": hidden[0],
+        "LAST": hidden[-1],
+        "MEAN": hidden.mean(dim=0),
+        "MAX": hidden.amax(dim=0),
+        "MEAN_SQRT": hidden.sum(dim=0) / len(hidden) ** 0.5,
+        "WEIGHTED": (positions * hidden).sum(dim=0) / positions.sum(),
+    }[pooling_type]
     weight = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
     if task == "embed":
         return pooled / pooled.norm()
@@ -53,7 +61,7 @@ def expected(task: str, pooling_type: str, hidden: Tensor, token_ids: Sequence[i
     return classes if task == "token_classify" else classes[torch.tensor(token_ids) == TAG]
 
 
-@pytest.mark.parametrize("pooling_type", ["CLS", "LAST", "MEAN"])
+@pytest.mark.parametrize("pooling_type", SEQUENCE_POOLING)
 def test_any_chunks_and_tasks_mixed(pooling_type: str) -> None:
     """Prompts of all tasks, cut at random and computed side by side, equal each prompt at once; nothing is lost."""
     rng = random.Random(0)
@@ -94,6 +102,17 @@ def test_which_poolers_need_every_row() -> None:
     needs = {kind: DispatchPooler(poolers(kind)).needs_every_row for kind in ("CLS", "LAST", "MEAN")}
     assert [needs[kind](PoolingParams(task="embed")) for kind in ("CLS", "LAST", "MEAN")] == [True, False, True]
     assert all(needs["LAST"](PoolingParams(task=task)) for task in ("token_embed", "token_classify", "reward"))
+
+
+def test_joined_pooling() -> None:
+    """Results of two kinds stand one after another, whatever the chunks."""
+    head = EmbeddingHead(None, 2 * WIDTH, normalize=False, dimensions=None)
+    pooler, hidden, carried = SequencePooler(("MEAN", "MAX"), head), torch.randn(5, WIDTH), dict[int, Tensor]()
+    for start, stop in ((0, 3), (3, 5)):
+        span = Span(PoolingParams(task="embed"), 0, start, [1] * (stop - start), stop == 5, carried)
+        (result,) = pooler.pool(hidden[start:stop], [span])
+    assert result is not None
+    torch.testing.assert_close(result, torch.cat([hidden.mean(dim=0), hidden.amax(dim=0)]))
 
 
 def test_dimensions_are_cut_before_normalisation() -> None:

@@ -151,7 +151,7 @@ def test_wrong_params(fields: dict[str, object], message: str) -> None:
     [
         ("MEAN", "must be like"),
         ({"pooling": "MEAN"}, "has no 'pooling'"),
-        ({"pooling_type": "MAX"}, "must be one of CLS, LAST, MEAN, ALL, STEP"),
+        ({"pooling_type": "MEDIAN"}, "must be one of CLS, LAST, MEAN, MAX, MEAN_SQRT, WEIGHTED, ALL, STEP"),
         ({"pooling_type": "STEP"}, "needs step_tag_id"),
         ({"activation": "tanh"}, "activation must be one of"),
         ({"logit_scale": float("nan")}, "logit_scale must be a finite number"),
@@ -182,25 +182,31 @@ def test_stated_pooling(tmp_path: Path) -> None:
     write_modules(tmp_path, ["Transformer", "Pooling", "Dense", "Normalize"], {"pooling_mode_lasttoken": True})
     stated = read_stated_pooling(tmp_path)
     assert stated is not None
-    assert (stated.pooling_type, stated.normalize, stated.dense) == ("LAST", True, (tmp_path / "2_Dense",))
+    assert (stated.pooling_types, stated.normalize, stated.dense) == (("LAST",), True, (tmp_path / "2_Dense",))
     write_modules(tmp_path, ["Transformer", "Pooling"], {"pooling_mode_cls_token": False, "pooling_mode": "mean"})
     stated = read_stated_pooling(tmp_path)
     assert stated is not None
-    assert (stated.pooling_type, stated.normalize, stated.dense) == ("MEAN", False, ())
+    assert (stated.pooling_types, stated.normalize, stated.dense) == (("MEAN",), False, ())
+
+
+def test_several_stated_modes_are_joined(tmp_path: Path) -> None:
+    """In sentence-transformers' order, whatever the order in the file; a cross-encoder states none."""
+    modes = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True, "pooling_mode_lasttoken": False}
+    write_modules(tmp_path, ["Transformer", "Pooling"], modes)
+    stated = read_stated_pooling(tmp_path)
+    assert stated is not None
+    assert stated.pooling_types == ("CLS", "MEAN")
+    write_modules(tmp_path, ["Transformer"], {})
+    assert read_stated_pooling(tmp_path) is None
 
 
 @pytest.mark.parametrize(
     ("kinds", "pooling", "message"),
     [
-        (["Transformer"], {}, "in this order"),
+        (["Transformer", "Dense"], {}, "in this order"),
         (["Transformer", "Pooling", "LSTM"], {"pooling_mode": "mean"}, "the module LSTM cannot be run"),
         (["Transformer", "Normalize", "Pooling"], {"pooling_mode": "mean"}, "in this order"),
-        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "pooling by max_tokens cannot be run"),
-        (
-            ["Transformer", "Pooling"],
-            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-            "cls_.*and",
-        ),
+        (["Transformer", "Pooling"], {"pooling_mode_median_tokens": True}, "pooling by median_tokens cannot be run"),
     ],
 )
 def test_stated_pooling_that_cannot_be_run(

@@ -9,10 +9,11 @@ order:
     block_manager       block tables; `block_pool` counts references, `block_hash` finds equal prefixes
     encoder_plan        which encoders run in a step; `encoder_cache` knows whose outputs the worker has
     input_processor     prompts to tokens and items; with `chat_processor`, `text_tokenizer`, `text_limit`, `bad_words`,
-                        and `truncation` after it
+                        `text_pairs`, and `truncation` after it
     output_processor    tokens to outputs; with `output_group`, `detokenizer`, `stop_strings`, `logprobs_decoder`
     locating            from a model's name to its files and plugin, with `recommended_sampling`; then `opening` to
-                        tokenizer and hooks, then `loading` to an engine's parts, of the sizes that `sizing` plans
+                        tokenizer and hooks, then `loading` (encoder-only models: `text_encoder_loading`) to an engine's
+                        parts, of the sizes that `sizing` plans
     async_llm           the engine for asyncio, in a thread of its own; a `stream` per request; prompts are prepared in
                         threads of `preparation_pools`
     maintenance         caches, `metrics` and traces between steps; `at_exit` stops engines when the interpreter exits

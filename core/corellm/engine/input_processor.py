@@ -18,6 +18,7 @@ from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
 from corellm.engine.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.engine.text_limit import TextLimit
+from corellm.engine.text_pairs import TextPair, encode_pair
 from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.engine.window import Messages, Window, numbered_in, renumber
 from corellm.errors import (
@@ -37,7 +38,7 @@ from corellm.sampling_params import SamplingParams, shown
 PROMPT_KEYS = frozenset(
     {
         "prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids",
-        "cache_salt", "priority",
+        "cache_salt", "priority", "text_pair", "prompt_name",
     }
 )  # fmt: skip
 """Keys of a prompt given as a dictionary."""
@@ -53,6 +54,8 @@ class ProcessedPrompt:
     features: list[MultiModalFeature] = field(default_factory=list)
     cache_salt: str | None = None
     priority: int = 0
+    pair: TextPair | None = None
+    """Of a prompt of two texts."""
 
 
 class InputProcessor:
@@ -67,6 +70,8 @@ class InputProcessor:
         chat_template: the checkpoint's, or None.
         max_model_len: of the engine; families that shorten conversations keep to it.
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
+        named: texts to put before a prompt's text, by name (`"prompt_name"`).
+        default_name: the name where a prompt has none; None for no text.
     """
 
     def __init__(
@@ -80,6 +85,8 @@ class InputProcessor:
         max_model_len: int,
         chat_template: str | None = None,
         scheduling_policy: str = "fcfs",
+        named: Mapping[str, str] | None = None,
+        default_name: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.mm_processor = mm_processor
@@ -98,6 +105,7 @@ class InputProcessor:
         )
         self._chat_template = chat_template
         self._scheduling_policy = scheduling_policy
+        self._named, self._default_name = named or {}, default_name
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
@@ -130,7 +138,7 @@ class InputProcessor:
             if given and not all(isinstance(key, str) for key in given):
                 raise PromptError(f"{name} must be a dict with strings for keys")
         text = fields.get("prompt")
-        token_ids = self._token_ids(fields)
+        token_ids, pair = self._token_ids(fields)
         if not mm_data and (text == "" or not token_ids):
             raise PromptError("the prompt is empty; write at least one character, or give an item")
         salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
@@ -142,7 +150,7 @@ class InputProcessor:
         )
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
-        return ProcessedPrompt(text, expanded, features, salt, priority)
+        return ProcessedPrompt(text, expanded, features, salt, priority, pair)
 
     def _check_priority(self, priority: Any) -> None:
         """Refuse a priority that is no integer, or would have no effect.
@@ -180,15 +188,41 @@ class InputProcessor:
             raise PromptError(f"unknown prompt key {unknown[0]!r}{suggestion(unknown[0], PROMPT_KEYS)}")
         return fields
 
-    def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
+    def _token_ids(self, fields: Mapping[str, Any]) -> tuple[list[int], TextPair | None]:
         given = fields.get("prompt_token_ids")
-        if given is None:
-            if not isinstance(fields.get("prompt"), str):
-                raise PromptError(f"prompt must be a string, got {fields.get('prompt')!r:.100}")
-            self._text_limit.check(fields["prompt"])
-            encoded = self._encode(fields["prompt"], add_special_tokens=True)
-            return self._known(encoded)
-        return self._known(plain_token_ids(given))
+        if given is not None:
+            return self._known(plain_token_ids(given)), None
+        text, other = fields.get("prompt"), fields.get("text_pair")
+        if not isinstance(text, str):
+            raise PromptError(f"prompt must be a string, got {text!r:.100}")
+        if other is not None:
+            return self._encode_pair(text, other, fields)
+        if text:
+            text = self._prefix(fields.get("prompt_name")) + text
+        self._text_limit.check(text)
+        return self._known(self._encode(text, add_special_tokens=True)), None
+
+    def _encode_pair(self, text: str, other: Any, fields: Mapping[str, Any]) -> tuple[list[int], TextPair]:
+        if fields.get("multi_modal_data"):
+            raise PromptError("text_pair joins two texts; a prompt with items has one text, with both in a template")
+        for one in (text, other):
+            self._text_limit.check(str(one))
+            if not is_unicode(str(one)):
+                raise PromptError("text_pair: one of the texts is not valid Unicode; decode it as it was written")
+        token_ids, pair = encode_pair(self._encode_text.backend, text, other)
+        return self._known(token_ids), pair
+
+    def _prefix(self, name: Any) -> str:
+        """Return the text that the checkpoint puts before texts under a name, or under the default one.
+
+        Raises:
+            PromptError: there is no such name.
+        """
+        name = self._default_name if name is None else name
+        if name is not None and name not in self._named:
+            known = ", ".join(map(repr, self._named)) or "none"
+            raise PromptError(f"prompt_name {name!r:.100}: the checkpoint states no such prompt; it has {known}")
+        return "" if name is None else self._named[name]
 
     def _known(self, token_ids: list[int]) -> list[int]:
         """Return the tokens after checking that the model knows each; a million take milliseconds."""

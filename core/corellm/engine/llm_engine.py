@@ -51,6 +51,8 @@ class LLMEngine(NotPicklable):
     """
 
     runner_type = "generate"
+    prepares_at_once = False
+    """Whether a prompt is prepared in less time than it takes to pass it to another thread."""
 
     def __init__(
         self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None

@@ -36,6 +36,7 @@ from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
+from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker.decode_graphs import graph_sizes
 from corellm.worker.decoder_probe import probe_decoder
 from corellm.worker.defaults import freeze, model_width
@@ -101,7 +102,10 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
         opened = open_model(config, located)
         on_failure.callback(opened.templates.close)
         with on_device(opened.context.device):
-            model = _load(config, opened, on_failure)
+            load_parts = _load
+            if opened.use.runner == "pooling" and is_text_encoder(opened.context.hf_config):
+                from corellm.engine.text_encoder_loading import load_text_encoder as load_parts
+            model = load_parts(config, opened, on_failure)
             if check_encoders:
                 model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
         on_failure.pop_all()
@@ -143,7 +147,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         input_processor=make_input_processor(
             config, opened, mm_processor, weights.vocab_size, weights.embedding_size, sizes.max_model_len
         ),
-        scheduler=_make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
+        scheduler=make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
         runner=runner,
         executor=executor,
         eos_token_ids=_eos_token_ids(weights.model, context),
@@ -237,7 +241,7 @@ def _is_list_of_text(result: Any) -> bool:
     return isinstance(result, list) and all(isinstance(line, str) for line in result)
 
 
-def _make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Scheduler:
+def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Scheduler:
     """Return the scheduler with its block manager and an encoder cache that holds at least the largest item."""
     cache_size = config.scheduler.encoder_cache_size
     return Scheduler(

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from corellm.config import EngineConfig
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
-from corellm.engine.text_tokenizer import TextTokenizer
+from corellm.engine.text_tokenizer import TextTokenizer, lower_case
 from corellm.errors import CheckpointError, CorellmError, raised_at
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
@@ -19,8 +19,10 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
+from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
+from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.config_overrides import override_config
 from corellm.worker.defaults import ModelDefaults
@@ -69,7 +71,8 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     )
     if config.model.hf_overrides:
         hf_config = override_config(hf_config, config.model.hf_overrides)
-    if located.use.runner == "pooling":  # a family's adapter knows its model by the name that generates text
+    if located.use.runner == "pooling" and not is_text_encoder(hf_config):
+        # a family's adapter knows its model by the name that generates text
         hf_config.architectures = list(located.architectures)
     tokenizer = checkpoints.load_tokenizer(
         located.tokenizer_path,
@@ -133,6 +136,9 @@ def make_input_processor(
     max_model_len: int,
 ) -> InputProcessor:
     """Return the processor of prompts."""
+    stated = read_stated_pooling(opened.context.model_path) if opened.use.runner == "pooling" else None
+    if stated is not None and stated.lowers_case:
+        lower_case(opened.context.tokenizer)
     return InputProcessor(
         opened.context.tokenizer,
         opened.hooks,
@@ -142,4 +148,6 @@ def make_input_processor(
         max_model_len=max_model_len,
         chat_template=opened.context.chat_template,
         scheduling_policy=config.scheduler.scheduling_policy,
+        named=None if stated is None else stated.prompts,
+        default_name=None if stated is None else stated.default_prompt,
     )

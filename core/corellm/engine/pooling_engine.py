@@ -6,6 +6,7 @@ Everything else is `LLMEngine`: the same scheduler, prompts, items and steps.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 from corellm.config import EngineConfig
@@ -35,6 +36,9 @@ class PoolingEngine(LLMEngine):
         super().__init__(config, check_encoders=check_encoders, located=located)
         self.pooler = cast(Any, self.runner).pooler
         self.output_processor = cast(OutputProcessor, PooledOutputs())  # it has the methods that the engine calls
+        self.prepares_at_once = not self.input_processor.mm_processor.limits
+        self.reads_pairs = cast(Any, self.runner).reads_pairs
+        """Whether two texts are joined as the tokenizer does it, where a call does not say how."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -76,6 +80,8 @@ class PoolingEngine(LLMEngine):
             self.scheduler.limits.max_total_tokens,
             self.input_processor.end_tokens,
         )
+        if processed.pair is not None:
+            params = replace(params, token_type_ids=processed.pair.types)
         queued_ts = time.monotonic()
         request = Request(
             request_id=str(next(self._ids)),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.text_pairs import truncated_pair
 from corellm.errors import InvalidParameterError
 from corellm.sampling_params import SamplingParams
 
@@ -66,6 +67,9 @@ def truncated_right(
     kept = max_total_tokens if kept == -1 else kept
     if kept is None or kept >= len(prompt.token_ids):
         return prompt
+    if prompt.pair is not None:
+        token_ids, pair = truncated_pair(prompt.token_ids, prompt.pair, kept)
+        return replace(prompt, token_ids=token_ids, pair=pair)
     has_end = bool(end_tokens) and prompt.token_ids[-len(end_tokens) :] == end_tokens and kept > len(end_tokens)
     end = end_tokens if has_end else []
     stop = kept - len(end)

@@ -59,36 +59,50 @@ def build_pooler(config: EngineConfig, context: ModelContext, model: Any, use: U
         return own
     if not hasattr(model, "output_layer"):  # its adapter loaded it without `adapt_class`
         model.output_layer = remove_output_layer(model)
-    build = _Builder(PoolerConfig.of(config.model.pooler_config), context, model, width)
-    poolers = build.classes() if use.convert == "classify" else build.embeddings()
+    pooler_config = PoolerConfig.of(config.model.pooler_config)
+    build = _Builder(pooler_config, context, model, width)
+    poolers = build.classes() if use.convert == "classify" else embedding_poolers(pooler_config, context, width)
     if use.is_reward:
         poolers["reward"] = build.rewards()
     pooler = model.pooler = DispatchPooler(poolers)
     return pooler
 
 
+def embedding_poolers(
+    config: PoolerConfig, context: ModelContext, width: int, *, unstated: str = "LAST"
+) -> dict[str, Pooler]:
+    """Return the poolers of embeddings, by task.
+
+    Args:
+        config: of the pooler.
+        context: of the model.
+        width: of its hidden states.
+        unstated: how to pool where neither configuration nor checkpoint says.
+    """
+    stated = read_stated_pooling(context.model_path)
+    normalize = config.use_activation
+    if normalize is None:
+        normalize = stated.normalize if stated is not None else True
+    projector = None if stated is None else read_projector(stated)
+    kinds = stated.pooling_types if stated is not None else (unstated,)
+    if config.sequence_pooling is not None:
+        kinds = (config.sequence_pooling,)
+    head = EmbeddingHead(
+        projector,
+        width * len(kinds),
+        normalize=normalize,
+        dimensions=_stated_value(context.hf_config, "matryoshka_dimensions"),
+    )
+    if projector is not None:
+        projector.to(context.device)
+    whole: dict[str, Pooler] = {"embed": SequencePooler(kinds, head)}
+    return whole if len(kinds) > 1 else whole | {"token_embed": TokenPooler(head)}  # a token is pooled in one way
+
+
 class _Builder:
     def __init__(self, config: PoolerConfig, context: ModelContext, model: Any, width: int) -> None:
         self._config, self._context, self._model, self._width = config, context, model, width
-        self._stated = read_stated_pooling(context.model_path)
         self._step_tag_id = config.step_tag_id if config.pools_steps else None
-
-    def embeddings(self) -> dict[str, Pooler]:
-        config, stated, hf_config = self._config, self._stated, self._context.hf_config
-        normalize = config.use_activation
-        if normalize is None:
-            normalize = stated.normalize if stated is not None else True
-        projector = None if stated is None else read_projector(stated)
-        head = EmbeddingHead(
-            projector,
-            self._width,
-            normalize=normalize,
-            dimensions=_stated_value(hf_config, "matryoshka_dimensions"),
-        )
-        if projector is not None:
-            projector.to(self._context.device)
-        kind = config.sequence_pooling or (stated.pooling_type if stated is not None else "LAST")
-        return {"embed": SequencePooler(kind, head), "token_embed": TokenPooler(head)}
 
     def classes(self) -> dict[str, Pooler]:
         score, num_labels = self._score()
@@ -98,7 +112,7 @@ class _Builder:
             activation=activation_of(self._config.activation, self._context.hf_config, num_labels),
             activates=self._config.use_activation is not False,
         )
-        sequence = SequencePooler(self._config.sequence_pooling or "LAST", head)
+        sequence = SequencePooler((self._config.sequence_pooling or "LAST",), head)
         poolers: dict[str, Pooler] = {"classify": sequence, "token_classify": TokenPooler(head, self._step_tag_id)}
         return poolers | ({"score": sequence} if num_labels == 1 else {})
 

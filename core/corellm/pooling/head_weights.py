@@ -20,6 +20,8 @@ from corellm.worker.checkpoint_files import read_json
 
 _HEAD = re.compile(r"(?:model\.)?(?:score|classifier|v_head|value_head)(?:\.(\d+))?\.(weight|bias)")
 
+_POOLED = "sentence_embedding"
+
 
 def read_score(path: Path) -> nn.Module | None:
     """Return a checkpoint's head from hidden states to logits: linear layers, with ReLU between; None if it has none.
@@ -56,7 +58,10 @@ def read_projector(stated: StatedPooling) -> nn.Module | None:
         weights = {name.removeprefix("linear."): file.get_tensor(name) for name, file in _tensors(folder)}
         if "weight" not in weights:
             raise CheckpointError(f"{folder}: no weights in safetensors; pickles are not loaded, convert them")
-        activation = str(read_json(folder / "config.json").get("activation_function", "Identity")).rpartition(".")[2]
+        config = read_json(folder / "config.json")
+        if config.get("use_residual") or config.get("module_input_name", _POOLED) != _POOLED:
+            raise CheckpointError(f"{folder}: a projection with a residual, or of tokens, cannot be run")
+        activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
         if activation not in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid"):
             raise CheckpointError(f"{folder}: the activation {activation} cannot be run")
         modules += [_linear(weights, folder), getattr(nn, activation)()]
@@ -95,6 +100,11 @@ def read_output_rows(
             "checkpoint with a head (score), or set convert='embed'"
         )
     return rows, torch.zeros(len(token_ids)) if bias is None else bias
+
+
+def weight_names(path: Path) -> list[str]:
+    """Return the names of all weights of a checkpoint."""
+    return [name for name, _ in _tensors(path)]
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -6,7 +6,7 @@ position of the chunk's first token: computing a chunk again replaces its entry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,17 +53,42 @@ class Pooler(Protocol):
         ...
 
 
+_PARTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "CLS": lambda rows, start: rows[0].float(),
+    "LAST": lambda rows, start: rows[-1].float(),
+    "MAX": lambda rows, start: rows.amax(dim=0).float(),
+    "MEAN": lambda rows, start: rows.sum(dim=0, dtype=torch.float32),
+    "MEAN_SQRT": lambda rows, start: rows.sum(dim=0, dtype=torch.float32),
+    "WEIGHTED": lambda rows, start: torch.arange(start + 1.0, start + 1 + len(rows), device=rows.device) @ rows.float(),
+}
+"""What is kept of a chunk's hidden states `[tokens, hidden_size]`, by pooling type and position of the first."""
+
+_WHOLES: dict[str, Callable[[list[Tensor], int], Tensor]] = {
+    "CLS": lambda parts, length: parts[0],
+    "LAST": lambda parts, length: parts[-1],
+    "MAX": lambda parts, length: torch.stack(parts).amax(dim=0),
+    "MEAN": lambda parts, length: _sum(parts) / length,
+    "MEAN_SQRT": lambda parts, length: _sum(parts) / length**0.5,
+    "WEIGHTED": lambda parts, length: _sum(parts) / (length * (length + 1) / 2),
+}
+"""What becomes of a prompt's parts and its length."""
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+
+
 class SequencePooler:
     """One result for the prompt.
 
     Args:
-        pooling_type: `CLS`, `LAST` or `MEAN`.
+        pooling_types: of `corellm.pooling_params.SEQUENCE_POOLING`; those of several are joined.
         head: makes results of pooled hidden states.
     """
 
-    def __init__(self, pooling_type: str, head: Head) -> None:
-        self._type, self._head = pooling_type, head
-        self.needs_every_row = pooling_type != "LAST"
+    def __init__(self, pooling_types: Sequence[str], head: Head) -> None:
+        self._types, self._head = pooling_types, head
+        self.needs_every_row = any(kind != "LAST" for kind in pooling_types)
 
     def check(self, params: PoolingParams) -> None:
         """Refuse parameters that the head cannot fulfil."""
@@ -73,24 +98,22 @@ class SequencePooler:
         """Return `[width]` for every span that ends its prompt; rows with equal parameters share one head call."""
         results: list[Tensor | None] = [None] * len(spans)
         by_params: dict[PoolingParams, list[int]] = {}
-        pooled = [self._pool_one(hidden, span) for span in spans]
         for index, span in enumerate(spans):
+            rows = hidden[span.first : span.stop]
+            span.carried[span.start] = torch.cat([_PARTS[kind](rows, span.start) for kind in self._types])
             if span.ends:
                 by_params.setdefault(span.params, []).append(index)
         for params, indices in by_params.items():
-            rows = self._head(torch.stack([pooled[index] for index in indices]), params)
+            rows = self._head(torch.stack([self._pooled(spans[index]) for index in indices]), params)
             for index, row in zip(indices, rows, strict=True):
                 results[index] = row
         return results
 
-    def _pool_one(self, hidden: Tensor, span: Span) -> Tensor:
-        """Return the pooled hidden state `[hidden_size]`, which counts if the span ends its prompt."""
-        if self._type == "LAST":
-            return hidden[span.stop - 1]
-        if self._type == "CLS":
-            return span.carried.setdefault(0, hidden[span.first].clone())
-        span.carried[span.start] = hidden[span.first : span.stop].sum(dim=0, dtype=torch.float32)
-        return torch.stack(list(span.carried.values())).sum(dim=0) / (span.start + len(span.token_ids))
+    def _pooled(self, span: Span) -> Tensor:
+        """Return the pooled hidden states `[pooling_types * hidden_size]` of a prompt whose last chunk this is."""
+        length, count = span.start + len(span.token_ids), len(self._types)
+        chunks = [part.chunk(count) for part in span.carried.values()]
+        return torch.cat([_WHOLES[kind]([parts[i] for parts in chunks], length) for i, kind in enumerate(self._types)])
 
 
 class TokenPooler:

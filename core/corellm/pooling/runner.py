@@ -17,6 +17,7 @@ from corellm.pooling.poolers import DispatchPooler, Span
 from corellm.worker.batch import NewSequence, SequenceChunk
 from corellm.worker.input_batch import lay_out
 from corellm.worker.model_runner import ModelRunner
+from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState
 from corellm.worker.step_in_flight import StepInFlight
 
@@ -38,20 +39,31 @@ class PoolingRunner(ModelRunner):
     """
 
     samples = False
+    reads_pairs = False
+    """Whether the model was trained on two texts joined by its tokenizer."""
 
     def __init__(self, pooler: DispatchPooler, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.pooler = pooler
+        self._sampling: SamplingState | None = None
+        """Of all prompts: no token is sampled."""
 
     def new_state(self, sequence: NewSequence) -> PooledState:
         """The state of a prompt of which nothing is computed yet."""
-        return PooledState(sequence, super().new_state(sequence).sampling)
+        self._sampling = self._sampling or super().new_state(sequence).sampling
+        return PooledState(sequence, self._sampling)
+
+    def hidden_states(
+        self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> tuple[Tensor, Sequence[int]]:
+        """Return the hidden states of a step `[num_tokens, hidden_size]`, and each chunk's first row in them."""
+        arrays = lay_out(chunks, states, self.block_size)
+        hidden = self.forward(arrays.to(self.device), chunks, states)
+        return hidden, np.cumsum([0, *arrays.query_lens]).tolist()
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
         """Run one forward pass, and pool every chunk."""
-        arrays = lay_out(chunks, states, self.block_size)
-        hidden = self.forward(arrays.to(self.device), chunks, states)
-        firsts = np.cumsum([0, *arrays.query_lens]).tolist()
+        hidden, firsts = self.hidden_states(chunks, states)
         spans = [
             Span(params, first, chunk.start, chunk.token_ids, chunk.samples, state.carried)
             for chunk, state, first in zip(chunks, states, firsts, strict=False)

@@ -21,6 +21,7 @@ _BY_SUFFIX = (
     (r"(.+)(ForCausalLM|ForConditionalGeneration|ChatModel|LMHeadModel)", "generate", "none"),
     (r"(.+)(ForTextEncoding|EmbeddingModel)", "pooling", "embed"),
     (r"(.+?)(For\w*Classification|ClassificationModel)", "pooling", "classify"),
+    (r"(.+)(ForMaskedLM|ForPreTraining)", "pooling", "embed"),
     (r"(.+?)(For\w*RewardModel(ing)?|RewardModel)", "pooling", "embed"),
     (r"(.+)(Model)", "pooling", "embed"),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from corellm.hookspecs import ModelContext, hookimpl
+from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,11 +42,14 @@ class TextModel:
         return lambda _: self.context.tokenizer
 
     @hookimpl
-    def load_model(self) -> None:
+    def load_model(self, load_config: LoadConfig) -> None:
         """Refuse what cannot be run before weights are read; the core's default then loads them."""
+        from corellm.text_encoders.recognition import is_text_encoder
         from corellm.text_models.refusals import check_architecture
 
-        check_architecture(self.context.hf_config)
+        is_pooled = load_config.adapt_class is not None
+        if not (is_pooled and is_text_encoder(self.context.hf_config)):  # encoders are checked with their weights
+            check_architecture(self.context.hf_config)
 
     @hookimpl
     def get_language_model(self, model: nn.Module) -> None:

@@ -10,42 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from corellm.errors import CheckpointError, raised_at
-
-
-class _HiddenStates:
-    """What a decoder returns, with hidden states alone: as first item and by name; everything else is None."""
-
-    def __init__(self, hidden_states: Tensor) -> None:
-        self.last_hidden_state = hidden_states
-
-    def __getitem__(self, index: Any) -> Any:
-        return (self.last_hidden_state,)[index]
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-class _GivenHidden:
-    """A module without the decoder inside it: called in its place, it returns the embeddings as hidden states.
-
-    Args:
-        module: the original; all attributes but those on the way to the decoder are its own.
-        path: names of children from `module` to the decoder.
-    """
-
-    def __init__(self, module: nn.Module, *path: str) -> None:
-        self._module, self._path = module, path
-
-    def __getattr__(self, name: str) -> Any:
-        child = getattr(self._module, name)
-        return _GivenHidden(child, *self._path[1:]) if name in self._path[:1] else child
-
-    def __call__(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _HiddenStates:
-        return _HiddenStates(inputs_embeds)
-
+from corellm.worker.given_hidden import GivenHidden
 
 LogitsFunction = Callable[[Any, Tensor], Tensor]
 """From model and hidden states `[num_sampled, hidden_size]` to logits `[num_sampled, vocab_size]`."""
@@ -66,7 +34,7 @@ def logits_function(model: Any) -> LogitsFunction:
         return logits
 
     def whole(model: Any, hidden_states: Tensor) -> Tensor:
-        given = _GivenHidden(model, *path)
+        given = GivenHidden(model, *path)
         logits: Tensor = kind.forward(given, inputs_embeds=hidden_states[None], use_cache=False).logits[0]
         return logits
 

@@ -134,7 +134,7 @@ def _random_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     from transformers import GenerationConfig
 
     with load_config.device:
-        model = cls._from_config(deepcopy(hf_config), dtype=load_config.dtype, attn_implementation=_attention_of(cls))
+        model = cls._from_config(deepcopy(hf_config), dtype=load_config.dtype, attn_implementation=attention_of(cls))
     if (load_config.model_path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(load_config.model_path)
     return model
@@ -154,7 +154,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
                 load_config.model_path,
                 config=hf_config,
                 dtype=load_config.dtype,
-                attn_implementation=_attention_of(cls),
+                attn_implementation=attention_of(cls),
                 use_safetensors=True,
                 trust_remote_code=load_config.trust_remote_code,
                 output_loading_info=True,
@@ -170,7 +170,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     return model
 
 
-def _attention_of(cls: Any) -> str:
+def attention_of(cls: Any) -> str:
     """Return the attention of what is not the text decoder."""
     return "sdpa" if cls._supports_sdpa else "eager"
 

@@ -1,0 +1,72 @@
+"""Which models are encoder-only, and which of their classes is loaded for embeddings or for classes.
+
+Knows configurations, classes and names of weights; loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from corellm.errors import ConfigError
+from corellm.pooling.head_weights import weight_names
+from corellm.pooling.settings import Use
+
+
+def is_text_encoder(hf_config: Any) -> bool:
+    """Whether a model sees later tokens, too: transformers has it fill masks, or its configuration says so."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    stated = getattr(hf_config, "use_bidirectional_attention", None) is True
+    if hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False):
+        return False
+    return stated or type(hf_config) in MODEL_FOR_MASKED_LM_MAPPING
+
+
+def adapter_of_classes(hf_config: Any, path: Path, use: Use) -> Any:
+    """Return the function from the stated class to the class to load.
+
+    Raises:
+        ConfigError: the model cannot be run for that.
+    """
+    return partial(_embedding_class if use.convert == "embed" else _classifying_class, hf_config, path)
+
+
+def _embedding_class(hf_config: Any, path: Path, stated: Any) -> Any:
+    """Return a class of the encoder alone: it needs no pooler, and weights of heads are not read."""
+    from transformers import MODEL_MAPPING
+
+    found = MODEL_MAPPING[type(hf_config)]
+    cls: Any = found[0] if isinstance(found, tuple) else found
+    return type(
+        cls.__name__,
+        (cls,),
+        {
+            "__module__": cls.__module__,
+            "_keys_to_ignore_on_load_missing": {*(cls._keys_to_ignore_on_load_missing or ()), r"^pooler\."},
+            "_keys_to_ignore_on_load_unexpected": {
+                *(cls._keys_to_ignore_on_load_unexpected or ()),
+                *_weights_of_heads(cls.base_model_prefix, weight_names(path)),
+            },
+        },
+    )
+
+
+def _weights_of_heads(prefix: str, names: Iterable[str]) -> set[str]:
+    """Return the pattern of weights outside of the encoder; none where the checkpoint is the encoder alone."""
+    is_inside = bool(prefix) and any(name.startswith(f"{prefix}.") for name in names)
+    return {rf"^(?!{prefix}\.)"} if is_inside else set()
+
+
+def _classifying_class(hf_config: Any, path: Path, stated: Any) -> Any:
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+    known = (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING)
+    if stated not in [mapping.get(type(hf_config), None) for mapping in known]:
+        raise ConfigError(
+            f"{stated.__name__} is an encoder without a head for classes, and none can be made of tokens; set "
+            "convert='embed', or take a checkpoint of one that ends in ForSequenceClassification"
+        )
+    return stated

@@ -1,0 +1,41 @@
+"""The worker of an encoder: every step runs whole prompts, and pools each. There is no cache.
+
+Knows a step's prompts; how they go through the model is in `forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from corellm.pooling.poolers import DispatchPooler
+from corellm.pooling.runner import PoolingRunner
+from corellm.text_encoders.forward import Batch, Forward
+from corellm.worker.batch import SequenceChunk
+from corellm.worker.sequence_state import SequenceState
+
+
+class TextEncoderRunner(PoolingRunner):
+    """A pooling runner for whole prompts.
+
+    Args:
+        encode: the encoder's forward pass.
+        pooler: of the model.
+        *args, **kwargs: of `ModelRunner`.
+    """
+
+    reads_pairs = True
+
+    def __init__(self, encode: Forward, pooler: DispatchPooler, *args: Any, **kwargs: Any) -> None:
+        super().__init__(pooler, *args, **kwargs)
+        self._encode = encode
+
+    def hidden_states(
+        self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> tuple[Tensor, Sequence[int]]:
+        """See `PoolingRunner`."""
+        wanted = [state.sequence.pooling_params for state in states]
+        types = [None if params is None else params.token_type_ids for params in wanted]
+        return self._encode(Batch([chunk.token_ids for chunk in chunks], types))
