@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from corellm.errors import InvalidParameterError, PromptError
 from corellm.pooling_outputs import (
@@ -179,8 +179,8 @@ class PooledCalls:
             params = PoolingParams(
                 task="score", use_activation=use_activation, truncate_prompt_tokens=truncate_prompt_tokens
             )
-            if template is None and cast(Any, self.engine).reads_pairs:
-                joined = [_pair(query, document) for query, document in pairs]
+            if template is None and self.engine.reads_pairs:
+                joined = [text_pair(query, document) for query, document in pairs]
             else:
                 joined = [join_pair(query, document, template or "{query}{document}") for query, document in pairs]
             pooled = self._run_pooled(joined, params, use_tqdm, on_error)
@@ -267,7 +267,7 @@ def _pairs(queries: list[Any], documents: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
 
 
-def _pair(query: Any, document: Any) -> dict[str, Any]:
+def text_pair(query: Any, document: Any) -> dict[str, Any]:
     """Return one prompt of two texts.
 
     Raises:

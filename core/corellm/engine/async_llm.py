@@ -102,6 +102,11 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         return self.engine.tasks
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether two texts are joined as the tokenizer does it."""
+        return self.engine.reads_pairs
+
+    @property
     def labels(self) -> Mapping[int, str]:
         """Names of the model's classes by number, as its configuration states them."""
         return getattr(self.engine.context.hf_config, "id2label", None) or {}

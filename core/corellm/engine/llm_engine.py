@@ -53,6 +53,8 @@ class LLMEngine(NotPicklable):
     runner_type = "generate"
     prepares_at_once = False
     """Whether a prompt is prepared in less time than it takes to pass it to another thread."""
+    reads_pairs = False
+    """Whether two texts are joined as the tokenizer does it, where a call does not say how."""
 
     def __init__(
         self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None

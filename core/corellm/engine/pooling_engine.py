@@ -6,7 +6,6 @@ Everything else is `LLMEngine`: the same scheduler, prompts, items and steps.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any, cast
 
 from corellm.config import EngineConfig
@@ -16,7 +15,7 @@ from corellm.engine.locating import LocatedModel
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.pooled_outputs import PooledOutputs
 from corellm.engine.request import Request
-from corellm.engine.truncation import truncated_right
+from corellm.engine.truncation import ready_to_pool
 from corellm.errors import CorellmError, InvalidParameterError
 from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.fork_safety import check_process
@@ -38,7 +37,6 @@ class PoolingEngine(LLMEngine):
         self.output_processor = cast(OutputProcessor, PooledOutputs())  # it has the methods that the engine calls
         self.prepares_at_once = not self.input_processor.mm_processor.limits
         self.reads_pairs = cast(Any, self.runner).reads_pairs
-        """Whether two texts are joined as the tokenizer does it, where a call does not say how."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -74,14 +72,9 @@ class PoolingEngine(LLMEngine):
             processed = self.input_processor.process(prompt)
         except CorellmError as error:
             raise with_request_id(error, request_id) from error.__cause__
-        processed = truncated_right(
-            processed,
-            params.truncate_prompt_tokens,
-            self.scheduler.limits.max_total_tokens,
-            self.input_processor.end_tokens,
+        processed, params = ready_to_pool(
+            processed, params, self.scheduler.limits.max_total_tokens, self.input_processor.end_tokens
         )
-        if processed.pair is not None:
-            params = replace(params, token_type_ids=processed.pair.types)
         queued_ts = time.monotonic()
         request = Request(
             request_id=str(next(self._ids)),

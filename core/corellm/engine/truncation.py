@@ -11,6 +11,7 @@ from dataclasses import replace
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.text_pairs import truncated_pair
 from corellm.errors import InvalidParameterError
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 
 _NAME = "truncate_prompt_tokens"
@@ -47,6 +48,22 @@ def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens:
         if feature.placeholder.offset >= start
     ]
     return replace(prompt, token_ids=prompt.token_ids[start:], features=features)
+
+
+def ready_to_pool(
+    prompt: ProcessedPrompt, params: PoolingParams, max_total_tokens: int, end_tokens: list[int]
+) -> tuple[ProcessedPrompt, PoolingParams]:
+    """Return the prompt with the tokens that `params` keep, and `params` with their types if it is a pair of texts.
+
+    Args:
+        prompt, max_total_tokens, end_tokens: as of `truncated_right`.
+        params: of the request.
+
+    Raises:
+        InvalidParameterError: an item would be cut.
+    """
+    prompt = truncated_right(prompt, params.truncate_prompt_tokens, max_total_tokens, end_tokens)
+    return prompt, params if prompt.pair is None else replace(params, token_type_ids=prompt.pair.types)
 
 
 def truncated_right(

@@ -38,6 +38,10 @@ class EngineClient(Protocol):
         """The tasks that requests may have: `generate`, or those of a model that pools."""
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether two texts are joined as the tokenizer does it."""
+
+    @property
     def labels(self) -> Mapping[int, str]:
         """Names of the model's classes by number, as its configuration states them."""
 

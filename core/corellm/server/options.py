@@ -55,8 +55,9 @@ class ServerOptions:
     max_window_size: int | None = None
     """Most tokens of a conversation's prompt, where the request does not say: the oldest turns are left out until it
     fits. None for no limit but the model's, past which a request is refused."""
-    score_template: str = "{query}{document}"
-    """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`)."""
+    score_template: str | None = None
+    """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`). None: one
+    after the other, and for encoder-only models a pair as their tokenizer joins it."""
     max_queue: int = 256
     """Most requests in the server, running ones included; more are answered 503 at once."""
     max_connections: int = 1024
@@ -83,7 +84,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         make_tuples(self)
         for place in ("{query}", "{document}"):
-            if str(self.score_template).count(place) != 1:
+            if self.score_template is not None and str(self.score_template).count(place) != 1:
                 raise ConfigError(f"score_template must have {place} once, got {self.score_template!r:.100}")
         check_number("port", self.port, 0, 65535, whole=True)
         if self.max_window_size is not None:

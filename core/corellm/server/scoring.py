@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from corellm.engine.input_processor import ProcessedPrompt
-from corellm.pooled_calls import join_pair
+from corellm.pooled_calls import join_pair, text_pair
 from corellm.pooling.scoring import cosine, max_sim
 from corellm.server.conversation import CheckedMessages, check_messages
 from corellm.server.errors import ApiError
@@ -56,7 +56,10 @@ class Scorer:
 
     def __init__(self, service: Service, exchange: Exchange, body: PairsFields) -> None:
         self._service, self._exchange, self._body = service, exchange, body
-        self._template = service.config.options.score_template
+        stated = service.config.options.score_template
+        self._joins_texts = stated is None and service.client.reads_pairs
+        """Whether the tokenizer joins two texts."""
+        self._template = stated or "{query}{document}"
 
     async def score(
         self, queries: tuple[str, Sequence[GivenSide]], documents: tuple[str, Sequence[GivenSide]]
@@ -142,7 +145,10 @@ class Scorer:
 
     async def _pair(self, query: Side, document: Side) -> ProcessedPrompt:
         if query.text is not None and document.text is not None:
-            joined = join_pair(query.text, document.text, self._template)
+            if self._joins_texts:
+                joined = text_pair(query.text, document.text)
+            else:
+                joined = join_pair(query.text, document.text, self._template)
             return await self._service.preparation.prompt(
                 joined, document.where, salt=self._exchange.salt, priority=self._body.priority
             )

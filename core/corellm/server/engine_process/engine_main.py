@@ -173,6 +173,7 @@ def _ready(engine: LLMEngine) -> Ready:
         block_size=engine.config.cache.block_size,
         num_kv_blocks=scheduler.blocks.capacity,
         tasks=engine.tasks,
+        reads_pairs=engine.reads_pairs,
     )
 
 

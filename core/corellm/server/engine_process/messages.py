@@ -92,6 +92,7 @@ class Ready(_Message):
     num_kv_blocks: int
     tasks: tuple[str, ...]
     """That requests may have."""
+    reads_pairs: bool
 
 
 class Pooled(msgspec.Struct, array_like=True):

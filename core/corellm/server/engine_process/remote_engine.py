@@ -20,7 +20,7 @@ from typing import Any, cast
 from corellm.config import EngineConfig
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.locating import locate
-from corellm.engine.truncation import truncated, truncated_right
+from corellm.engine.truncation import ready_to_pool, truncated
 from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
 from corellm.outputs import RequestOutput
 from corellm.pooling_params import PoolingParams
@@ -120,6 +120,11 @@ class RemoteEngine:
         """The tasks that requests may have."""
         return self.sizes.tasks
 
+    @property
+    def reads_pairs(self) -> bool:
+        """As `LLMEngine.reads_pairs`."""
+        return self.sizes.reads_pairs
+
     def own_params(self, given: SamplingParams | PoolingParams | None) -> SamplingParams | PoolingParams:
         """As `LLMEngine.own_params`; what the model's pooler refuses comes as an output."""
         if self.use.runner == "pooling":
@@ -150,7 +155,7 @@ class RemoteEngine:
         """
         longest = self.sizes.max_total_tokens
         if isinstance(params, PoolingParams):
-            prompt = truncated_right(prompt, params.truncate_prompt_tokens, longest, self.input_processor.end_tokens)
+            prompt, params = ready_to_pool(prompt, params, longest, self.input_processor.end_tokens)
             self._add(request_id, prompt, PooledInFlight(prompt), None, params, arrival_time)
             return
         self.input_processor.check_params(params)

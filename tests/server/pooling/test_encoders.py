@@ -1,0 +1,43 @@
+"""Encoder-only models behind a server give what `LLM` gives: through the engine's process, pairs with their types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from corellm import LLM
+from corellm.server.engine_process.client import ProcessLLM
+from tests.server.conftest import serving
+from tests.server.pooling.conftest import ask
+from tests.server.pooling.test_equality import close
+from tests.text_encoders.checkpoints import TEXTS, make_tiny_encoder
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    """Of texts of several lengths."""
+    path = str(make_tiny_encoder(tmp_path, "BertModel", type_vocab_size=2))
+    with LLM(path, dtype="float32") as llm:
+        wanted = [output.outputs.embedding for output in llm.embed(list(TEXTS), use_tqdm=False)]
+    served = ProcessLLM(path, dtype="float32")
+    with serving(served) as running:
+        data = ask(running, "/v1/embeddings", input=list(TEXTS))["data"]
+        close([one["embedding"] for one in data], wanted)
+    served.close()
+
+
+def test_scores_of_pairs(tmp_path: Path) -> None:
+    """Whole and cut, by a cross-encoder; a template of the operator's joins the texts instead."""
+    path = make_tiny_encoder(tmp_path, "BertForSequenceClassification", type_vocab_size=2, num_labels=1)
+    query, documents = TEXTS[0], list(TEXTS[1:])
+    served = ProcessLLM(str(path), dtype="float32")
+    with LLM(str(path), dtype="float32") as llm:
+        for kept in (None, 8):
+            wanted = llm.score(query, documents, truncate_prompt_tokens=kept, use_tqdm=False)
+            with serving(served) as running:
+                found = ask(running, "/score", text_1=query, text_2=documents, truncate_prompt_tokens=kept)["data"]
+            close([one["score"] for one in found], [output.outputs.score for output in wanted])
+        template = "{document} {query}"
+        wanted = llm.score(query, documents, template=template, use_tqdm=False)
+        with serving(served, score_template=template) as running:
+            found = ask(running, "/score", text_1=query, text_2=documents)["data"]
+        close([one["score"] for one in found], [output.outputs.score for output in wanted])
+    served.close()
