@@ -63,9 +63,9 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (RERANK, {"query": "x", "documents": []}, "documents", "at least one"),
     (RERANK, {"query": "x", "documents": ["y"], "top_n": 0}, "top_n", "at least 1"),
     (RERANK, {"query": "x", "documents": ["y"], "max_tokens_per_doc": 9}, "max_tokens_per_doc", "truncate"),
-    ("/v1/chat/completions", {"messages": user("x")}, "model", "start a server with --runner generate"),
-    ("/v1/completions", {"prompt": "x"}, "model", "start a server with --runner generate"),
-    ("/v1/responses", {"input": "x"}, "model", "start a server with --runner generate"),
+    ("/v1/chat/completions", {"messages": user("x")}, "model", "start a server with --runner generate --convert none"),
+    ("/v1/completions", {"prompt": "x"}, "model", "start a server with --runner generate --convert none"),
+    ("/v1/responses", {"input": "x"}, "model", "start a server with --runner generate --convert none"),
 ]
 
 
