@@ -84,8 +84,8 @@ class ModelConfig:
     tokenizer: str | None = None
     """Where the tokenizer is, if not in the checkpoint: a directory, or a hub name (its default branch)."""
     hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = None
-    """Changes of the checkpoint's configuration: `{"text_config": {"sliding_window": None}}`, or a function that takes
-    the configuration and returns it."""
+    """Changes of the checkpoint's configuration: `{"text_config": {"rms_norm_eps": 1e-5}}`, or in Python a function
+    that takes the configuration and returns it."""
     load_format: str = "auto"
     """Weights from `safetensors`, which is what `auto` takes, or `dummy` ones: random, to try out speed and memory."""
     generation_config: str = "auto"

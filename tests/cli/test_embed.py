@@ -160,8 +160,12 @@ def test_a_mistake_costs_one_row(
         (["a.png"], "have nothing to be compared with; give texts"),
         (["nowhere.png", "a text"], "no such file: 'nowhere.png'"),
         (["--images", "nowhere"], "--images nowhere: no such folder"),
+        (["--images", "a.png"], "--images a.png: a file; give it without --images"),
         (["--images", "empty"], "--images empty: it has no images (.avif, .bmp"),
-        (["a.png", "--texts", "nowhere.txt"], "--texts nowhere.txt: No such file or directory"),
+        (
+            ["a.png", "--texts", "nowhere.txt"],
+            "--texts nowhere.txt: No such file or directory; give a text itself without --texts",
+        ),
         (["a.png", "--texts", "empty.txt"], "--texts empty.txt: it has no text; write one per line"),
         (["a.png", "--texts", "a.png"], "--texts a.png: it is not text in UTF-8"),
         (["a.png", "text", "--center"], "--center needs at least two files and two texts"),

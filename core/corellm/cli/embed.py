@@ -136,7 +136,8 @@ def _images(folder: Path | None) -> list[Path]:
         return []
     folder = folder.expanduser()
     if not folder.is_dir():
-        raise RequestError(f"--images {folder}: no such folder")
+        hint = "a file; give it without --images" if folder.is_file() else "no such folder"
+        raise RequestError(f"--images {folder}: {hint}")
     files = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES["image"] and path.is_file()]
     if not files:
         raise RequestError(f"--images {folder}: it has no images ({', '.join(sorted(SUFFIXES['image']))})")
@@ -161,7 +162,8 @@ def _read(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).expanduser().read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise RequestError(f"--texts {name}: {error.strerror or error}") from error
+        hint = "; give a text itself without --texts" if isinstance(error, FileNotFoundError) else ""
+        raise RequestError(f"--texts {name}: {error.strerror or error}{hint}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"--texts {name}: it is not text in UTF-8; save it in that encoding") from error
 

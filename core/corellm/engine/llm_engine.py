@@ -66,7 +66,8 @@ class LLMEngine(NotPicklable):
             if self.use.runner != self.runner_type:
                 raise ConfigError(
                     f"{config.model.model} is a model for {', '.join(self.use.tasks) or 'pooling'}, and this command "
-                    "generates text; use LLM.embed, LLM.classify, ... in Python, or set runner='generate'"
+                    "generates text; use corellm embed, corellm serve, or in Python LLM.embed, LLM.classify, ...; or "
+                    "set runner='generate', convert='none'"
                 )
             set_up_threads()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up

@@ -39,7 +39,7 @@ TASKS = {
 says which it has."""
 
 _WAYS = {
-    "generate": "load the model with runner='generate'",
+    "generate": "load the model with runner='generate', convert='none'",
     "embed": "load the model with convert='embed'",
     "token_embed": "load the model with convert='embed'",
     "classify": "load the model with convert='classify'",
@@ -156,7 +156,7 @@ def _parts(architecture: str) -> tuple[str, str, str]:
 
 def _check_known(runner: str, convert: str) -> None:
     if runner not in RUNNERS:
-        raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}; got {runner!r:.100}")
+        raise ConfigError(f"runner must be one of {', '.join(RUNNERS[:-1])}; got {runner!r:.100}")
     if runner == "draft":
         raise ConfigError("runner='draft' is for speculative decoding, which there is not yet; leave runner out")
     if convert == "reward":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from corellm.server.errors import ApiError
 
 _STARTS = {
-    "generate": "with --runner generate",
+    "generate": "with --runner generate --convert none",
     "embed": "with --convert embed",
     "token_embed": "with --convert embed",
     "classify": "with --convert classify",

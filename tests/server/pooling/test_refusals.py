@@ -37,7 +37,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (EMBED, {"input": "x", "dimensions": 10**30}, "dimensions", "from 1 to"),
     (EMBED, {"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "or -1"),
     (EMBED, {"input": "x", "truncate_prompt_tokens": -(10**30)}, "truncate_prompt_tokens", "or -1"),
-    (EMBED, {"input": "x", "encoding_format": "int8"}, "encoding_format", "wrong"),
+    (EMBED, {"input": "x", "encoding_format": "int8"}, "encoding_format", "must be 'float' or 'base64'"),
     (EMBED, {"input": "x", "stream": True}, "stream", "results come whole"),
     (EMBED, {"input": "x", "temperature": 1}, "temperature", "unrecognized"),
     (EMBED, {"input": "x", "priority": 1}, "priority", "no effect"),
@@ -45,7 +45,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (EMBED, {"messages": user(image_part(1)), "truncate_prompt_tokens": 9}, "truncate_prompt_tokens", "cut image 0"),
     ("/classify", {"input": "x"}, "model", "start a server with --convert classify"),
     ("/pooling", {"input": "x", "task": "reward"}, "task", "start a server of a reward model"),
-    ("/pooling", {"input": "x", "task": "plot"}, "task", "wrong"),
+    ("/pooling", {"input": "x", "task": "plot"}, "task", "must be 'embed', "),
     (SCORE, {"text_1": "x"}, "text_2", "either text_2 or documents"),
     (SCORE, {"text_1": "x", "queries": "x", "text_2": "y"}, "text_1", "either text_1 or queries"),
     (SCORE, {"text_1": "x", "text_2": []}, "text_2", "at least one"),
@@ -63,9 +63,9 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (RERANK, {"query": "x", "documents": []}, "documents", "at least one"),
     (RERANK, {"query": "x", "documents": ["y"], "top_n": 0}, "top_n", "at least 1"),
     (RERANK, {"query": "x", "documents": ["y"], "max_tokens_per_doc": 9}, "max_tokens_per_doc", "truncate"),
-    ("/v1/chat/completions", {"messages": user("x")}, "model", "start a server with --runner generate"),
-    ("/v1/completions", {"prompt": "x"}, "model", "start a server with --runner generate"),
-    ("/v1/responses", {"input": "x"}, "model", "start a server with --runner generate"),
+    ("/v1/chat/completions", {"messages": user("x")}, "model", "start a server with --runner generate --convert none"),
+    ("/v1/completions", {"prompt": "x"}, "model", "start a server with --runner generate --convert none"),
+    ("/v1/responses", {"input": "x"}, "model", "start a server with --runner generate --convert none"),
 ]
 
 

@@ -119,4 +119,6 @@ def wrong_body(errors: Sequence[ErrorDetails]) -> ApiError:
     same = [error["type"] for error in errors if error["loc"][1:2] == first["loc"][1:2]]
     kinds = dict.fromkeys(_KINDS[kind] for kind in same if kind in _KINDS)
     told = f"must be {' or '.join(kinds)}" if kinds else "has a wrong type or value"
+    if not kinds and first["type"] == "literal_error":
+        told = f"must be {first['ctx']['expected']}"
     return ApiError(400, f"{param or 'the body'} {told}", param=param, code="invalid_type")
