@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,23 @@ def test_what_failed_is_not_in_the_mean() -> None:
     np.testing.assert_allclose(whole.cosines[:3], others.cosines, atol=1e-6)
     assert np.isnan(whole.cosines[3]).all()
     assert whole.best(3) is None
+
+
+def test_odd_names(capsys: pytest.CaptureFixture[str], tiny_llava: Path, tmp_path: Path) -> None:
+    """No name moves the cursor, breaks a row or costs the files; those that are not UTF-8 come back."""
+    folder, captions = tmp_path / "images", tmp_path / "captions.txt"
+    folder.mkdir()
+    odd = sorted([folder / "a\nb.png", folder / "\x1b[2J.png", folder / os.fsdecode(b"\xff.png")])
+    for path in odd:
+        random_image(40, 30, 1).save(path)
+    captions.write_text("\x1b[31m red\0\nblue\n", encoding="utf-8")
+    given = (tiny_llava, "--images", folder, "--texts", captions)
+    status, out, err = run(capsys, *given, "--plot", tmp_path / "all.png", "-o", tmp_path / "all.jsonl")
+    assert status == 0, err
+    assert "\x1b" not in out
+    assert [row[0] for row in rows(out)] == [r"\x1b[2J.png", r"a\nb.png", r"\udcff.png"]
+    written = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text("utf-8").splitlines()]
+    assert [Path(one["image"]) for one in written[:3]] == odd
+    assert run(capsys, *given, "-o", tmp_path / "all.safetensors")[0] == 0
+    with safe_open(tmp_path / "all.safetensors", "np") as file:
+        assert json.loads(file.metadata()["media"]) == [str(path) for path in odd]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -152,3 +153,12 @@ def test_similarities() -> None:
     assert max_sim(query, document) == pytest.approx(sum(max(q @ d for d in document) for q in query), abs=1e-6)
     assert cosine(query[0], 3 * query[0]) == pytest.approx(1, abs=1e-6)
     assert cosine(query[0], np.zeros(5, np.float32)) == 0
+
+
+def test_long_texts_are_compared_in_pieces() -> None:
+    """The products of all tokens, 64 MiB here, are never in memory together."""
+    query, document = np.eye(4096, 2, dtype=np.float32), np.ones((4096, 2), np.float32)
+    tracemalloc.start()
+    assert max_sim(query, document) == 2
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    tracemalloc.stop()

@@ -121,14 +121,14 @@ def _media(args: argparse.Namespace) -> list[Entry]:
     Raises:
         RequestError: the folder has no images, or a file is missing.
     """
-    from corellm.similarity.entries import Entry
+    from corellm.similarity.entries import Entry, printable
 
     named = [*args.media, *((modality_of(word) or "image", word) for word in sort_words(args.words)[0])]
     for _, name in named:
         if not Path(name).expanduser().is_file():
             raise RequestError(f"no such file: {name!r} (a text that looks like a file goes into a file of --texts)")
-    entries = [Entry(modality, str(Path(name).expanduser()), name) for modality, name in named]
-    return [Entry("image", str(path), path.name) for path in _images(args.images)] + entries
+    entries = [Entry(modality, str(Path(name).expanduser()), printable(name)) for modality, name in named]
+    return [Entry("image", str(path), printable(path.name)) for path in _images(args.images)] + entries
 
 
 def _images(folder: Path | None) -> list[Path]:
@@ -150,12 +150,12 @@ def _texts(args: argparse.Namespace) -> list[Entry]:
     Raises:
         RequestError: the file cannot be read, or has none.
     """
-    from corellm.similarity.entries import Entry
+    from corellm.similarity.entries import Entry, printable
 
     lines = [] if args.texts is None else [line.strip() for line in _read(args.texts).splitlines() if line.strip()]
     if args.texts is not None and not lines:
         raise RequestError(f"--texts {args.texts}: it has no text; write one per line")
-    return [Entry("text", text, text) for text in [*lines, *sort_words(args.words)[1]]]
+    return [Entry("text", text, printable(text)) for text in [*lines, *sort_words(args.words)[1]]]
 
 
 def _read(name: str) -> str:

@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
 
+_PRODUCTS = 1 << 22
+"""Products of tokens that are in memory at once: two long texts have billions."""
+
 
 def cosine(one: Vectors, other: Vectors) -> float:
     """Return the cosine of the angle between two vectors; 0 if one is zero."""
@@ -21,4 +24,6 @@ def max_sim(query: Vectors, document: Vectors) -> float:
         query: `[query_tokens, width]`.
         document: `[document_tokens, width]`.
     """
-    return float((query @ document.T).max(axis=1).sum())
+    step = max(1, _PRODUCTS // len(document))
+    best = [(query[start : start + step] @ document.T).max(axis=1) for start in range(0, len(query), step)]
+    return float(np.concatenate(best).sum())

@@ -6,7 +6,9 @@ Knows how many there may be and how large their results; knows no endpoint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.pooling_params import PoolingParams
@@ -20,9 +22,14 @@ from corellm.server.tasks import all_results
 
 _INPUT_BYTES = 1 << 13
 """Memory of an input while it is prepared and run, beside its text and items."""
+_PREPARED_AT_ONCE = 32
+"""Inputs of one request that are prepared at once: the inputs of others need not wait for all of them, and little of
+what is cut off prompts that are too long is in memory."""
 _AT_ONCE = 256
 """Inputs of one request that are in the engine at once: more than it runs, so that it is busy, and not so many that the
 requests of others wait for all of them."""
+
+Prepare = Callable[[], Coroutine[Any, Any, ProcessedPrompt]]
 
 
 async def pool_inputs(service: Service, exchange: Exchange, body: InputsRequest, params: PoolingParams) -> list[Pooled]:
@@ -35,15 +42,16 @@ async def pool_inputs(service: Service, exchange: Exchange, body: InputsRequest,
         raise ApiError(400, "give either input or messages", param="input")
     preparation, salt = service.preparation, exchange.salt
     if body.input is None:
-        prompt = await preparation.conversation(body, salt=salt, priority=body.priority)
-        return await pool_all(service, exchange, [("messages", prompt)], params)
+        prepare: Prepare = partial(preparation.conversation, body, salt=salt, priority=body.priority)
+        return await pool_all(service, exchange, [("messages", prepare)], params)
     given = each_prompt(body.input)
     count_inputs(service, exchange, "input", len(given))
     names = ["input"] if len(given) == 1 else [f"input[{index}]" for index in range(len(given))]
-    prompts = await all_results(
-        preparation.prompt(one, name, salt=salt, priority=body.priority) for one, name in zip(given, names, strict=True)
-    )
-    return await pool_all(service, exchange, list(zip(names, prompts, strict=True)), params)
+    inputs = [
+        (name, partial(preparation.prompt, one, name, salt=salt, priority=body.priority))
+        for one, name in zip(given, names, strict=True)
+    ]
+    return await pool_all(service, exchange, inputs, params)
 
 
 def count_inputs(service: Service, exchange: Exchange, field: str, number: int) -> None:
@@ -57,30 +65,39 @@ def count_inputs(service: Service, exchange: Exchange, field: str, number: int) 
         raise ApiError(400, f"{field} must have at least one entry", param=field)
     if number > limit:
         raise ApiError(400, f"{field} has {number} entries, {limit} are allowed", param=field)
-    service.intake.hold(number * _INPUT_BYTES)
-    exchange.num_bytes += number * _INPUT_BYTES
+    service.hold(exchange, number * _INPUT_BYTES)
 
 
 async def pool_all(
-    service: Service, exchange: Exchange, prompts: Sequence[tuple[str, ProcessedPrompt]], params: PoolingParams
+    service: Service, exchange: Exchange, inputs: Sequence[tuple[str, Prepare]], params: PoolingParams
 ) -> list[Pooled]:
-    """The results of prompts, each with its place in the request; the first failure aborts the others.
+    """The results of inputs; the first failure aborts the others.
+
+    Args:
+        service: the model.
+        exchange: the request.
+        inputs: the place of each in the request, and what makes its prompt.
+        params: of all.
 
     Raises:
-        ApiError, CorellmError: a prompt is too long, the results are too large, or one failed.
+        ApiError, CorellmError: an input is wrong or too long, the results are too large, or one failed.
     """
-    for where, prompt in prompts:
-        service.preparation.check_length(prompt, params, where)
     limit = service.config.limits.max_result_values
-    num_values, room = 0, asyncio.Semaphore(_AT_ONCE)
+    num_values, desks, room = 0, asyncio.Semaphore(_PREPARED_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
+
+    async def prepared(where: str, prepare: Prepare) -> ProcessedPrompt:
+        async with desks:
+            return service.preparation.fitted(await prepare(), params, where)
 
     async def run(prompt: ProcessedPrompt) -> Pooled:
         nonlocal num_values
         async with room:
             output = await service.pool(exchange, prompt, params)
+        service.hold(exchange, data_of(output).nbytes)
         num_values += data_of(output).size
         if num_values > limit:
             raise ApiError(400, f"the results have more than the {limit} numbers allowed; send fewer or shorter inputs")
         return output
 
-    return await all_results(run(prompt) for _, prompt in prompts)
+    prompts = await all_results(prepared(where, prepare) for where, prepare in inputs)
+    return await all_results(map(run, prompts))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.preparation_pools import PreparationPools
 from corellm.engine.text_limit import CHEAP_CHARACTERS
+from corellm.engine.truncation import truncated_right
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
@@ -154,16 +156,16 @@ class Preparation:
                 code="context_length_exceeded",
             )
 
-    def check_length(self, prompt: ProcessedPrompt, params: PoolingParams, where: str) -> None:
-        """Check the length of a prompt that is pooled.
+    def fitted(self, prompt: ProcessedPrompt, params: PoolingParams, where: str) -> ProcessedPrompt:
+        """A prompt that is pooled, cut to the tokens that are kept, and without its text, which nobody asks for again.
 
         Raises:
             ApiError: it is too long, with both numbers.
+            InvalidParameterError: an item would be cut.
         """
-        limit, kept = self._client.max_model_len, params.truncate_prompt_tokens
+        limit, end_tokens = self._client.max_model_len, self._client.input_processor.end_tokens
+        prompt = truncated_right(prompt, params.truncate_prompt_tokens, limit, end_tokens)
         length = len(prompt.token_ids)
-        if kept is not None:
-            length = min(length, limit if kept == -1 else kept)
         if length > limit:
             raise ApiError(
                 400,
@@ -172,6 +174,7 @@ class Preparation:
                 param=where,
                 code="context_length_exceeded",
             )
+        return replace(prompt, text=None)
 
     async def in_pool(self, function: Callable[[], _Result], takes_long: bool) -> _Result:
         """Call a function in a thread; cancelled before it began, it is not called."""

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from corellm.engine.input_processor import ProcessedPrompt
@@ -23,7 +24,6 @@ from corellm.server.requests.pooling import PairsFields
 from corellm.server.requests.pooling import Side as GivenSide
 from corellm.server.responses.pooling import Pooled, data_of
 from corellm.server.service import Service
-from corellm.server.tasks import all_results
 
 _T = TypeVar("_T")
 _ALONE = "{{ messages[0]['content'] }}"
@@ -116,9 +116,9 @@ class Scorer:
                 param="late_interaction",
             )  # fmt: skip
         params = self._body.params("score", use_activation=self._body.use_activation)
-        prompts = await all_results(self._pair(query, document) for query, document in _pairs(queries, documents))
-        named = [(document.where, prompt) for document, prompt in zip(documents, prompts, strict=True)]
-        outputs = await pool_all(self._service, self._exchange, named, params)
+        pairs = _pairs(queries, documents)
+        inputs = [(document.where, partial(self._pair, query, document)) for query, document in pairs]
+        outputs = await pool_all(self._service, self._exchange, inputs, params)
         return [float(data_of(output)[0]) for output in outputs], outputs
 
     async def _apart(self, queries: list[Side], documents: list[Side]) -> tuple[list[float], list[Pooled]]:
@@ -128,13 +128,15 @@ class Scorer:
                 400, "use_activation is for models that read both together; leave it out", param="use_activation"
             )
         params = self._body.params("token_embed" if self._body.late_interaction else "embed")
-        sides = [*queries, *documents]
-        prompts = await all_results(map(self._alone, sides))
-        named = [(side.where, prompt) for side, prompt in zip(sides, prompts, strict=True)]
-        outputs = await pool_all(self._service, self._exchange, named, params)
+        inputs = [(side.where, partial(self._alone, side)) for side in (*queries, *documents)]
+        outputs = await pool_all(self._service, self._exchange, inputs, params)
         compare = max_sim if self._body.late_interaction else cosine
         pairs = _pairs(outputs[: len(queries)], outputs[len(queries) :])
-        return [compare(data_of(query), data_of(document)) for query, document in pairs], outputs
+
+        def scores() -> list[float]:
+            return [compare(data_of(query), data_of(document)) for query, document in pairs]
+
+        return await self._service.preparation.in_pool(scores, takes_long=True), outputs
 
     async def _alone(self, side: Side) -> ProcessedPrompt:
         if side.text is None:

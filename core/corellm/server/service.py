@@ -73,6 +73,15 @@ class Service:
             check_tasks(self.client.tasks, tasks)
         return self.names[0] if name is None else name
 
+    def hold(self, exchange: Exchange, num_bytes: int) -> None:
+        """Count memory that is held for a request until its response is complete.
+
+        Raises:
+            ApiError: 503, the requests in the server hold too much together.
+        """
+        self.intake.hold(num_bytes)
+        exchange.num_bytes += num_bytes
+
     async def generate(
         self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:

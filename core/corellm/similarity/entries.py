@@ -5,6 +5,7 @@ Knows neither the command line nor what vectors are compared with.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 32
 """Entries whose tensors are in memory at the same time."""
+_UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
+"""Categories of control characters, bytes of a path that are not UTF-8, ends of lines and paragraphs."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,14 @@ class Entry:
     content: str
     """The text, or the file's path."""
     name: str
-    """As reports show it."""
+    """As reports show it; see `printable`."""
+
+
+def printable(name: str) -> str:
+    """Return a text or path on one line, without what a terminal obeys or cannot encode: that is escaped."""
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _UNPRINTABLE else char for char in name
+    )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from corellm.similarity.entries import Embedded
 
@@ -15,8 +16,8 @@ def as_json(embedded: Embedded) -> str:
     """Return one line: the text or the file, and its embedding or error; numbers are as short as float32 allows."""
     named = {embedded.entry.modality: embedded.entry.content}
     if embedded.vector is None:
-        return json.dumps({**named, "error": embedded.error}, ensure_ascii=False)
-    return json.dumps({**named, "embedding": [float(str(x)) for x in embedded.vector]}, ensure_ascii=False)
+        return _json({**named, "error": embedded.error})
+    return _json({**named, "embedding": [float(str(x)) for x in embedded.vector]})
 
 
 def write(all_embedded: Sequence[Embedded], path: Path) -> None:
@@ -43,5 +44,10 @@ def write(all_embedded: Sequence[Embedded], path: Path) -> None:
         ]
         if side:
             tensors[name] = np.stack([vector for _, vector in side])
-            names[name] = json.dumps([content for content, _ in side], ensure_ascii=False)
+            names[name] = _json([content for content, _ in side])
     path.write_bytes(save(tensors, names))
+
+
+def _json(value: Any) -> str:
+    """Return JSON in which only those bytes of a path are escaped that are not UTF-8: `os.fsencode` has them back."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from corellm.pooling_params import POOLING_TASKS, PoolingTask
 from corellm.server.endpoints.replies import JsonBody, declared, json_response
-from corellm.server.exchange import exchange_of
+from corellm.server.exchange import Exchange, exchange_of
 from corellm.server.pooled import pool_inputs
 from corellm.server.requests.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from corellm.server.responses import pooling as responses
@@ -86,8 +86,11 @@ def pooling_routes(service: Service) -> APIRouter:
         """Embed inputs, or a conversation."""
         model = service.check_model(body.model, "embed")
         params = body.params("embed", dimensions=body.dimensions, use_activation=body.normalize)
-        outputs = await pool_inputs(service, exchange_of(request.scope), body, params)
-        return await _response(service, outputs, lambda: responses.embeddings(outputs, model, body.encoding_format))
+        exchange = exchange_of(request.scope)
+        outputs = await pool_inputs(service, exchange, body, params)
+        return await _response(
+            service, exchange, outputs, lambda: responses.embeddings(outputs, model, body.encoding_format)
+        )
 
     @router.post("/classify", **declared(ClassifyResponse))
     @router.post("/v1/classify", **declared(ClassifyResponse))
@@ -95,9 +98,10 @@ def pooling_routes(service: Service) -> APIRouter:
         """Classify inputs, or a conversation."""
         model = service.check_model(body.model, "classify")
         params = body.params("classify", use_activation=body.use_activation)
-        outputs = await pool_inputs(service, exchange_of(request.scope), body, params)
+        exchange = exchange_of(request.scope)
+        outputs = await pool_inputs(service, exchange, body, params)
         labels = service.client.labels
-        return await _response(service, outputs, lambda: responses.classes(outputs, model, labels))
+        return await _response(service, exchange, outputs, lambda: responses.classes(outputs, model, labels))
 
     @router.post("/pooling", **declared(PoolingResponse))
     @router.post("/v1/pooling", **declared(PoolingResponse))
@@ -107,14 +111,21 @@ def pooling_routes(service: Service) -> APIRouter:
         check_tasks(has, POOLING_TASKS if body.task is None else [body.task], param="task")
         task = body.task or cast(PoolingTask, "reward" if "reward" in has else has[0])
         params = body.params(task, dimensions=body.dimensions, use_activation=body.use_activation)
-        outputs = await pool_inputs(service, exchange_of(request.scope), body, params)
-        return await _response(service, outputs, lambda: responses.arrays(outputs, model, body.encoding_format))
+        exchange = exchange_of(request.scope)
+        outputs = await pool_inputs(service, exchange, body, params)
+        return await _response(
+            service, exchange, outputs, lambda: responses.arrays(outputs, model, body.encoding_format)
+        )
 
     return router
 
 
-async def _response(service: Service, outputs: Sequence[Pooled], make: Callable[[], dict[str, Any]]) -> Response:
+async def _response(
+    service: Service, exchange: Exchange, outputs: Sequence[Pooled], make: Callable[[], dict[str, Any]]
+) -> Response:
     """The response that is made of results; of many numbers beside the event loop."""
     if sum(data_of(output).size for output in outputs) < _QUICK_VALUES:
         return json_response(make())
-    return await service.preparation.in_pool(lambda: json_response(make()), takes_long=True)
+    response = await service.preparation.in_pool(lambda: json_response(make()), takes_long=True)
+    service.hold(exchange, len(response.body))
+    return response
