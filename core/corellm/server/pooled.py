@@ -83,10 +83,10 @@ async def pool_all(
         ApiError, CorellmError: an input is wrong or too long, the results are too large, or one failed.
     """
     limit = service.config.limits.max_result_values
-    num_values, desks, room = 0, asyncio.Semaphore(_PREPARED_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
+    num_values, preparing, room = 0, asyncio.Semaphore(_PREPARED_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
 
     async def prepared(where: str, prepare: Prepare) -> ProcessedPrompt:
-        async with desks:
+        async with preparing:
             return service.preparation.fitted(await prepare(), params, where)
 
     async def run(prompt: ProcessedPrompt) -> Pooled:

@@ -157,7 +157,7 @@ class Preparation:
             )
 
     def fitted(self, prompt: ProcessedPrompt, params: PoolingParams, where: str) -> ProcessedPrompt:
-        """A prompt that is pooled, cut to the tokens that are kept, and without its text, which nobody asks for again.
+        """A prompt that is pooled, cut to the tokens that are kept, and without its text, which is not needed again.
 
         Raises:
             ApiError: it is too long, with both numbers.
