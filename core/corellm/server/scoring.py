@@ -117,9 +117,22 @@ class Scorer:
             )  # fmt: skip
         params = self._body.params("score", use_activation=self._body.use_activation)
         pairs = _pairs(queries, documents)
+        self._check_size(pairs)
         inputs = [(document.where, partial(self._pair, query, document)) for query, document in pairs]
         outputs = await pool_all(self._service, self._exchange, inputs, params)
         return [float(data_of(output)[0]) for output in outputs], outputs
+
+    def _check_size(self, pairs: Sequence[tuple[Side, Side]]) -> None:
+        """Check the text of all pairs: a query is read once for each of its documents."""
+        num_characters = sum(side.checked.num_characters for pair in pairs for side in pair)
+        limit = self._service.config.limits.max_body_bytes
+        if num_characters > limit:
+            raise ApiError(
+                400,
+                f"query and documents have {num_characters} characters, the query counted for each document; {limit} "
+                "are allowed: send fewer documents, or a shorter query",
+                param=pairs[0][0].where,
+            )
 
     async def _apart(self, queries: list[Side], documents: list[Side]) -> tuple[list[float], list[Pooled]]:
         """Scores by comparing embeddings, each made once."""

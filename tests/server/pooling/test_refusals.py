@@ -106,6 +106,16 @@ def test_models_without_the_head(classifier: Running, reranker: Running) -> None
         assert "start a server with" in error["message"] or error["param"] == "late_interaction"
 
 
+def test_a_query_counts_for_each_document(reranker: Running) -> None:
+    """A small request with many documents may not have a long query read for each."""
+    with serving(reranker.service.client, max_body_bytes=10_000) as running:
+        body = {"model": MODEL, "query": "word " * 200, "documents": ["x"] * 11}
+        error = error_of(running.post(RERANK, body), 400)
+        assert error["param"] == "query[0]"
+        assert "have 11011 characters" in error["message"]
+        ask(running, RERANK, query="word " * 20, documents=["x"] * 11)
+
+
 def test_other_urls_of_a_pooling_server(embedder: Running) -> None:
     """Models, tokens and probes are as on any server; a document too long is refused as such."""
     assert ask(embedder, "/tokenize", prompt="one two")["count"] > 1
