@@ -31,6 +31,10 @@ class TextPrompt(_WithItems):
     """A prompt as text."""
 
     prompt: str
+    text_pair: NotRequired[str | None]
+    """A second text, of encoder-only models: both are joined as the tokenizer joins pairs."""
+    prompt_name: NotRequired[str | None]
+    """Which of the checkpoint's own prompts is put before the text, of models of sentence-transformers."""
 
 
 class TokensPrompt(_WithItems):

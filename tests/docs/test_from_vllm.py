@@ -86,6 +86,8 @@ def setup(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
 class _Unloaded:
     """An engine whose configuration was checked."""
 
+    prepares_at_once = False
+
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
 

@@ -1,4 +1,7 @@
-"""Servers of models that pool: an embedder in a process of its own, a classifier of three labels, a reranker."""
+"""Servers of models that pool: an embedder in a process of its own, a classifier of three labels, a reranker.
+
+Processes end with their module: other tests look for processes that are left.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ RERANKER: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedder(tiny_llava: Path) -> Iterator[Running]:
     """It embeds, in a process of its own."""
     llm = ProcessLLM(str(tiny_llava), convert="embed", **ENGINE)
@@ -41,7 +44,7 @@ def labelled(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def classifier(labelled: Path) -> Iterator[Running]:
     """It classifies; its checkpoint needs no option."""
     llm = ProcessLLM(str(labelled), **ENGINE)
