@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+MINUTES ?= 20
 # two threads that spin on one core slow each other down a thousandfold
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
@@ -48,8 +49,8 @@ fuzz: setup      ## thousands of damaged files and generated requests, sent to r
 promises: setup  ## what is promised of faults and bad input, at full scale; needs a machine that does nothing else
 	$(BIN)/python -m pytest -m full
 
-soak: setup      ## mixed, broken and hostile load on a server for 20 minutes, drawn in soak.png
-	$(BIN)/python -m bench.soak --minutes 20
+soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
+	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
 mutants: setup   ## which rules of the contract catch which broken adapter (an hour or more)
 	$(BIN)/python -m tests.mutants.survey
@@ -79,7 +80,7 @@ wheels-test: setup ## build the wheels, install them with --no-index into a clea
 wheels-test-full: setup ## the same, and every rule of the contract on every wheel
 	$(BIN)/python -m tests.wheels.check_wheels --full
 
-check: lint docs wheels-test test browser-test ## what continuous integration runs
+check: lint docs wheels-test test browser-test ## what continuous integration runs, besides a soak of two minutes
 
 clean:           ## remove the virtual environment and build leftovers
 	rm -rf $(VENV) dist build site gpu-bench
