@@ -19,7 +19,8 @@ from tests.server.conftest import Running, image_part, serving, user
 from tests.server.pooling.conftest import ENGINE, RERANKER, TEMPLATE, ask
 
 TEXTS = [f"sentence {number}: " + "red circle " * (number % 11) for number in range(8)]
-CLOSE = {"rtol": 2e-6, "atol": 1e-5}
+ROUNDING, RAW_ROUNDING = 1e-6, 1e-5
+"""Of float32, where other prompts share a batch: of vectors of length one and scores, and of vectors as they are."""
 
 
 def all_at_once(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -28,9 +29,9 @@ def all_at_once(calls: list[Callable[[], Any]]) -> list[Any]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def close(found: Any, wanted: Any) -> None:
+def close(found: Any, wanted: Any, atol: float = ROUNDING) -> None:
     """Both arrays are equal but for rounding."""
-    np.testing.assert_allclose(np.array(found, np.float32), np.array(wanted, np.float32), **CLOSE)
+    np.testing.assert_allclose(np.array(found, np.float32), np.array(wanted, np.float32), rtol=2e-6, atol=atol)
 
 
 def prompt_of(llm: LLM, messages: Any, *seeds: int) -> dict[str, Any]:
@@ -75,10 +76,10 @@ def test_32_mixed_requests_at_once(embedder: Running, tiny_llava: Path) -> None:
         wanted += [embedded([[1, 40 + number], [1, 50, 60]]) for number in range(4)]
         tokens = llm.encode(TEXTS[:4], pooling_task="token_embed", use_tqdm=False)
         (cut,) = embedded(TEXTS[7], truncate_prompt_tokens=5)
-    for vectors, data in zip(wanted, got, strict=False):
+    for index, (vectors, data) in enumerate(zip(wanted, got, strict=False)):
         assert [one["index"] for one in data] == list(range(len(vectors)))
         for vector, one in zip(vectors, data, strict=True):
-            close(one["embedding"], vector)
+            close(one["embedding"], vector, RAW_ROUNDING if 16 <= index < 22 else ROUNDING)
     for output, (data,) in zip(tokens, got[26:30], strict=True):
         assert output.outputs is not None
         assert tuple(data["shape"]) == output.outputs.data.shape

@@ -138,6 +138,7 @@ def test_row_24_a_failed_step_costs_its_requests(tiny_llava: Path, tmp_path: Pat
         assert statuses == [500, 200, 500]
         bodies = [running.http.post(EMBED, json={"model": MODEL, "input": "a"}) for _ in range(2)]
         assert bodies[0].status_code == 500
+        # the last one may come while the server is ending
         assert bodies[1].json()["error"]["code"] in ("internal_error", "engine_dead", "unavailable")
         assert running.process.wait(60) == 1
         assert "steps in a row failed" in running.log.read_text()
