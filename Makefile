@@ -7,7 +7,7 @@ MINUTES ?= 20
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train test browser-test fuzz promises soak mutants docs docs-serve lint bench gpu-bench wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants docs docs-serve lint bench gpu-bench peers bench-peers wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -38,6 +38,18 @@ demo-video-train: setup ## train `demo-video` from scratch, into demo/runs/new-v
 
 test: setup      ## all tests, in as many processes as there are processors
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadscope
+
+parity-torch: setup ## the tests that compare with transformers, on torch's kernels instead of the compiled ones
+	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadscope tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
+
+kernels: setup   ## compile the kernels for CPUs again, after their sources changed
+	$(BIN)/python -m corellm_kernels.cpu.build
+
+kernels-test: setup ## the tests of the CPU kernels without vector instructions, and under sanitizers (gcc)
+	CORELLM_CPU_KERNELS=plain $(BIN)/python -m pytest -q tests/kernels/cpu tests/attention
+	$(BIN)/python -m corellm_kernels.cpu.build --sanitize $(if $(shell grep -m1 avx2 /proc/cpuinfo),avx2,plain) $(VENV)/sanitized.so
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	CORELLM_CPU_KERNELS=$(VENV)/sanitized.so $(BIN)/python -m pytest -q tests/kernels/cpu tests/attention
 
 browser-test: setup ## what `corellm inspect --html` writes, in headless Chromium
 	.ci/install-chromium
@@ -74,13 +86,19 @@ bench: setup     ## benchmarks, as ratios within one run
 gpu-bench: setup ## kernels and engine on this machine's GPU, one table
 	$(BIN)/python -m bench.gpu
 
+peers: setup     ## other engines to compare with, each in an environment of its own (some gigabytes)
+	$(BIN)/python -m bench.peers.install
+
+bench-peers: setup ## corellm beside those engines on this machine's CPU; ARGS=--quick for some minutes
+	$(BIN)/python -m bench.peers $(ARGS)
+
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
 	$(BIN)/python -m tests.wheels.check_wheels
 
 wheels-test-full: setup ## the same, and every rule of the contract on every wheel
 	$(BIN)/python -m tests.wheels.check_wheels --full
 
-check: lint docs wheels-test test browser-test ## what continuous integration runs, besides a soak of two minutes
+check: lint docs wheels-test test parity-torch kernels-test browser-test ## what continuous integration runs, besides a soak of two minutes
 
 clean:           ## remove the virtual environment and build leftovers
-	rm -rf $(VENV) dist build site gpu-bench
+	rm -rf $(VENV) dist build site gpu-bench bench-peers

@@ -1,4 +1,4 @@
-"""How much a reader passes from `LLMEngine.step` to the attention kernel, on the CPU: lines of each function, and sums.
+"""How much a reader passes from `LLMEngine.step` to attention by torch on the CPU: lines of each function, and sums.
 
 A step is followed until attention of its first layer has returned. `PATH` names, in the order of calls, the functions
 that decide or compute something about the step; docstrings count. `ASIDE` names what a reader takes at its word: the
@@ -68,6 +68,7 @@ ASIDE: dict[str, str] = {
     ),
     "engine/encoder_plan.py": "EncoderPlanner.begin_step",
     "engine/scheduler.py": "Scheduler._note_first_start",
+    "worker/model_runner.py": "_scores_prompts",
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in _copy_blocks",
     "worker/step_in_flight.py": "StepInFlight.__init__",
     "worker/sampling_state.py": (
@@ -87,7 +88,9 @@ ASIDE: dict[str, str] = {
     "multimodal/merging.py": "write_rows check_embeddings",
     "worker/defaults.py": ("floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"),
     "attention/paged.py": "_checked",
-    "attention/backend.py": "AttentionCall.rotated LayerCache.write LayerCache.block_size",
+    "attention/backend.py": (
+        "AttentionMetadata.check_tokens AttentionCall.rotated LayerCache.write LayerCache.block_size"
+    ),
 }
 """By file."""
 

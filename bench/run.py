@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
-    "sizes", "hot_path", "startup", "engine_overhead", "attention", "media", "processing", "throughput", "server",
-    "embedding",
+    "sizes", "hot_path", "startup", "engine_overhead", "attention", "sampling", "media", "processing", "images",
+    "throughput", "server", "embedding", "precision",
 )  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def main() -> int:
     failed = 0
     for name in names:
         print(f"\n=== {name}", flush=True)
-        failed += subprocess.run([sys.executable, Path(__file__).with_name(f"{name}.py")], check=False).returncode != 0
+        failed += subprocess.run([sys.executable, "-m", f"bench.{name}"], cwd=ROOT, check=False).returncode != 0
     return int(failed > 0)
 
 

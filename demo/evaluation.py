@@ -32,11 +32,13 @@ Load = Callable[[str, str], Generate]  # from a checkpoint's path and a dtype
 Measure = Callable[[Generate, int, int, list[str]], dict[str, list[float]]]
 
 
-def load_corellm(modality: Literal["image", "video"], path: str, dtype: str) -> Generate:
+def load_corellm(
+    modality: Literal["image", "video"], path: str, dtype: str, *, quantization: str | None = None
+) -> Generate:
     """Return a function that answers tasks with corellm."""
     from corellm import LLM, SamplingParams
 
-    llm = LLM(path, dtype=dtype)
+    llm = LLM(path, dtype=dtype, quantization=quantization)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 
     def generate(tasks: list[Task]) -> list[str]:
@@ -91,19 +93,24 @@ def run(
         columns: their names.
         count: questions a cell, by default.
     """
-    backends: Mapping[str, Load] = {
-        "corellm": partial(load_corellm, modality),
-        "transformers": load_transformers,
-    }
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, nargs="?", default=checkpoint)
-    parser.add_argument("--backend", choices=tuple(backends), default="corellm")
+    parser.add_argument("--backend", choices=("corellm", "transformers"), default="corellm")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--quantization", choices=("int8",), help="round corellm's weights to 8 bits")
     parser.add_argument("--count", type=int, default=count, help="questions for each cell of the table")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--write", action="store_true", help="put the table into the checkpoint's README.md")
     parser.add_argument("--mistakes", action="store_true", help="print every wrong answer")
     given = parser.parse_args()
+    if given.quantization and given.backend != "corellm":
+        parser.error("--quantization needs --backend corellm")
+    if given.quantization and given.write:
+        parser.error("the model card is about the checkpoint's own weights: leave --write out")
+    backends: Mapping[str, Load] = {
+        "corellm": partial(load_corellm, modality, quantization=given.quantization),
+        "transformers": load_transformers,
+    }
     mistakes: list[str] = []
     generate = backends[given.backend](str(given.checkpoint), given.dtype)
     table = measure(generate, given.count, given.seed, mistakes)

@@ -98,10 +98,10 @@ def test_a_wrong_result_is_its_extensions_fault(
 
 def test_others_go_before_what_comes_last(install: Install) -> None:
     """Extensions that return None are left out."""
-    install("a-first", hook("register_sampling", "return min"))
-    install("b-last", hook("register_sampling", "return max", options="(trylast=True)"))
-    install("c-none", hook("register_sampling", "return None"))
-    results = dict(call_extensions("register_sampling", callable, device=CPU))
+    install("a-first", hook("register_merging", "return min"))
+    install("b-last", hook("register_merging", "return max", options="(trylast=True)"))
+    install("c-none", hook("register_merging", "return None"))
+    results = dict(call_extensions("register_merging", callable, device=CPU))
     assert list(results.values()) == [min, max]
     assert list(results) == ["the extension 'mine' of a-first", "the extension 'mine' of b-last"]
 

@@ -49,7 +49,7 @@ def _cache(run: Run, num_seqs: int, context: int, kv_heads: int, size: int, kind
 
 
 def _decode(run: Run, case: str, heads: int, kv_heads: int, size: int, kind: str, context: int, batch: int) -> None:
-    from corellm_kernels.paged_decode import paged_decode, paged_decode_reference
+    from corellm_kernels.gpu.paged_decode import paged_decode, paged_decode_reference
 
     (key, value, *scales), tables = _cache(run, batch, context, kv_heads, size, kind)
     options = {"scale": size**-0.5, **dict(zip(("key_scale", "value_scale"), scales, strict=False))}
@@ -70,7 +70,7 @@ def _decode(run: Run, case: str, heads: int, kv_heads: int, size: int, kind: str
 
 def _prefill(run: Run, case: str, heads: int, kv_heads: int, size: int, num_seqs: int, new: int, prefix: int) -> None:
     """The ratio is torch's time over ours, on the same inputs in a row; grouped heads as they are, and repeated."""
-    from corellm_kernels.paged_prefill import paged_prefill
+    from corellm_kernels.gpu.paged_prefill import paged_prefill
 
     context = prefix + new
     (key, value), tables = _cache(run, num_seqs, context, kv_heads, size, "fp32" if run.quick else "bf16")

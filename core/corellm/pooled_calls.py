@@ -1,16 +1,18 @@
 """The calls of `LLM` for models that pool: `encode`, `embed`, `classify`, `reward`, `score`.
 
-Knows prompts, pairs and outputs; the prompts run as `LLM.generate` runs them.
+Knows prompts and outputs; the prompts run as `LLM.generate` runs them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from corellm.errors import InvalidParameterError, PromptError
+from corellm.pooling.pairs import join_pair, paired, text_pair
 from corellm.pooling_outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -19,7 +21,7 @@ from corellm.pooling_outputs import (
     ScoringOutput,
 )
 from corellm.pooling_params import PoolingParams, PoolingTask
-from corellm.prompts import split_prompts
+from corellm.prompts import is_conversation, split_prompts
 
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
@@ -30,16 +32,18 @@ _Made = TypeVar("_Made", EmbeddingOutput, ClassificationOutput, ScoringOutput)
 _Pooled = PoolingRequestOutput[PoolingOutput]
 
 
-class PooledCalls:
+class PooledCalls(ABC):
     """The methods of `LLM` that need a model with `runner="pooling"`.
 
-    All take `use_tqdm` and `on_error` as `generate` does, and raise the first failed prompt's error.
+    Their prompts are those of `generate`, and conversations as of `chat`, which here end with the last message. All
+    take `use_tqdm` and `on_error` as `generate` does, and raise the first failed prompt's error.
     """
 
     engine: LLMEngine
 
+    @abstractmethod
     def _run(self, prepare: Sequence[Any], params: Sequence[Any], use_tqdm: Bar, on_error: OnError) -> list[Any]:
-        raise NotImplementedError
+        """Run prompts with their parameters; returns their outputs."""
 
     def encode(
         self,
@@ -55,7 +59,7 @@ class PooledCalls:
         """Pool prompts, as arrays.
 
         Args:
-            prompts: as for `generate`: one or a list of text, token ids, or dictionaries with items.
+            prompts: one or a list of text, token ids, dictionaries with items, or conversations.
             pooling_task: which results; see `PoolingParams`.
             dimensions, use_activation, truncate_prompt_tokens: see `PoolingParams`.
             use_tqdm, on_error: as for `generate`.
@@ -69,7 +73,7 @@ class PooledCalls:
             use_activation=use_activation,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        return self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+        return self._run_pooled(_listed(prompts), params, use_tqdm, on_error)
 
     def embed(
         self,
@@ -85,7 +89,7 @@ class PooledCalls:
         """Embed prompts: `outputs.embedding` is one vector for each.
 
         Args:
-            prompts: as for `generate`.
+            prompts: as for `encode`.
             dimensions: length of the vectors: the first entries, before they are normalised.
             normalize: to length one; None for as the checkpoint says, else yes.
             prompt_name: of a text that the checkpoint states (`query`, `passage`, ...), to put before each prompt's;
@@ -99,7 +103,7 @@ class PooledCalls:
             use_activation=normalize,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        named = [_named(prompt, prompt_name) for prompt in split_prompts(prompts)]
+        named = [_named(prompt, prompt_name) for prompt in _listed(prompts)]
         pooled = self._run_pooled(named, params, use_tqdm, on_error)
         return [_made(output, lambda data: EmbeddingOutput(data.tolist())) for output in pooled]
 
@@ -115,7 +119,7 @@ class PooledCalls:
         """Classify prompts: `outputs.probs` has a number per label.
 
         Args:
-            prompts: as for `generate`.
+            prompts: as for `encode`.
             use_activation: False for logits.
             truncate_prompt_tokens: keep this many first tokens; -1 for as many as fit.
             use_tqdm, on_error: as for `generate`.
@@ -123,7 +127,7 @@ class PooledCalls:
         params = PoolingParams(
             task="classify", use_activation=use_activation, truncate_prompt_tokens=truncate_prompt_tokens
         )
-        pooled = self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+        pooled = self._run_pooled(_listed(prompts), params, use_tqdm, on_error)
         return [_made(output, lambda data: ClassificationOutput(data.tolist())) for output in pooled]
 
     def reward(
@@ -136,7 +140,7 @@ class PooledCalls:
     ) -> list[_Pooled]:
         """Reward prompts: `outputs.data` is `[tokens, labels]`, of steps alone for a process reward model."""
         params = PoolingParams(task="reward", truncate_prompt_tokens=truncate_prompt_tokens)
-        return self._run_pooled(split_prompts(prompts), params, use_tqdm, on_error)
+        return self._run_pooled(_listed(prompts), params, use_tqdm, on_error)
 
     def score(
         self,
@@ -156,8 +160,9 @@ class PooledCalls:
         embeds them apart and compares the vectors.
 
         Args:
-            queries, documents: one or a list each, in any form of a prompt, items included. One query is scored with
-                each document; as many queries as documents go in pairs.
+            queries, documents: one or a list each, in any form of a prompt, items included; with text, and no
+                conversations, where both are read together. One query is scored with each document; as many queries
+                as documents go in pairs.
             late_interaction: compare the embeddings of all tokens (MaxSim), not those of the prompts.
             template: where query and document stand in the prompt that is read together, `"{query}{document}"` if
                 None; encoder-only models then get them as a pair, as their tokenizer joins it.
@@ -168,7 +173,7 @@ class PooledCalls:
         Returns:
             One output per pair. For a pair that was embedded apart, `prompt_token_ids` are both prompts' together.
         """
-        pairs = _pairs(split_prompts(queries), split_prompts(documents))
+        pairs = _pairs(_listed(queries), _listed(documents))
         if "score" in self.engine.use.tasks:
             if late_interaction:
                 raise InvalidParameterError(
@@ -216,8 +221,15 @@ class PooledCalls:
             InvalidParameterError: the model was not loaded for the task.
         """
         self.engine.own_params(params)  # before any prompt is prepared
-        process = self.engine.input_processor.process
-        return self._run([partial(process, prompt) for prompt in prompts], [params] * len(prompts), use_tqdm, on_error)
+        inputs = self.engine.input_processor
+        chat = partial(inputs.process_chat, add_generation_prompt=False)
+        prepare = [partial(chat if is_conversation(prompt) else inputs.process, prompt) for prompt in prompts]
+        return self._run(prepare, [params] * len(prompts), use_tqdm, on_error)
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """The list of prompts that a call was given: as one prompt, or as any iterable of prompts."""
+    return [prompts] if is_conversation(prompts) else split_prompts(prompts)
 
 
 def _named(prompt: Any, name: str | None) -> Any:
@@ -264,55 +276,4 @@ def _pairs(queries: list[Any], documents: list[Any]) -> list[tuple[Any, Any]]:
             f"{len(queries)} queries for {len(documents)} documents; give one query for all documents, or one each",
             param="queries",
         )
-    return list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
-
-
-def text_pair(query: Any, document: Any) -> dict[str, Any]:
-    """Return one prompt of two texts.
-
-    Raises:
-        PromptError: one of them is no text.
-    """
-    return {**_fields(query), "text_pair": _fields(document)["prompt"]}
-
-
-def join_pair(query: Any, document: Any, template: str) -> dict[str, Any]:
-    """Return one prompt of a query and a document, with the items of both in the order of the template.
-
-    Raises:
-        InvalidParameterError: the template lacks a place.
-        PromptError: one of them has no text.
-    """
-    places = {name: template.find(f"{{{name}}}") for name in ("query", "document")}
-    if min(places.values()) < 0:
-        raise InvalidParameterError(
-            f"template must have {{query}} and {{document}}, got {template!r:.100}", param="template"
-        )
-    sides = {"query": _fields(query), "document": _fields(document)}
-    joined: dict[str, Any] = {"prompt": template, "multi_modal_data": {}, "multi_modal_uuids": {}}
-    ordered = sorted(places, key=lambda name: places[name])
-    first, second = (template.index(f"{{{name}}}") for name in ordered)
-    middle = first + len(ordered[0]) + 2
-    joined["prompt"] = (
-        template[:first]
-        + sides[ordered[0]]["prompt"]
-        + template[middle:second]
-        + sides[ordered[1]]["prompt"]
-        + template[second + len(ordered[1]) + 2 :]
-    )
-    for name in ordered:
-        for kind in ("multi_modal_data", "multi_modal_uuids"):
-            for modality, items in (sides[name].get(kind) or {}).items():
-                joined[kind].setdefault(modality, []).extend(items if isinstance(items, list) else [items])
-    others = {key: value for side in sides.values() for key, value in side.items() if key not in joined}
-    return others | joined
-
-
-def _fields(side: Any) -> Mapping[str, Any]:
-    fields = {"prompt": side} if isinstance(side, str) else side
-    if not isinstance(fields, Mapping) or not isinstance(fields.get("prompt"), str):
-        raise PromptError(
-            f"a model that reads query and document together needs text in both, got {side!r:.100}; give text, or "
-            '{"prompt": text, "multi_modal_data": ...}'
-        )
-    return fields
+    return paired(queries, documents)

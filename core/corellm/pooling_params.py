@@ -43,7 +43,8 @@ class PoolingParams:
     many as fit. Items after them are left out; a prompt that would be cut within an item is refused."""
 
     token_type_ids: Sequence[int] | None = field(default=None, compare=False, repr=False)
-    """Types of a prompt's tokens, for encoders that take them; those of a pair of texts are set by the engine."""
+    """Types of a prompt's tokens, 0 or 1, for encoders that take them; those of a pair of texts are set by the engine.
+    """
 
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     """There is one output, at the end."""
@@ -61,6 +62,8 @@ class PoolingParams:
             if not is_whole or not least <= value <= _MOST or value == 0:
                 wanted = f"an integer from 1 to {_MOST}" + (", or -1" if least < 0 else "")
                 raise InvalidParameterError(f"{name} must be {wanted}, got {shown(value)}", param=name)
+        if self.token_type_ids is not None and not {0, 1}.issuperset(self.token_type_ids):
+            raise InvalidParameterError("token_type_ids must be 0 or 1, one for each token", param="token_type_ids")
         if self.dimensions is not None and self.task not in ("embed", "token_embed"):
             raise InvalidParameterError(
                 f"dimensions cuts embeddings, and the task {self.task!r} gives none; leave it out", param="dimensions"

@@ -64,6 +64,11 @@ def split_prompts(given: Any) -> list[Any]:
     return [prompts] if prompts and all(map(_is_integer, prompts)) else prompts
 
 
+def is_conversation(given: Any) -> bool:
+    """Whether a prompt is one conversation: a list of messages."""
+    return isinstance(given, (list, tuple)) and bool(given) and isinstance(given[0], Mapping) and "role" in given[0]
+
+
 def is_token_ids(given: Any) -> bool:
     """Whether a prompt is token ids alone: a list, an array or a tensor."""
     return hasattr(given, "tolist") or (isinstance(given, Sequence) and not isinstance(given, (str, bytes)))

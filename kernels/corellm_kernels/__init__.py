@@ -1,11 +1,8 @@
-"""Triton kernels for NVIDIA GPUs: paged attention, rotary positions and cache writes, norms, activations, merging,
-sampling.
+"""Kernels for the engine, found by it as an extension, and layers that use them.
 
-A file of kernels is one family of them: what it computes, how many bytes and FLOPs that takes, the kernels, the
-functions that launch them, and under the same name with `_reference` a plain torch twin that any device runs and every
-test compares with. The files `fused_*`, `fusing` and `layer_swap` replace layers of a model by ones that use kernels.
+`gpu/` has Triton kernels for NVIDIA GPUs, `cpu/` has C++ kernels for CPUs and decode steps as recorded plans, `fusion/`
+replaces layers of a model by ones that use either; `extension` registers all this.
 
-Of corellm, `extension` imports the marker of hooks, `backend` and `fused_attention` the attention interface; no other
-file imports it. This package imports nothing, `extension` no torch and no Triton; `backend` imports torch, and Triton
-when a backend is made; `launch` and `layer_swap` import torch; every other file imports torch and Triton.
+Of corellm, only the marker of hooks, the attention interface, errors and the rounding of weights are imported. This
+package imports nothing, `extension` no torch, no Triton and no compiled code.
 """

@@ -17,42 +17,64 @@ class Kernels:
 
     @hookimpl
     def register_attention_backends(self) -> dict[str, str]:
-        """Return paged attention in Triton."""
-        return {"triton": "corellm_kernels.backend:TritonAttention"}
+        """Return paged attention in Triton and in C++."""
+        return {
+            "triton": "corellm_kernels.gpu.backend:TritonAttention",
+            "compiled": "corellm_kernels.cpu.backend:CompiledAttention",
+        }
 
     @hookimpl(trylast=True)
     def register_sampling(self, device: torch.device) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
-        """Return sampling that does not sort the vocabulary; None where Triton's attention does not run."""
-        if not _run_on(device):
-            return None
-        from corellm_kernels.sampling import sample
+        """Return sampling that does not sort the vocabulary; None where neither Triton nor C++ runs."""
+        import torch
 
-        return sample
+        if _run_on(device):
+            from corellm_kernels.gpu.sampling import sample
+
+            return sample
+        from corellm_kernels.cpu.backend import CompiledAttention
+
+        if CompiledAttention.unsupported(device, torch.float32) is None:
+            from corellm_kernels.cpu.sampling import sample as sample_on_cpu
+
+            return sample_on_cpu
+        return None
 
     @hookimpl(trylast=True)
     def register_merging(self, device: torch.device) -> Callable[..., None] | None:
         """Return merging in one launch; None where Triton's attention does not run."""
         if not _run_on(device):
             return None
-        from corellm_kernels.merging import merge_rows
+        from corellm_kernels.gpu.merging import merge_rows
 
         return merge_rows
 
     @hookimpl(trylast=True)
-    def fuse_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
-        """Replace norms, MLPs, attention and residuals by fewer kernels; None where Triton's attention does not run."""
-        from corellm_kernels.backend import TritonAttention
+    def fuse_layers(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, quantization: str | None
+    ) -> list[str] | None:
+        """Replace layers by ones that take fewer kernels, on CPUs also linear layers by packed ones.
 
-        if TritonAttention.unsupported(device, dtype) is not None:
-            return None
-        from corellm_kernels.fusing import fuse
+        None where neither Triton's attention nor that in C++ runs.
+        """
+        from corellm_kernels.cpu.backend import CompiledAttention
+        from corellm_kernels.gpu.backend import TritonAttention
 
-        return fuse(model)
+        if TritonAttention.unsupported(device, dtype) is None:
+            from corellm_kernels.fusion.fusing import fuse
+            from corellm_kernels.gpu.kernel_set import GPU_KERNELS
+
+            return fuse(model, GPU_KERNELS)
+        if CompiledAttention.unsupported(device, dtype) is None:
+            from corellm_kernels.cpu.fusing import fuse_for_cpu
+
+            return fuse_for_cpu(model, quantization)
+        return None
 
 
 def _run_on(device: torch.device) -> bool:
     import torch
 
-    from corellm_kernels.backend import TritonAttention
+    from corellm_kernels.gpu.backend import TritonAttention
 
     return TritonAttention.unsupported(device, torch.float32) is None

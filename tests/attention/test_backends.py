@@ -14,8 +14,11 @@ from corellm.attention.cpu import CpuAttention
 from corellm.attention.reference import ReferenceAttention
 from corellm.attention.registry import select_backend
 from corellm.errors import ConfigError, ContractError
+from corellm_kernels.cpu.backend import CompiledAttention
 
 BACKENDS: list[type[AttentionBackend]] = [ReferenceAttention, CpuAttention]
+if CompiledAttention.unsupported(torch.device("cpu"), torch.float32) is None:
+    BACKENDS.append(CompiledAttention)
 HEAD_SIZE = 16
 
 
@@ -160,9 +163,11 @@ def test_a_backend_of_an_older_core_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_selection() -> None:
-    """On the CPU the CPU backend is chosen; a name is honoured; wrong ones say what there is and why."""
+    """On the CPU the compiled backend is chosen if it is there; a name is honoured; wrong ones say what there is."""
     cpu = torch.device("cpu")
-    assert select_backend(cpu, torch.float32).name == "cpu"
+    built = CompiledAttention.unsupported(cpu, torch.float32) is None
+    assert select_backend(cpu, torch.float32).name == ("compiled" if built else "cpu")
+    assert select_backend(cpu, torch.float16).name == "cpu"
     assert select_backend(cpu, torch.float32, "reference").name == "reference"
     with pytest.raises(ConfigError, match=r"'flash' is not known; known: .*cpu, reference"):
         select_backend(cpu, torch.float32, "flash")

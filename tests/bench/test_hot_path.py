@@ -19,7 +19,8 @@ ALL_LISTED = {function for step in ("prompt", "image", "decode") for function in
 
 @pytest.fixture(scope="module")
 def engine(tiny_llava: Path) -> Iterator[Any]:
-    with LLM(str(tiny_llava), dtype="float32", max_model_len=256, num_kv_blocks=64) as llm:
+    options = {"attention_backend": "cpu", "fuse_layers": False}  # what the core has for CPUs
+    with LLM(str(tiny_llava), dtype="float32", max_model_len=256, num_kv_blocks=64, **options) as llm:
         llm.generate("Once before, so that nothing is imported in a step", SamplingParams(max_tokens=2))
         yield llm.engine
 

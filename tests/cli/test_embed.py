@@ -79,8 +79,9 @@ def test_the_table(
     """Every cosine, the best of each row marked and named; images are sorted by name."""
     options = ["--instruction", QUESTION, *["--center"] * center]
     status, out, err = run(capsys, tiny_llava, "--images", images, "--texts", captions, *options)
-    assert (status, err) == (0, "")
+    assert status == 0, err
     assert out.startswith("  1  a cat\n  2  seven green dogs\n\n")
+    assert " \n" not in out
     texts, files = make_vectors(TEXTS, [images / "a.png", images / "b.PNG"], QUESTION)
     if center:
         texts, files = texts - texts.mean(axis=0), files - files.mean(axis=0)
@@ -103,7 +104,8 @@ def test_json_lines(
     status, out, err = run(
         capsys, tiny_llava, TEXTS[1], file, "--texts", "-", "--format", "jsonl", "-o", written
     )  # fmt: skip
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err.endswith(f"corellm embed: wrote 3 embeddings to {written}\n")  # after a progress bar, if it took long
     first, *others = map(json.loads, out.splitlines())
     texts, files = make_vectors(TEXTS, [file])
     assert first["image"] == str(file)
@@ -117,8 +119,9 @@ def test_safetensors(capsys: pytest.CaptureFixture[str], tiny_llava: Path, image
     """Tensors of what was embedded, with their names; nothing is printed where there is nothing to compare."""
     path = tmp_path / "out.safetensors"
     (images / "c.png").write_bytes(b"no image")
-    status, out, _ = run(capsys, tiny_llava, "--images", images, "-o", path, "--dimensions", 8)
+    status, out, err = run(capsys, tiny_llava, "--images", images, "-o", path, "--dimensions", 8)
     assert (status, out) == (1, "")
+    assert f"corellm embed: wrote 2 embeddings to {path}\n" in err
     with safe_open(path, "np") as file:
         assert list(file.keys()) == ["media"]
         assert file.get_tensor("media").shape == (2, 8)
@@ -143,7 +146,7 @@ def test_a_mistake_costs_one_row(
     plot = tmp_path / "plot.png"
     status, out, err = run(capsys, tiny_llava, "--images", images, "--texts", captions, "--plot", plot)
     assert status == 1
-    assert err.endswith("corellm embed: 2 of 5 failed\n")
+    assert err.endswith(f"corellm embed: drew {plot}\ncorellm embed: 2 of 5 failed\n")
     good, _, broken = rows(out)
     assert good[1].startswith("*")
     assert good[2] == "-"

@@ -117,8 +117,8 @@ class Reader:
 
     def _compare(self, block: Block, expected: str, printed: str) -> None:
         wanted, got = _plain(expected), _plain(printed.replace(str(self.here), "."))
-        pattern = re.escape(wanted).replace(re.escape("..."), ".*?")
-        assert re.fullmatch(pattern, got, re.DOTALL), f"{block.where} says\n\n{wanted}\n\nbut it is\n\n{got}\n"
+        pattern = "".join(map(_line_pattern, wanted.splitlines()))
+        assert re.fullmatch(pattern, got + "\n"), f"{block.where} says\n\n{wanted}\n\nbut it is\n\n{got}\n"
 
     def leave(self) -> None:
         """Close the models that the page left open, and remove what it installed."""
@@ -164,6 +164,11 @@ def _change(file: Path, block: Block) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.count(before) == 1, f"{block.where}: {file.name} has these lines {text.count(before)} times:\n{before}"
     file.write_text(text.replace(before, after), encoding="utf-8")
+
+
+def _line_pattern(line: str) -> str:
+    """Return a regular expression for a line: `...` in it is any text; alone any lines, or none."""
+    return r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(re.escape("..."), r"[\s\S]*?") + r"\n"
 
 
 def _plain(text: str) -> str:

@@ -87,7 +87,7 @@ class Observed:
 def observe(watch: Watch, path: Path) -> Observed:
     """Load a model, run a few requests, and return when its hooks were called."""
     models: list[LLM] = []
-    at_load = watch.during(lambda: models.append(LLM(str(path), dtype="float32")))
+    at_load = watch.during(lambda: models.append(LLM(str(path), dtype="float32", enforce_eager=True)))
     (llm,) = models
 
     def ask(*seeds: int, tokens: int = 1) -> Counter[str]:

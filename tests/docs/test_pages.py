@@ -7,8 +7,9 @@ unknown kind fails, so no block is skipped by accident.
     console         lines after `$ ` are commands, the others what they print
     sh, or indented by four spaces
                     commands, one per line
-    text            what the block before it printed, an error's last line included; `...` matches anything.
-                    A text that no block prints has `<!-- not run: why -->` before it
+    text            what the block before it printed, an error's last line included; `...` matches anything,
+                    and on a line of its own any lines, or none. A text that no block prints has
+                    `<!-- not run: why -->` before it
     toml, json, yaml, jinja
                     parsed
     diff            changes the file of its title, which must have the old lines once

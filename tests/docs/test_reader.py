@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
@@ -84,6 +85,13 @@ def test_an_adapter_that_breaks_the_contract_fails(tmp_path: Path) -> None:
     """Any class with a contract version is checked as an adapter."""
     with pytest.raises(ContractError, match="lacks the required hook"):
         follow("~~~python\nclass Half:\n    contract = 1\n\n    def __init__(self, context): ...\n~~~\n", tmp_path)
+
+
+@pytest.mark.parametrize(("printed", "shown"), [("2", True), ("1\\n2", True), ("0\\n1\\n2", True), ("1\\n12", False)])
+def test_left_out_lines_may_be_none(printed: str, shown: bool, tmp_path: Path) -> None:
+    """A stream has as many lines as its reader is quick; the line after them must be there."""
+    with contextlib.nullcontext() if shown else pytest.raises(AssertionError, match="but it is"):
+        follow(f"~~~python\nprint('{printed}')\n~~~\n\n~~~text\n...\n2\n~~~\n", tmp_path)
 
 
 def test_a_right_page_passes(tmp_path: Path) -> None:

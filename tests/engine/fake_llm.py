@@ -29,7 +29,7 @@ class FakeStep:
 
     batch: ScheduledBatch
     result: StepResult
-    is_captured: bool
+    in_flight: bool
 
     def wait(self) -> StepResult:
         return self.result

@@ -111,9 +111,9 @@ def expected_output(request: Request, max_total_tokens: int) -> list[int]:
 class FakeWorker:
     """Executes batches on fake KV; raises `AssertionError` where a real worker would compute something wrong."""
 
-    def __init__(self, block_size: int, encoder_capacity: int) -> None:
+    def __init__(self, block_size: int, encoder_capacity: int, encoder_step: int) -> None:
         self.block_size = block_size
-        self.encoder_capacity = encoder_capacity
+        self.encoder_capacity, self.encoder_step = encoder_capacity, encoder_step
         self.sequences: dict[str, NewSequence] = {}
         self.encoder_outputs: dict[str, int] = {}  # identifier -> embeddings
         self.num_encoder_runs = 0
@@ -191,7 +191,7 @@ class FakeWorker:
             if feature.identifier not in broken:
                 self.encoder_outputs[feature.identifier] = feature.placeholder.num_embeds
                 self.num_encoder_runs += 1
-        assert encoded <= self.encoder_capacity, "encoder budget exceeded"
+        assert encoded <= self.encoder_step, "encoder budget exceeded"
         assert sum(self.encoder_outputs.values()) <= self.encoder_capacity, "encoder cache overflows"
 
     def _missing_items(self, chunk: SequenceChunk) -> set[str]:

@@ -27,6 +27,7 @@ class Setup:
     num_blocks: int = 65
     num_host_blocks: int = 0
     encoder_capacity: int = 64
+    encoder_step: int | None = None
     max_model_len: int = 256
     max_num_batched_tokens: int = 64
     max_num_seqs: int = 8
@@ -52,7 +53,7 @@ class Simulation:
             enable_prefix_caching=setup.prefix_caching,
             num_host_blocks=setup.num_host_blocks,
         )
-        self.encoder_cache = EncoderCache(setup.encoder_capacity)
+        self.encoder_cache = EncoderCache(setup.encoder_capacity, setup.encoder_step)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 enable_chunked_prefill=setup.chunked,
@@ -67,7 +68,7 @@ class Simulation:
             max_num_batched_tokens=setup.max_num_batched_tokens,
             clock=lambda: self.now,
         )
-        self.worker = FakeWorker(setup.block_size, setup.encoder_capacity)
+        self.worker = FakeWorker(setup.block_size, setup.encoder_capacity, self.encoder_cache.step_embeds)
         self.requests: list[Request] = []
         self.num_ahead = 0
         self._ahead: tuple[ScheduledBatch, StepResult] | None = None
@@ -167,7 +168,8 @@ def random_setup(rng: Random, **fixed: Any) -> Setup:
         "block_size": rng.choice([1, 2, 4]),
         "num_blocks": rng.randint(8, 30),
         "num_host_blocks": rng.choice([0, 5, 60]),
-        "encoder_capacity": rng.randint(4, 12),
+        "encoder_capacity": (capacity := rng.randint(4, 12)),
+        "encoder_step": rng.choice([None, rng.randint(4, capacity)]),
         "max_model_len": rng.choice([20, 40, 80]),
         "max_num_batched_tokens": rng.choice([1, 3, 8, 24, 48]),
         "max_num_seqs": rng.randint(1, 8),

@@ -36,3 +36,20 @@ def test_an_exit_in_mid_step() -> None:
     assert done.stdout == "leaving\n"
     assert "terminate called" not in done.stderr
     assert done.returncode == 0
+
+
+OPEN = """
+from corellm import LLM
+
+llm = LLM("demo")
+engine, step = llm.engine, llm.engine.step
+
+def model():
+    return llm
+"""
+
+
+def test_an_exit_with_an_open_model_prints_nothing() -> None:
+    """Scripts rarely close their models, and refer to them from what the interpreter takes down last."""
+    done = subprocess.run([sys.executable, "-c", OPEN], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -110,6 +110,21 @@ def test_an_item_is_planned_when_a_chunk_first_touches_an_embedding_of_it() -> N
     assert plan(encoders, request, 8, 4) == (4, [])
 
 
+def test_room_is_not_made_at_the_expense_of_the_same_chunk() -> None:
+    """The item that is cached stays, although it was used before the other one: a step's budget does not hold both."""
+    cache = EncoderCache(8, 4)
+    encoders = EncoderPlanner(cache)
+    for name in ("old", "newer"):
+        cache.allocate(name, 4, name, 0)
+        cache.release(name, 0)
+    encoders.begin_step()
+    request = make_request("r", [1] * 12, [make_feature("new", 0, 4), make_feature("old", 6, 4)])
+    num_tokens, items = encoders.plan(request, 0, 12)
+    assert num_tokens == 12
+    assert encoders.commit(request, items) == [("r", 0)]
+    assert cache.take_freed() == ["newer"]
+
+
 def test_a_chunk_ends_before_the_item_that_does_not_fit() -> None:
     """Two items of 4 in a cache of 6: the chunk stops before the second, and inside of it nothing can run."""
     encoders, cache = planner(6)

@@ -295,6 +295,17 @@ def test_an_item_cached_by_prefix_runs_no_encoder() -> None:
     assert simulation.worker.num_encoder_runs == 2
 
 
+def test_more_is_kept_than_a_step_encodes() -> None:
+    """Two items of 4 go into steps of 4, one after the other; later both are there for questions about their ends."""
+    simulation = simulate(encoder_capacity=8, encoder_step=4)
+    for name, image in (("r1", "a"), ("r2", "b")):
+        simulation.add(make_request(name, [1] * 6 + [2] * 3, [make_feature(image, 1, 4)], max_tokens=1))
+    assert [batch.encode for batch in simulation.run()] == [[("r1", 0)], [("r2", 0)]]
+    for name, image in (("r3", "a"), ("r4", "b")):
+        simulation.add(make_request(name, [1] * 6 + [3] * 3, [make_feature(image, 1, 4)], max_tokens=1))
+    assert [(len(batch.chunks), batch.encode) for batch in simulation.run()] == [(2, [])]
+
+
 def test_a_failed_encoder_fails_all_who_share_it_and_nobody_else() -> None:
     """Both users of a broken item fail with the error; a third request and a later retry are fine."""
     simulation = simulate(prefix_caching=False)

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from PIL import Image
 
-from corellm import LLM
+from corellm import LLM, SamplingParams
 from corellm.config import EngineConfig
 from corellm.engine import loading
 from corellm.engine.sizing import plan_sizes, sequences_at_once, token_budget, wanted_len
@@ -57,6 +58,34 @@ def test_blocks_for_as_many_sequences_as_may_run() -> None:
     assert (sizes.num_blocks, sizes.num_host_blocks, sizes.max_model_len, sizes.max_num_seqs) == (9, 0, 64, 2)
     swapping = config(max_num_seqs=2, max_model_len=64, block_size=16, preemption_mode="swap")
     assert plan_sizes(swapping, context("cpu"), 10, MEMORY).num_host_blocks == 18
+
+
+@pytest.mark.parametrize(("given", "kept", "per_step"), [({}, 128, 20), ({"encoder_cache_size": 40}, 40, 40)])
+def test_encoder_outputs_are_kept_for_as_many_tokens_as_the_cache_holds(
+    given: dict[str, int], kept: int, per_step: int
+) -> None:
+    """On a CPU, unless the operator says how many; a step encodes what its budget allows, or the largest item."""
+    asked = config(max_num_seqs=2, max_model_len=64, block_size=16, max_num_batched_tokens=8, **given)
+    cache = loading.make_scheduler(asked, plan_sizes(asked, context("cpu"), 10, MEMORY), 20).encoder_cache
+    assert (cache.capacity_embeds, cache.step_embeds) == (kept, per_step)
+
+
+def test_questions_about_images_seen_before_run_no_encoder(tiny_llava: Path) -> None:
+    """Of 16 tokens each, twice as many as a step takes."""
+    images = [Image.new("RGB", (56, 56), (50 * i, 0, 0)) for i in range(4)]
+    with LLM(tiny_llava, num_kv_blocks=40, max_num_batched_tokens=32) as llm:
+        for question in ("What", "Where"):
+            prompts = [{"prompt": f"USER: <image>\n{question}?", "multi_modal_data": {"image": x}} for x in images]
+            llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+        assert llm.engine.scheduler.encoder_cache.misses == 4
+        assert llm.engine.scheduler.encoder_cache.queries == 8
+
+
+def test_on_a_gpu_encoder_outputs_are_kept_for_a_step() -> None:
+    """The memory for more was not planned."""
+    asked = config(max_num_batched_tokens=8, num_kv_blocks=4)
+    sizes = plan_sizes(asked, context("cuda"), 10, MEMORY)
+    assert loading.make_scheduler(asked, sizes, 2).encoder_cache.capacity_embeds == 8
 
 
 def test_the_longest_sequence_is_what_the_cache_holds() -> None:

@@ -46,6 +46,17 @@ def test_ids_are_the_tokenizers(state: Callable[[Any], None], text: str, special
     assert TextTokenizer(tokenizer)(text, add_special_tokens=special) == wanted
 
 
+@pytest.mark.parametrize("state", [as_it_is, with_truncation, with_padding])
+def test_pairs_are_the_tokenizers(state: Callable[[Any], None]) -> None:
+    """Whole, also where the tokenizer's file says to cut or to pad."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer)
+    wanted = tokenizer("Hello", "Why is it so?", return_token_type_ids=True)
+    state(tokenizer)
+    encoding = TextTokenizer(tokenizer).pair("Hello", "Why is it so?")
+    assert encoding is not None
+    assert (encoding.ids, encoding.type_ids) == (wanted["input_ids"], wanted["token_type_ids"])
+
+
 def test_a_state_that_changes_later_is_seen() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer)
     encode = TextTokenizer(tokenizer)
@@ -74,3 +85,4 @@ def test_a_wrapper_with_ways_of_its_own_is_asked(kind: Any) -> None:
     wanted = tokenizer("hello", add_special_tokens=False)["input_ids"]
     assert wanted != TOKENIZER("hello", add_special_tokens=False)["input_ids"]
     assert TextTokenizer(tokenizer)("hello", add_special_tokens=False) == wanted
+    assert TextTokenizer(tokenizer).pair("hello", "there") is None

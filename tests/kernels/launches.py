@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from corellm_kernels.activations import gelu, gelu_and_mul, silu_and_mul
-from corellm_kernels.head_norms import norm_heads
-from corellm_kernels.logits import edited
-from corellm_kernels.merging import merge_rows
-from corellm_kernels.norms import layer_norm, rms_norm
-from corellm_kernels.paged_decode import paged_decode
-from corellm_kernels.paged_prefill import paged_prefill
-from corellm_kernels.rotary import rotate_and_cache, write_cache
-from corellm_kernels.sampling import sample
+from corellm_kernels.gpu.activations import gelu, gelu_and_mul, silu_and_mul
+from corellm_kernels.gpu.head_norms import norm_heads
+from corellm_kernels.gpu.logits import edited
+from corellm_kernels.gpu.merging import merge_rows
+from corellm_kernels.gpu.norms import layer_norm, rms_norm
+from corellm_kernels.gpu.paged_decode import paged_decode
+from corellm_kernels.gpu.paged_prefill import paged_prefill
+from corellm_kernels.gpu.rotary import rotate_and_cache, write_cache
+from corellm_kernels.gpu.sampling import sample
 
 
 def half(*shape: int) -> Tensor:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from corellm_kernels.activations import (
+from corellm_kernels.gpu.activations import (
     gelu,
     gelu_and_mul,
     gelu_and_mul_reference,

@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from corellm.attention.backend import AttentionCall, AttentionMetadata, LayerCache, Rotary
-from corellm_kernels.backend import TritonAttention
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.cpu import CpuAttention
+from corellm.attention.paged import PagedAttention
+from corellm.attention.reference import ReferenceAttention
+from corellm.errors import ContractError
+from corellm_kernels.cpu.backend import CompiledAttention
+from corellm_kernels.gpu.backend import TritonAttention
 from tests.attention.test_backends import plain_attention
 from tests.kernels.comparing import DEVICE
 
@@ -93,6 +98,27 @@ def test_quantized_caches(dtype: torch.dtype, off: float) -> None:
     found, wanted = outputs(make_cache(dtype, 13), angles(None), None)
     error = (found - wanted).norm() / wanted.norm()
     assert 0 < error < off
+
+
+@pytest.mark.parametrize(
+    "backend", [TritonAttention, CompiledAttention, CpuAttention, ReferenceAttention], ids=lambda backend: backend.name
+)
+@pytest.mark.parametrize("name", ["queries", "keys", "values"])
+def test_a_layer_with_fewer_tokens_is_refused(backend: type[AttentionBackend], name: str) -> None:
+    """As of a decoder that leaves out tokens before its last layer: kernels would read beyond them."""
+    device = DEVICE if backend is TritonAttention else torch.device("cpu")
+    query, key, value = (
+        torch.zeros(2 if name == few else 3, heads, SIZE, device=device)
+        for few, heads in (("queries", KV_HEADS * GROUPS), ("keys", KV_HEADS), ("values", KV_HEADS))
+    )
+    starts, lens, table, slots = (
+        torch.tensor(values, device=device) for values in ([0, 3], [3], [[1]], [BLOCK_SIZE + i for i in range(3)])
+    )
+    metadata = AttentionMetadata(0, [3], [3], starts.int(), lens, table, slots)
+    shape = (3, BLOCK_SIZE, KV_HEADS, SIZE)
+    cache = LayerCache(torch.zeros(shape, device=device), torch.zeros(shape, device=device))
+    with pytest.raises(ContractError, match=f"{name} of 2 tokens in a step of 3: a text decoder must give each layer"):
+        PagedAttention(backend(), {0: cache}, metadata).attend(0, AttentionCall(query, key, value, 0.2))
 
 
 def test_it_says_where_it_does_not_run() -> None:

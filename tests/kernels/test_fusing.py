@@ -17,16 +17,17 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 
 from corellm import LLM, SamplingParams
 from corellm.attention.backend import AttentionCall
-from corellm.attention.paged import ATTENTION_NAME, register_attention
+from corellm.attention.paged import ATTENTION_NAME, PagedStep, register_attention
 from corellm.attention.reference import causal_mask
 from corellm.errors import ContractError
-from corellm_kernels.backend import TritonAttention
 from corellm_kernels.extension import Kernels
-from corellm_kernels.fused_attention import FusedAttention
-from corellm_kernels.fused_decoder import FusedDecoderLayer
-from corellm_kernels.fused_mlp import FusedGatedMLP
-from corellm_kernels.fused_norms import FusedNorm
-from corellm_kernels.fusing import fuse
+from corellm_kernels.fusion.attention import FusedAttention
+from corellm_kernels.fusion.decoder_layer import FusedDecoderLayer
+from corellm_kernels.fusion.fusing import fuse
+from corellm_kernels.fusion.mlp import FusedGatedMLP
+from corellm_kernels.fusion.norms import FusedNorm
+from corellm_kernels.gpu.backend import TritonAttention
+from corellm_kernels.gpu.kernel_set import GPU_KERNELS
 from tests.conftest import random_image
 from tests.kernels.comparing import DEVICE, DTYPES, TOLERANCES
 
@@ -107,10 +108,10 @@ def test_greedy_tokens_stay(family: str, unfused: Callable[[str], tuple[Path, li
     with load(path) as llm:
         model = llm.engine.runner.model
         before = bytes_of(model)
-        assert [line.split(":")[0] for line in fuse(model)] == FAMILIES[family][3]
+        assert [line.split(":")[0] for line in fuse(model, GPU_KERNELS)] == FAMILIES[family][3]
         assert bytes_of(model) == before
         assert greedy(llm, family) == wanted
-        assert fuse(model) == []
+        assert fuse(model, GPU_KERNELS) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -118,7 +119,7 @@ def test_greedy_tokens_stay_on_triton(family: str, unfused: Callable[[str], tupl
     """Where the backend rotates, and where layers do; Fuyu's keys and values are strided as no others are."""
     path, wanted = unfused(family)
     with load(path) as llm:
-        fuse(llm.engine.runner.model)
+        fuse(llm.engine.runner.model, GPU_KERNELS)
         llm.engine.runner._backend = TritonAttention()
         assert greedy(llm, family) == wanted
 
@@ -126,7 +127,7 @@ def test_greedy_tokens_stay_on_triton(family: str, unfused: Callable[[str], tupl
 def test_a_vision_towers_attention_is_not_touched(unfused: Callable[[str], tuple[Path, list[list[int]]]]) -> None:
     with load(unfused("llava")[0]) as llm:
         model = llm.engine.runner.model
-        fuse(model)
+        fuse(model, GPU_KERNELS)
         towers = {type(x).__name__ for name, x in model.named_modules() if "vision_tower" in name}
     assert "CLIPAttention" in towers
     assert {x for x in towers if x.startswith("Fused")} == {"FusedLayerNorm"}
@@ -135,7 +136,7 @@ def test_a_vision_towers_attention_is_not_touched(unfused: Callable[[str], tuple
 # --- text decoders --------------------------------------------------------------------------------------------------
 
 
-class CausalStep:
+class CausalStep(PagedStep):
     """Attention of one sequence, and what it was asked."""
 
     def __init__(self) -> None:
@@ -209,7 +210,7 @@ def test_what_is_fused_and_what_stays(name: str, options: dict[str, Any], fused:
     """Scale and sliding window of every layer included."""
     model = decoder(name, **options)
     wanted, step = run(model)
-    fuse(model)
+    fuse(model, GPU_KERNELS)
     found, again = run(model)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
     assert again.asked == step.asked
@@ -221,7 +222,7 @@ def test_what_is_fused_and_what_stays(name: str, options: dict[str, Any], fused:
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     model = decoder(name, dtype, head_dim=16)
     wanted, _ = run(model)
-    fuse(model)
+    fuse(model, GPU_KERNELS)
     assert kinds(model) == ALL
     found, _ = run(model)
     assert ((found - wanted).float().norm() / wanted.float().norm()) < 10 * TOLERANCES[dtype]
@@ -229,7 +230,7 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 def test_layers_that_do_not_rotate_stay() -> None:
     model = decoder("smollm3", no_rope_layers=[0, 1])
-    fuse(model)
+    fuse(model, GPU_KERNELS)
     assert [isinstance(layer.self_attn, FusedAttention) for layer in model.layers] == [False, True]
 
 
@@ -237,7 +238,7 @@ def test_the_callers_tensors_are_read_only_and_any_layout_is_read() -> None:
     """A layer adds only to tensors of its own, and norms take rows that are not contiguous."""
     model = decoder("llama")
     norm, wanted = model.norm, model.norm(torch.arange(96.0, device=DEVICE).view(32, 3).t())
-    fuse(model)
+    fuse(model, GPU_KERNELS)
     assert model.norm is not norm
     torch.testing.assert_close(model.norm(torch.arange(96.0, device=DEVICE).view(32, 3).t()), wanted)
     x = torch.randn(1, 3, 32, device=DEVICE)
@@ -253,7 +254,7 @@ def test_fused_layers_are_still_what_they_were() -> None:
     x, angles = torch.randn(1, 3, 32, device=DEVICE), torch.randn(2, 1, 3, 8, device=DEVICE).unbind()
     with torch.inference_mode():
         wanted = model.layers[1](x, position_embeddings=angles, paged=CausalStep())
-        fuse(model)
+        fuse(model, GPU_KERNELS)
         layer = model.layers[1]
         torch.testing.assert_close(layer(x, None, None, None, False, angles, paged=CausalStep()), wanted)
         attended = layer.self_attn(x, position_embeddings=angles, paged=CausalStep())[0]
@@ -270,7 +271,9 @@ def test_fused_layers_are_still_what_they_were() -> None:
         layer(x, position_embeddings=angles, attention_mask=torch.ones(3, 3), paged=CausalStep())
 
 
-def test_where_there_is_no_gpu_nothing_is_changed() -> None:
+def test_where_no_kernels_run_nothing_is_changed() -> None:
     model = decoder("llama").cpu()
-    assert Kernels().fuse_layers(model=model, device=torch.device("cpu"), dtype=torch.float32) is None
+    assert (
+        Kernels().fuse_layers(model=model, device=torch.device("cpu"), dtype=torch.float16, quantization=None) is None
+    )
     assert kinds(model) == set()

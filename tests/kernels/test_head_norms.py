@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from corellm_kernels.head_norms import norm_heads, norm_heads_reference
+from corellm_kernels.gpu.head_norms import norm_heads, norm_heads_reference
 from tests.kernels.comparing import DEVICE, DTYPES, assert_same
 
 

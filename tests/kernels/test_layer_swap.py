@@ -13,7 +13,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from corellm.attention.paged import ATTENTION_NAME, register_attention
-from corellm_kernels.fusing import fuse
+from corellm_kernels.fusion.fusing import fuse
+from corellm_kernels.gpu.kernel_set import GPU_KERNELS
 from tests.kernels.comparing import DEVICE, DTYPES, assert_same
 
 register_attention()
@@ -141,13 +142,17 @@ def loaded(*modules: nn.Module) -> nn.ModuleList:
     ],
 )
 def test_lookalikes_stay(make: Callable[[], nn.Module]) -> None:
-    assert fuse(loaded(make())) == []
+    assert fuse(loaded(make()), GPU_KERNELS) == []
 
 
 @pytest.mark.parametrize("kind", [Parallel, OwnAngles])
 def test_layers_around_fused_ones_stay(kind: type[LlamaDecoderLayer]) -> None:
     model = loaded(kind(CONFIG, 0))
-    assert [line.split(":")[0] for line in fuse(model)] == ["2 x LlamaRMSNorm", "1 x LlamaMLP", "1 x LlamaAttention"]
+    assert [line.split(":")[0] for line in fuse(model, GPU_KERNELS)] == [
+        "2 x LlamaRMSNorm",
+        "1 x LlamaMLP",
+        "1 x LlamaAttention",
+    ]
     assert type(model[0]) is kind
 
 
@@ -183,22 +188,22 @@ def widen(mlp: nn.Module) -> None:
 def test_what_somebody_has_changed_stays(change: Callable[[nn.Module], None]) -> None:
     model = loaded(LlamaMLP(CONFIG))
     change(model[0])
-    assert fuse(model) == []
+    assert fuse(model, GPU_KERNELS) == []
 
 
 def test_what_is_shared_stays() -> None:
     """A layer in two places, and layers of which one weight is another's."""
     mlp = LlamaMLP(CONFIG)
-    assert fuse(loaded(mlp, mlp)) == []
+    assert fuse(loaded(mlp, mlp), GPU_KERNELS) == []
     tied = LlamaMLP(CONFIG), nn.Linear(32, 48)
     tied[1].weight = tied[0].up_proj.weight
-    assert fuse(loaded(*tied)) == []
+    assert fuse(loaded(*tied), GPU_KERNELS) == []
 
 
 def test_projections_of_which_one_has_a_bias_stay() -> None:
     mlp, attention = LlamaMLP(CONFIG), LlamaAttention(CONFIG, 0)
     mlp.up_proj, attention.v_proj = nn.Linear(32, 48), nn.Linear(32, 16)
-    assert fuse(loaded(mlp, attention)) == []
+    assert fuse(loaded(mlp, attention), GPU_KERNELS) == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -206,7 +211,7 @@ def test_norms_of_torch(dtype: torch.dtype) -> None:
     model = loaded(nn.LayerNorm(48), nn.LayerNorm(48, bias=False), nn.RMSNorm(48, eps=1e-3)).to(dtype)
     x = torch.randn(2, 3, 48).to(DEVICE, dtype)
     wanted = [norm(x) for norm in model]
-    assert [line.split(":")[0] for line in fuse(model)] == ["2 x LayerNorm", "1 x RMSNorm"]
+    assert [line.split(":")[0] for line in fuse(model, GPU_KERNELS)] == ["2 x LayerNorm", "1 x RMSNorm"]
     for norm, theirs in zip(model, wanted, strict=True):
         assert_same(norm(x), theirs, dtype)
 
@@ -214,5 +219,5 @@ def test_norms_of_torch(dtype: torch.dtype) -> None:
 def test_random_numbers_are_left_alone() -> None:
     model = loaded(LlamaMLP(CONFIG), LlamaAttention(CONFIG, 0))
     state = torch.get_rng_state()
-    assert len(fuse(model)) == 2
+    assert len(fuse(model, GPU_KERNELS)) == 2
     assert torch.equal(torch.get_rng_state(), state)

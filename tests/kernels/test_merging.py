@@ -13,7 +13,7 @@ from torch import Tensor
 from corellm.errors import EmbeddingCountError
 from corellm.multimodal import write_rows
 from corellm.worker.defaults import ModelDefaults
-from corellm_kernels.merging import merge_rows, merge_rows_reference
+from corellm_kernels.gpu.merging import merge_rows, merge_rows_reference
 from tests.kernels.comparing import DEVICE, DTYPES
 
 WAYS = [merge_rows, merge_rows_reference]

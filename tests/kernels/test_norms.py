@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corellm_kernels.norms import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
+from corellm_kernels.gpu.norms import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from tests.kernels.comparing import DEVICE, DTYPES, assert_same
 
 SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from([1, 5, 64, 80, 96, 200]))

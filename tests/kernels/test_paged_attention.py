@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from corellm.attention.reference import causal_mask
-from corellm_kernels import paged_decode as decode_module
-from corellm_kernels.paged_decode import paged_decode, paged_decode_reference
-from corellm_kernels.paged_prefill import paged_prefill, paged_prefill_reference
+from corellm_kernels.gpu import paged_decode as decode_module
+from corellm_kernels.gpu.paged_decode import paged_decode, paged_decode_reference
+from corellm_kernels.gpu.paged_prefill import paged_prefill, paged_prefill_reference
 from tests.kernels.comparing import DEVICE, DTYPES, assert_same
 
 

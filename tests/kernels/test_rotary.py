@@ -15,7 +15,7 @@ from transformers import Qwen2VLTextConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
-from corellm_kernels.rotary import (
+from corellm_kernels.gpu.rotary import (
     rotate_and_cache,
     rotate_and_cache_reference,
     write_cache,

@@ -10,7 +10,7 @@ import torch
 
 from corellm.sampling_params import SamplingParams
 from corellm.worker.sampler import FAILED, Sampler
-from corellm_kernels.sampling import sample, sample_reference
+from corellm_kernels.gpu.sampling import sample, sample_reference
 from tests.kernels.comparing import DEVICE
 from tests.worker.test_sampler import VOCAB, logits_of, state
 

@@ -21,14 +21,19 @@ from corellm.worker.logit_edits import Entries, collect_edits, edit_logits
 from corellm.worker.sampler import draw
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.token_weights import token_weights
-from corellm_kernels.logits import edited, edited_reference
-from corellm_kernels.sampling import FAILED, sample, sample_reference
+from corellm_kernels.cpu.library import unavailable
+from corellm_kernels.cpu.sampling import sample as compiled_sample
+from corellm_kernels.gpu.logits import edited
+from corellm_kernels.gpu.sampling import FAILED, sample, sample_reference
+from corellm_kernels.logit_edits import edited_by_torch
 from tests.kernels.comparing import DEVICE, DTYPES
 
 LAST = 1 - 2.0**-53
 """The last random number."""
 BESIDE = 5e-6
 SAMPLERS = [sample, sample_reference]
+if DEVICE.type == "cpu" and unavailable() is None:
+    SAMPLERS.append(compiled_sample)
 
 
 def state(params: SamplingParams, vocab: int, prompt: Sequence[int] = (), outputs: Sequence[int] = ()) -> SamplingState:
@@ -191,7 +196,14 @@ def best_reference(logits: Tensor) -> Tensor:
     return sample_reference(logits)[0]
 
 
-@pytest.mark.parametrize("best", [only_best, best_sample, best_reference])
+def best_compiled(logits: Tensor) -> Tensor:
+    """In C++."""
+    return compiled_sample(logits)[0]
+
+
+@pytest.mark.parametrize(
+    "best", [only_best, best_sample, best_reference, *([best_compiled] if compiled_sample in SAMPLERS else [])]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_best_token_is_the_first_of_equals(best: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     logits = torch.randn(5, 9001, generator=torch.Generator().manual_seed(5)).to(dtype)
@@ -201,7 +213,7 @@ def test_the_best_token_is_the_first_of_equals(best: Callable[[Tensor], Tensor],
     assert best(logits.to(DEVICE)).tolist()[3:] == [FAILED, FAILED]
 
 
-EDITORS = [edited, edited_reference]
+EDITORS = [edited, edited_by_torch]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in divide:RuntimeWarning")  # NumPy's, in the interpreter

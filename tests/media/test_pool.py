@@ -152,6 +152,30 @@ def test_trusted_forms_never_cross(media_pool: MediaPool) -> None:
     assert load_video(np.zeros((2, 8, 8, 3), np.uint8), MultiModalConfig(), idle).num_frames == 2
 
 
+def test_a_pool_can_start_before_its_first_file() -> None:
+    """In the background; one that cannot start, or is closed meanwhile, says so with its first file only."""
+    pool = MediaPool(1, 60.0)
+    pool.start()
+    join_starting()
+    started = pool._children._children[0]._running
+    assert started is not None
+    load_image(PNG, LIMIT, pool=pool)
+    assert pool._children._children[0]._running is started
+    pool.close()
+    for broken in (MediaPool(1, 9.0, "no.such.module"), pool):
+        broken.start()
+        join_starting()
+        with pytest.raises(ProcessingError):
+            load_image(PNG, LIMIT, pool=broken)
+
+
+def join_starting() -> None:
+    """Wait for the threads that start pools."""
+    for thread in threading.enumerate():
+        if thread.name == "corellm-media-start":
+            thread.join()
+
+
 def test_videos_are_opened_again_where_a_child_forgot_them(media_pool: MediaPool) -> None:
     """More videos than children remember, read by turns and from many threads."""
     data = encode([moving(n) for n in range(12)], options={"x264-params": test_video_files.X264})

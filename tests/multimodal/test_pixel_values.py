@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
-from transformers import BlipImageProcessorPil, CLIPImageProcessorPil, image_transforms
+from transformers import BlipImageProcessorPil, CLIPImageProcessorPil, SiglipImageProcessorPil, image_transforms
 from transformers.image_processing_backends import PilBackend
 
 from corellm.multimodal.pixel_values import normalized, patch_processor, rescaled
@@ -110,6 +110,58 @@ def test_quickened_processors_are_pickled_and_copied() -> None:
         assert type(other) is type(quick)
         assert other.to_dict() == quick.to_dict()
         assert other.__dict__ is not quick.__dict__
+
+
+SIZES: list[tuple[type[Any], dict[str, Any]]] = [
+    (CLIPImageProcessorPil, {}),
+    (CLIPImageProcessorPil, {"size": {"shortest_edge": 30}, "crop_size": {"height": 40, "width": 20}}),
+    (CLIPImageProcessorPil, {"size": {"shortest_edge": 30, "longest_edge": 50}}),
+    (CLIPImageProcessorPil, {"resample": 0}),
+    (CLIPImageProcessorPil, {"do_resize": False}),
+    (CLIPImageProcessorPil, {"size": {"max_height": 50, "max_width": 70}}),
+    (SiglipImageProcessorPil, {}),
+    (SiglipImageProcessorPil, {"size": {"height": 31, "width": 57}, "resample": Image.Resampling.LANCZOS}),
+    (BlipImageProcessorPil, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), SIZES)
+def test_images_are_resized_as_they_were(kind: Any, arguments: dict[str, Any]) -> None:
+    """Of any proportions, several at once and in other modes; the images given stay as they are."""
+    rng = np.random.default_rng(0)
+    quick = kind()
+    patch_processor(quick)
+    for shape in ((240, 260, 3), (61, 400, 3), (300, 50, 3), (224, 224, 3), (7, 5, 3), (90, 80)):
+        image = Image.fromarray(rng.integers(0, 256, shape, np.uint8))
+        before = image.tobytes()
+        for call in (image, [image], [image, image.transpose(Image.Transpose.ROTATE_90)]):
+            ours, theirs = (list(each(call, **arguments)["pixel_values"]) for each in (quick, kind()))
+            assert len(ours) == len(theirs)
+            assert all(map(same, ours, theirs))
+        assert image.tobytes() == before
+
+
+def test_an_image_is_made_no_array_before_it_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transformers' resizing of arrays is not called at all, none was made."""
+    monkeypatch.setattr(PilBackend, "resize", None)
+    quick = CLIPImageProcessorPil()
+    patch_processor(quick)
+    assert np.shape(quick([Image.new("RGB", (300, 280))])["pixel_values"]) == (1, 3, 224, 224)
+
+
+class OwnResize(CLIPImageProcessorPil):  # type: ignore[misc]
+    __module__ = "transformers.models.own"
+
+    def resize(self, image: np.ndarray[Any, Any], *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+        return np.zeros((3, 224, 224), np.uint8)
+
+
+def test_a_processor_resizes_in_a_way_of_its_own() -> None:
+    """One step between call and pixels that is overridden is enough."""
+    quick = OwnResize(do_normalize=False)
+    patch_processor(quick)
+    assert type(quick).rescale is not PilBackend.rescale
+    assert not np.any(quick([Image.new("RGB", (300, 280), "white")])["pixel_values"])
 
 
 class OwnWay(CLIPImageProcessorPil):  # type: ignore[misc]

@@ -113,7 +113,7 @@ MUTANTS = (
             import time
 
             self.images = mm_data["image"]
-            time.sleep(0.02)
+            time.sleep(0.05)
             return self.context.hf_processor(text=prompt, images=self.images, return_tensors="pt", **mm_kwargs)
         """,
     ),

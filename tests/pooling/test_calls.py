@@ -68,6 +68,20 @@ def test_scores_of_embeddings(llm: LLM) -> None:
     assert scores(texts[0], image, late_interaction=True) == pytest.approx([wanted], abs=1e-4)
 
 
+def test_conversations(llm: LLM) -> None:
+    """One or a list of them, without the start of the assistant's turn; also as documents that are embedded apart."""
+    messages = [{"role": "user", "content": [{"type": "image", "image": random_image(40, 40, 1)}, "What shape?"]}]
+    processed = llm.engine.input_processor.process_chat(messages, add_generation_prompt=False)
+    wanted = embedding(llm, processed)
+    np.testing.assert_array_equal(embedding(llm, messages), wanted)
+    text, several = llm.embed(["yes", messages], use_tqdm=False)
+    assert several.prompt_token_ids == processed.token_ids
+    (score,) = llm.score("yes", [messages], use_tqdm=False)
+    assert text.outputs is not None
+    assert score.outputs is not None
+    assert score.outputs.score == pytest.approx(wanted @ np.array(text.outputs.embedding), abs=1e-5)
+
+
 def test_tasks_of_one_batch(llm: LLM) -> None:
     """An engine's requests may have all tasks, dimensions and items at once; each gets what it gets alone."""
     engine = llm.engine
@@ -142,6 +156,11 @@ MISTAKES: dict[str, tuple[Any, type[CorellmError], str]] = {
     "reward": (lambda llm: llm.reward("a"), InvalidParameterError, "load a reward model"),
     "an unknown task": (lambda llm: llm.encode("a", pooling_task="plot"), InvalidParameterError, "task must be one of"),
     "dimensions": (lambda llm: llm.embed("a", dimensions=65), InvalidParameterError, "embeddings have 64"),
+    "types of tokens": (
+        lambda llm: llm.engine.add_request("x", [5, 6], PoolingParams(task="embed", token_type_ids=[0])),
+        InvalidParameterError,
+        "token_type_ids has 1 types, and the prompt 2 tokens",
+    ),
     "an empty prompt": (lambda llm: llm.embed(""), PromptError, "the prompt is empty"),
     "no query": (lambda llm: llm.score([], "a"), InvalidParameterError, "at least one query and one document"),
     "no document": (lambda llm: llm.score("a", []), InvalidParameterError, "at least one query and one document"),

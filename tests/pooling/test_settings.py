@@ -137,6 +137,7 @@ def test_names_of_a_family() -> None:
         ({"task": "classify", "dimensions": 4}, "dimensions cuts embeddings"),
         ({"task": "embed", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be .*or -1"),
         ({"task": "embed", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be"),
+        ({"task": "score", "token_type_ids": [0, 2]}, "token_type_ids must be 0 or 1"),
         ({"task": "embed", "use_activation": "yes"}, "use_activation must be True, False or None"),
     ],
 )

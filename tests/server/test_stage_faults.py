@@ -131,7 +131,8 @@ def test_row_24_the_batch_fails_and_the_queue_goes_on(tiny_llava: Path, tmp_path
     """
     environment = faulty.install(tmp_path)
     failing = Path(environment[faulty.FAILING_STEPS])
-    with command(tiny_llava, tmp_path, environment, max_num_seqs=2) as running, ThreadPoolExecutor(6) as pool:
+    options = {"max_num_seqs": 2, "enforce_eager": True}  # a recorded plan does not run the model's code
+    with command(tiny_llava, tmp_path, environment, **options) as running, ThreadPoolExecutor(6) as pool:
         body = chat(user("go on"), max_tokens=200, ignore_eos=True, logit_bias=UNMARKED)
         running.text_of("hello")  # starts the child that renders templates
         before = Footprint.of(running.process.pid, running.http)

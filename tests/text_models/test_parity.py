@@ -125,7 +125,8 @@ def test_captured_decodes_equal_transformers(
     tiny, replayed = model(architecture), []
     run = DecodeGraphs.run
     monkeypatch.setattr(DecodeGraphs, "run", lambda *args: (replayed.append(1), run(*args))[1])
-    with tiny.engine(max_num_seqs=4) as llm:
+    # torch's operations only: what is replayed here are those
+    with tiny.engine(max_num_seqs=4, fuse_layers=False, attention_backend="reference") as llm:
         runner = llm.engine.runner
         runner._backend = TensorAttention()
         capture_graphs(runner, [1, 2, 4], max_blocks=8, position_rows=1, make_graph=ReplayedGraph)

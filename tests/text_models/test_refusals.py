@@ -87,7 +87,7 @@ def test_capped_scores_need_a_backend_that_caps(tmp_path: Path, monkeypatch: pyt
     make_tiny_checkpoint(tmp_path, architecture="Gemma2ForCausalLM", head_dim=16, **_GROUPED)
     monkeypatch.setattr("corellm.attention.cpu.CpuAttention.softcaps", False)
     with pytest.raises(CheckpointError, match=r"Gemma2Model caps attention scores.*attention_backend='reference'"):
-        LLM(str(tmp_path), dtype="float32").close()
+        LLM(str(tmp_path), dtype="float32", attention_backend="cpu").close()
 
 
 def test_media_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from corellm.worker.graphs import NotCapturable, as_if_capturing
+from corellm.attention.graph import NotCapturable
+from corellm.worker.graphs import as_if_capturing
 
 _HOST_READS = (
     "_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "allclose", "masked_select", "unique", "_unique",
@@ -23,6 +24,8 @@ _HOST_READS = (
 
 class ReplayedGraph:
     """See `corellm.worker.graphs.Graph`."""
+
+    asynchronous = True
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []

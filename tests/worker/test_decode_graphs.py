@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers.activations import SiLUActivation
 
 from corellm import LLM, SamplingParams
+from corellm.attention.graph import NotCapturable
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
 from corellm.worker.dummy_steps import capture_graphs
-from corellm.worker.graphs import NotCapturable
 from corellm.worker.input_batch import StepArrays
-from tests.conftest import random_image
+from tests.conftest import generate_together, random_image
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
 
@@ -46,7 +46,11 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
     made: list[LLM] = []
 
     def make(path: Path, position_rows: int) -> LLM:
-        llm = LLM(str(path), dtype="float32", max_model_len=256, num_kv_blocks=128, max_num_seqs=6)
+        # torch's operations only: what is replayed here are those
+        llm = LLM(
+            str(path), dtype="float32", max_model_len=256, num_kv_blocks=128, max_num_seqs=6, fuse_layers=False,
+            attention_backend="reference",
+        )  # fmt: skip
         made.append(llm)
         runner = llm.engine.runner
         runner._backend = TensorAttention()
@@ -69,14 +73,14 @@ def test_greedy_tokens_are_those_of_eager_steps(
     prompts += ["Hello", "What is the capital of France, and why? " * 4, "One more"]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 20, 9, 14, 6, 17)]
     with LLM(str(checkpoints[family]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:
-        wanted = [output.outputs[0].token_ids for output in eager.generate(prompts, params)]
+        wanted = generate_together(eager, prompts, params)
     llm = captured(checkpoints[family], position_rows)
     sizes: list[int] = []
     fill = StaticInputs.fill
     monkeypatch.setattr(
         StaticInputs, "fill", lambda self, arrays, size, *rest: (sizes.append(size), fill(self, arrays, size, *rest))[1]
     )
-    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == wanted
+    assert generate_together(llm, prompts, params) == wanted
     assert set(sizes) == {1, 2, 4, 6}
 
 
@@ -213,13 +217,21 @@ def test_padding_is_of_no_sequence() -> None:
     assert batch.metadata.query_start_loc.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_largest_size_is_captured_first_and_the_smallest_that_fits_is_run() -> None:
-    order: list[int] = []
+def counted_step(fails: int = 0) -> tuple[list[int], Callable[[Any], Tensor]]:
+    """A step whose logits are its tokens, and the sizes of its runs; it cannot be captured in the size `fails`."""
+    runs: list[int] = []
 
     def step(batch: Any) -> Tensor:
-        order.append(len(batch.input_ids))
+        runs.append(len(batch.input_ids))
+        if len(batch.input_ids) == fails:
+            raise NotCapturable("it fails")
         return batch.input_ids[:, None] * 1.0
 
+    return runs, step
+
+
+def test_the_largest_size_is_captured_first_and_the_smallest_that_fits_is_run() -> None:
+    order, step = counted_step()
     graphs = DecodeGraphs(step, [1, 2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=ReplayedGraph)
     graphs.capture()
     assert order == [4, 4, 2, 1]
@@ -227,6 +239,53 @@ def test_the_largest_size_is_captured_first_and_the_smallest_that_fits_is_run() 
     assert graphs.run(arrays_of(1)).tolist() == [[1.0]]
     assert order == [4, 4, 2, 1]
     assert not graphs.fits(arrays_of(5))
+
+
+def test_a_size_that_is_captured_when_it_first_runs_runs_once() -> None:
+    """On the inputs of its first batch, whose result counts; then it is replayed."""
+    runs: list[int] = []
+    total = torch.zeros(1)
+
+    def step(batch: Any) -> Tensor:
+        runs.append(len(batch.input_ids))
+        return total.add_(batch.input_ids.sum()).expand(len(batch.input_ids), 1)
+
+    graphs = DecodeGraphs(step, [1, 2], max_blocks=3, position_rows=1, device=CPU, make_graph=ReplayedGraph)
+    graphs.capture([1])
+    assert (runs, total.item()) == ([1, 1], 0)  # of padding, token 0
+    assert graphs.run(arrays_of(2)).tolist() == [[3.0], [3.0]]
+    assert graphs.run(arrays_of(2)).tolist() == [[6.0], [6.0]]
+    assert runs == [1, 1, 2]
+
+
+def test_a_size_is_captured_once_padding_has_cost_as_much() -> None:
+    """Two of four rows waste half a step: the fourth such step is captured; a full one wastes nothing."""
+    runs, step = counted_step()
+    graphs = DecodeGraphs(step, [1, 2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=ReplayedGraph)
+    graphs.capture([4])
+    runs.clear()
+    for _ in range(3):
+        assert graphs.run(arrays_of(2)).tolist() == [[1.0], [2.0]]
+        assert graphs.run(arrays_of(4)).tolist() == [[1.0], [2.0], [3.0], [4.0]]
+    assert not runs
+    for _ in range(2):
+        assert graphs.run(arrays_of(2)).tolist() == [[1.0], [2.0]]
+    assert runs == [2]
+
+
+def test_a_size_that_cannot_be_captured_is_padded() -> None:
+    """Its first capture fails with its step; later ones are not tried."""
+    runs, step = counted_step(fails=2)
+    graphs = DecodeGraphs(step, [2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=ReplayedGraph)
+    graphs.capture([4])
+    runs.clear()
+    for _ in range(3):
+        graphs.run(arrays_of(2))
+    with pytest.raises(NotCapturable, match="it fails"):
+        graphs.run(arrays_of(2))
+    for _ in range(9):
+        assert graphs.run(arrays_of(2)).tolist() == [[1.0], [2.0]]
+    assert runs == [2]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +311,7 @@ def test_a_model_that_waits_for_the_device_decodes_without_graphs(
     plain = SiLUActivation.forward
     monkeypatch.setattr(SiLUActivation, "forward", lambda self, x: plain(self, x) if x.isfinite().all() else x)
     llm = captured(tiny_llava, 1)
-    assert "decode steps do not run as CUDA graphs" in caplog.text
+    assert "decode steps do not run as graphs" in caplog.text
     assert len(llm.generate("Hello", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
 
 
@@ -267,4 +326,4 @@ def test_positions_that_stretch_are_captured(
     config["text_config"]["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     (path / "config.json").write_text(json.dumps(config))
     captured(path, 1)
-    assert "CUDA graphs" not in caplog.text
+    assert "do not run as graphs" not in caplog.text

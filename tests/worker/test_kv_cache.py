@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import pytest
 import torch
 
@@ -46,3 +49,45 @@ def test_swapping_round_trip() -> None:
             assert torch.equal(now[1], then[5])
             assert torch.equal(now[4], then[2])
             assert not now[[0, 2, 3, 5]].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_takes_no_memory_before_it_is_written(dtype: torch.dtype) -> None:
+    """It reads as zeros, and keeps what is written."""
+    cache = KVCache({0: LayerLayout(4, 64, 64)}, 4000, 16, dtype, torch.device("cpu"), num_host_blocks=4000)
+    layer = cache.layers[0]
+    tensors = [t for t in (layer.key, layer.value, layer.key_scale, layer.value_scale) if t is not None]
+    assert [resident_pages(tensor) for tensor in tensors] == [0] * len(tensors)
+    for tensor in tensors:
+        assert tensor.dtype == (dtype if tensor.ndim == 4 else torch.float32)
+        tensor[7] = 1
+        assert 0 < resident_pages(tensor) <= 2 * HUGE_PAGE  # neighbours may share one
+        assert tensor.any(dim=-1).flatten(1).all(dim=1).nonzero().flatten().tolist() == [7]
+    cache.swap_out([(7, 3)])
+    assert resident_pages(cache._host[0].key) <= 2 * HUGE_PAGE
+
+
+def test_touching_takes_memory_for_the_first_blocks() -> None:
+    """And for no more than a huge page behind them."""
+    cache = KVCache({0: LayerLayout(4, 64, 64)}, 8000, 16, torch.int8, torch.device("cpu"))
+    layer = cache.layers[0]
+    tensors = [t for t in (layer.key, layer.value, layer.key_scale, layer.value_scale) if t is not None]
+    cache.touch(2000)
+    for tensor in tensors:
+        first = tensor[:2000]
+        assert resident_pages(first) * mmap.PAGESIZE >= first.nbytes
+        assert not first.any()
+    for tensor in (layer.key, layer.value):  # 32 MB each
+        assert resident_pages(tensor) < tensor.nbytes // mmap.PAGESIZE // 2
+
+
+HUGE_PAGE = (2 << 20) // mmap.PAGESIZE
+
+
+def resident_pages(tensor: torch.Tensor) -> int:
+    """Number of a tensor's pages that are in memory."""
+    start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    length = tensor.data_ptr() + tensor.nbytes - start
+    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) == 0
+    return sum(page & 1 for page in pages)

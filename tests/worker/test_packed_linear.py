@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -38,6 +40,22 @@ def test_a_whole_model_keeps_its_output_and_its_embedding() -> None:
     assert pack_linears(model) == 2
     assert not any(type(m) is nn.Linear for m in model.modules())
     torch.testing.assert_close(model(ids), before, atol=2e-2, rtol=2e-2)
+
+
+def test_one_weight_at_a_time_is_in_memory_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a linear is packed, the weights of those before it are gone, at any depth."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(3)))
+    originals = [weakref.ref(module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
+    alive: list[int] = []
+
+    def pack(linear: nn.Linear) -> nn.Module:
+        alive.append(sum(original() is not None for original in originals))
+        return nn.Identity()
+
+    monkeypatch.setattr("corellm.worker.packed_linear.PackedLinear", pack)
+    assert pack_linears(model) == 6
+    assert alive == [6, 5, 4, 3, 2, 1]
+    assert not any(original() is not None for original in originals)
 
 
 def test_only_where_it_was_measured_to_help() -> None:

@@ -65,6 +65,17 @@ def test_a_containers_quota_counts(granted: int | None, cpus: int, monkeypatch: 
     assert process.usable_cpus() == cpus
 
 
+@pytest.mark.parametrize(("count", "looks"), [(200_000, 1), (1_000, 0)])
+def test_many_new_objects_are_looked_at_before_the_first_request(count: int, looks: int) -> None:
+    """As after imports of libraries, not after each load of a model."""
+    gc.collect()
+    before = gc.get_stats()[2]["collections"]
+    with process.collector_paused():
+        kept = [[] for _ in range(count)]
+    assert gc.get_stats()[2]["collections"] - before == looks
+    assert len(kept) == count
+
+
 def test_collector_comes_back() -> None:
     """Also after an error; and it stays off where it was off."""
     assert gc.isenabled()

@@ -57,7 +57,6 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "worker_extension_cls": Absent((None, ""), _NO_CLASSES),
     "scheduler_cls": Absent((None,), _NO_CLASSES),
     # weights, tokenizer, configuration
-    "quantization": Absent((None,), _NO_QUANTIZATION),
     "allow_deprecated_quantization": Absent((None, False), _NO_QUANTIZATION),
     "quantization_config": Absent((None,), _NO_QUANTIZATION),
     "model_class_overrides": Absent((None, {}), _PLUGINS),

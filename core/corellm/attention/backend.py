@@ -8,11 +8,15 @@ sequence attends to itself through the cache alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from corellm.attention.graph import Graph
+from corellm.errors import ContractError
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,19 @@ class AttentionMetadata:
     """`[num_seqs, max_blocks]` int64: rows padded with the null block 0."""
     slot_mapping: Tensor
     """`[num_tokens]` int64: the slot `block * block_size + offset` each token's key and value go to."""
+
+    def check_tokens(self, call: AttentionCall) -> None:
+        """Check that a layer got every token of the step; kernels would read and write beyond fewer.
+
+        Raises:
+            ContractError: it did not.
+        """
+        for name, tensor in (("queries", call.query), ("keys", call.key), ("values", call.value)):
+            if len(tensor) != len(self.slot_mapping):
+                raise ContractError(
+                    f"attention gets {name} of {len(tensor)} tokens in a step of {len(self.slot_mapping)}: a text "
+                    "decoder must give each layer all tokens"
+                )
 
 
 @dataclass(frozen=True)
@@ -124,7 +141,9 @@ class AttentionBackend(ABC):
     priority: ClassVar[int] = 0
     """Among the backends that support a device and dtype, the highest is chosen."""
     capturable: ClassVar[bool] = False
-    """Whether `forward` on decodes depends on tensors alone, so that a CUDA graph can capture it."""
+    """Whether `forward` on decodes depends on tensors alone, so that a graph can capture it."""
+    make_graph: Callable[[], Graph] | None = None
+    """Makes graphs on devices other than NVIDIA GPUs, which have CUDA graphs; None if there are none."""
     rotates: ClassVar[bool] = False
     """Whether `forward` applies rotary positions itself; without, it never gets a call with `rotary`."""
     softcaps: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The CPU backend: torch kernels only, arranged by measurement (`bench/attention.py` compares the arrangements).
+"""The CPU backend: torch kernels only, arranged by measurement (`bench/attention.py` compares it with compiled ones).
 
 Decodes: several sequences at once; a group's blocks are gathered by `index_select` into scratch memory that stays in
 the processor's cache; grouped-query heads are folded into the query's length (SDPA's own grouped-query path is five

@@ -25,19 +25,30 @@ class PagedStep(Protocol):
         """Return the attention of one layer, `[num_tokens, num_heads, head_size]`."""
         ...
 
+    def needed_after(self, layer: int) -> Tensor | None:
+        """Return which tokens' hidden states are needed behind one layer, `[num_needed]`; None for all."""
+        return None
+
 
 @dataclass(frozen=True)
-class PagedAttention:
+class PagedAttention(PagedStep):
     """One step over the paged cache."""
 
     backend: AttentionBackend
     caches: dict[int, LayerCache]
+    """By layer, in the order in which they attend."""
     metadata: AttentionMetadata
+    outputs: Tensor | None = None
+    """`[num_outputs]`: the tokens whose hidden states are used, None for all. The last layer may skip the others."""
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
-        call = call if self.backend.rotates else call.rotated()
-        return self.backend.forward(call, self.caches[layer], self.metadata)
+        self.metadata.check_tokens(call)
+        return self.backend.forward(call if self.backend.rotates else call.rotated(), self.caches[layer], self.metadata)
+
+    def needed_after(self, layer: int) -> Tensor | None:
+        """See `PagedStep`."""
+        return self.outputs if layer == next(reversed(self.caches)) else None
 
 
 def paged_attention(

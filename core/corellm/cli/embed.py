@@ -113,6 +113,7 @@ def _report(args: argparse.Namespace, llm: LLM, media: Sequence[Embedded], texts
         parts = (args.model, args.instruction and f"“{args.instruction}”", "centered" if args.center else "")
         load = DataParser(llm.engine.config.multimodal).load_image
         save_plot(matrix, ", ".join(filter(None, parts)), load, args.plot)
+        print(f"corellm embed: drew {args.plot}", file=sys.stderr)
 
 
 def _media(args: argparse.Namespace) -> list[Entry]:
@@ -202,3 +203,5 @@ def _write(path: Path, all_embedded: Sequence[Embedded]) -> None:
         files.write(all_embedded, path)
     except OSError as error:
         raise RequestError(f"-o {path}: {error.strerror or error}") from error
+    count = sum(embedded.error is None for embedded in all_embedded)
+    print(f"corellm embed: wrote {count} embeddings to {path}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from corellm.cli.extras import needs_extra
 from corellm.cli.server_arguments import add_server, configured
 from corellm.server.options import ServerConfig
-from corellm.worker.process import freeze_loaded
+from corellm.worker.allocator import return_large_blocks
 
 if TYPE_CHECKING:
     from corellm.server.tracing import Tracing
@@ -54,6 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns 1 if the engine died."""
     config, engine_args = configured(args)
+    return_large_blocks()  # the engine has a process of its own
     with needs_extra("the server", "serve"):
         from corellm.server.connections import allow_descriptors
         from corellm.server.engine_process.client import ProcessLLM
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         service = Service(llm, engine_args["model"], config, fetcher, tracing)
         url = url_of(bound, options)
-        freeze_loaded()
+        gc.freeze()  # a full collection would hold up requests
         return HttpServer(service, bound).run(
             lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
         )

@@ -16,7 +16,7 @@ class AdmissionLimits:
     kv_capacity: int
     """Tokens that the KV cache holds."""
     encoder_capacity: int
-    """Embeddings that the encoder cache holds."""
+    """Embeddings that encoders compute in a step: the cache holds as many or more."""
     max_prompt_step: int | None
     """Without chunked prefill: tokens of one step, which must hold a whole prompt."""
 

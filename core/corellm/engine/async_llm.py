@@ -60,6 +60,10 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
         """By the engine's own request ids, which are unique; callers may reuse theirs."""
+        self._names: dict[str, str] = {}
+        """From callers' request ids to the engine's."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that the newest request came from."""
         self._futures: set[Future[Any]] = set()
         self._pools = PreparationPools()
         self._ids = itertools.count()
@@ -212,9 +216,10 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort one or several requests; each yields a last output with the finish reason `"abort"`."""
-        wanted = {request_id} if isinstance(request_id, str) else set(request_id)
-        for name, stream in list(self._streams.items()):
-            if stream.request_id in wanted:
+        for wanted in [request_id] if isinstance(request_id, str) else request_id:
+            name = self._names.get(wanted)
+            stream = None if name is None else self._streams.get(name)
+            if name is not None and stream is not None:
                 stream.is_aborted = True  # it may not have reached the engine yet
                 self._inbox.put(partial(self.engine.abort_request, name))
 
@@ -253,10 +258,12 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         arrival_time = time.monotonic()
         params = self.engine.own_params(params)
         check_process()
-        self._forget_lost()
+        if self._loop is not (loop := asyncio.get_running_loop()):  # the one before may be closed
+            self._loop = loop
+            self._forget_lost()
         name = str(next(self._ids))
         stream = Stream(f"async-{name}" if request_id is None else request_id, params.output_kind)
-        if any(other.request_id == stream.request_id for other in list(self._streams.values())):
+        if self._names.setdefault(stream.request_id, name) != name:
             raise InvalidParameterError(f"request id {stream.request_id!r} is running already", param="request_id")
         self._streams[name] = stream
         finished, job = False, None
@@ -276,7 +283,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
                     raise output.error
                 yield output
         finally:
-            self._streams.pop(name, None)
+            self._forget(name)
             if not finished:
                 if job is not None:
                     job.cancel()
@@ -303,8 +310,13 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         """Abort the requests whose reader's event loop was closed."""
         for name, stream in list(self._streams.items()):
             if stream.is_lost:
-                self._streams.pop(name, None)
+                self._forget(name)
                 self._inbox.put(partial(self.engine.abort_request, name, silently=True))
+
+    def _forget(self, name: str) -> None:
+        stream = self._streams.pop(name, None)
+        if stream is not None:
+            self._names.pop(stream.request_id, None)
 
     # --- in the engine's thread -------------------------------------------------------------------------------------
 
@@ -324,7 +336,8 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
                 self.engine.abort_request(name)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        read = [(self._streams[output.request_id], output) for output in outputs if output.request_id in self._streams]
+        found = [(self._streams.get(output.request_id), output) for output in outputs]  # readers leave meanwhile
+        read = [(stream, output) for stream, output in found if stream is not None]
         for stream, output in read:
             output.request_id = stream.request_id
         if not put_all(read):
@@ -385,7 +398,7 @@ def _takes_long(prompt: Any) -> bool | None:
     if isinstance(prompt, ProcessedPrompt):
         return None
     if isinstance(prompt, Mapping):
-        return bool(prompt.get("multi_modal_data")) or _is_long(prompt.get("prompt"))
+        return bool(prompt.get("multi_modal_data")) or any(_is_long(prompt.get(key)) for key in ("prompt", "text_pair"))
     return _is_long(prompt)
 
 

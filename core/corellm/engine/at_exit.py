@@ -39,3 +39,4 @@ def _stop_all() -> None:
     for stop in [reference() for reference in list(_stops)]:
         if stop is not None and not stop(max(0.0, deadline - time.monotonic())):
             logger.warning("a step still runs after %.0f s; the process exits without it", PATIENCE)
+    _stops.clear()  # a WeakMethod that outlives its module prints an error

@@ -22,14 +22,16 @@ class EncoderCache:
 
     Args:
         capacity_embeds: embeddings that all entries together may have.
+        step_embeds: how many of them are computed in a step at most; None for all.
 
     Attributes:
         queries: placeholders that an encoder's output was needed for.
         misses: how many of them had the encoder run.
     """
 
-    def __init__(self, capacity_embeds: int) -> None:
+    def __init__(self, capacity_embeds: int, step_embeds: int | None = None) -> None:
         self.capacity_embeds = capacity_embeds
+        self.step_embeds = capacity_embeds if step_embeds is None else step_embeds
         self.queries = 0
         self.misses = 0
         self._entries: dict[str, _Entry] = {}

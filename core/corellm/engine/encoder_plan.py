@@ -16,7 +16,7 @@ from corellm.worker.batch import ItemSlice
 
 
 class EncoderPlanner:
-    """Cuts chunks to what the encoder cache and one step's encoder budget (the cache's capacity) allow."""
+    """Cuts chunks to what the encoder cache and one step's encoder budget allow."""
 
     def __init__(self, cache: EncoderCache) -> None:
         self._cache = cache
@@ -24,7 +24,7 @@ class EncoderPlanner:
 
     def begin_step(self) -> None:
         """Start a step with a fresh budget."""
-        self._budget = self._cache.capacity_embeds
+        self._budget = self._cache.step_embeds
 
     def plan(self, request: Request, start: int, num_tokens: int) -> tuple[int, list[ItemSlice]]:
         """Plan how much of the chunk `[start, start + num_tokens)` can run.
@@ -55,8 +55,9 @@ class EncoderPlanner:
             `(request id, item index)` of those whose encoder must run.
         """
         encode = []
-        for place in ((request.request_id, item.index) for item in items):
-            feature = request.features[place[1]]
+        # Those that are cached first: room for the others must not be made at their expense.
+        for item in sorted(items, key=lambda item: request.features[item.index].identifier not in self._cache):
+            feature, place = request.features[item.index], (request.request_id, item.index)
             if not self._cache.acquire(feature.identifier, *place):
                 self._budget -= feature.placeholder.num_embeds
                 self._cache.allocate(feature.identifier, feature.placeholder.num_embeds, *place)

@@ -209,7 +209,7 @@ class InputProcessor:
             self._text_limit.check(str(one))
             if not is_unicode(str(one)):
                 raise PromptError("text_pair: one of the texts is not valid Unicode; decode it as it was written")
-        token_ids, pair = encode_pair(self._encode_text.backend, text, other)
+        token_ids, pair = encode_pair(self._encode_text, text, other)
         return self._known(token_ids), pair
 
     def _prefix(self, name: Any) -> str:

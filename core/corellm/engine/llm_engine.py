@@ -23,6 +23,7 @@ from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidPa
 from corellm.outputs import RequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
+from corellm.worker.allocator import keep_freed_memory, return_freed_memory
 from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.fork_safety import NotPicklable, check_process
 from corellm.worker.process import collector_paused, set_up_threads
@@ -70,10 +71,12 @@ class LLMEngine(NotPicklable):
                     "set runner='generate', convert='none'"
                 )
             set_up_threads()
+            keep_freed_memory()
             from corellm.engine.loading import load  # torch comes in here, after the threads are set up
             from corellm.worker.dummy_steps import is_healthy
 
             model = load(config, located, check_encoders=check_encoders)
+        return_freed_memory()
         self.context = model.context
         self.input_processor = model.input_processor
         self.scheduler = model.scheduler
@@ -161,16 +164,9 @@ class LLMEngine(NotPicklable):
             RequestError: the request is wrong; nothing was queued.
             RequestFailedError: its items could not be processed; nothing was queued.
         """
-        check_process()
-        _ = self.runner  # raises if the engine was shut down
-        if request_id in self.output_processor:
-            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
         params = self.own_params(params)
         self.input_processor.check_params(params)
-        try:
-            processed = self.input_processor.process(prompt)
-        except CorellmError as error:
-            raise with_request_id(error, request_id) from error.__cause__
+        processed = self._prepared(request_id, prompt)
         processed = truncated(processed, params, self.scheduler.limits.max_total_tokens)
         bad_words_ids = self.input_processor.bad_words_ids(params)
         queued_ts = time.monotonic()
@@ -191,6 +187,17 @@ class LLMEngine(NotPicklable):
         ]
         kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
         self._enqueue(request_id, processed, requests, kind, queued_ts)
+
+    def _prepared(self, request_id: str, prompt: Any) -> ProcessedPrompt:
+        """The prompt of a request that is to be queued; raises as `add_request`."""
+        check_process()
+        _ = self.runner  # raises if the engine was shut down
+        if request_id in self.output_processor:
+            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
+        try:
+            return self.input_processor.process(prompt)
+        except CorellmError as error:
+            raise with_request_id(error, request_id) from error.__cause__
 
     @atomic
     def _enqueue(
@@ -275,7 +282,7 @@ class LLMEngine(NotPicklable):
 
     def _launch_ahead(self, step: StepInFlight) -> StepInFlight | None:
         """Launch the step after `step` before the tokens of that one are known, if that is possible."""
-        batch = self.scheduler.schedule_ahead() if step.is_captured else None
+        batch = self.scheduler.schedule_ahead() if step.in_flight else None
         if batch is None:
             return None
         try:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from corellm.attention.backend import AttentionBackend
+from corellm.attention.graph import Graph, NotCapturable
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.attention.registry import select_backend
 from corellm.config import EngineConfig
@@ -35,15 +36,17 @@ from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.pooling.settings import Use
+from corellm.quantization import quantize_linears
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
-from corellm.worker.decode_graphs import graph_sizes
+from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
 from corellm.worker.decoder_probe import probe_decoder
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
-from corellm.worker.dummy_steps import capture_graphs, count_position_rows, profile_run
+from corellm.worker.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
 from corellm.worker.graphs import CudaGraph
 from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype
+from corellm.worker.mapped_weights import release_mapped_weights
 from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.packed_linear import pack_linears, packing_helps
@@ -129,6 +132,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
+    on_failure.callback(mm_processor.close)
+    mm_processor.start()
     _measure_profile_run(config, context, make_runner, mm_processor, memory)
 
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
@@ -136,12 +141,17 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = sizes.max_model_len
     if sizes.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
+        mm_processor.close()
         mm_processor = make_mm_processor(config, opened, executor, sizes.max_model_len)
+        on_failure.callback(mm_processor.close)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
-    if backend.capturable and context.device.type == "cuda" and not config.model.enforce_eager:
-        with memory.explaining("CUDA graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
-            _capture_graphs(config, runner, sizes, mm_processor.profile)
+    if backend.capturable and not config.model.enforce_eager:
+        with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
+            _capture_graphs(config, runner, backend, sizes, mm_processor.profile)
+    runner.touch_cache(sizes.token_budget)
+    if runner.samples:
+        check_trimming(runner)
     return LoadedModel(
         context=context,
         input_processor=make_input_processor(
@@ -227,14 +237,29 @@ def _load_weights(
     embedding_size = model_width(model)
     pooler = building.build_pooler(config, context, model, use, width) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
+    replace_layers(model, config, context)
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, pooler)
+
+
+def replace_layers(
+    model: nn.Module, config: EngineConfig, context: ModelContext, *, reads_short_texts: bool = False
+) -> None:
+    """Replace a model's layers by faster ones: by those of extensions, then linear layers by 8-bit or packed ones."""
     if config.model.fuse_layers:
         for name, replaced in call_extensions(
-            "fuse_layers", _is_list_of_text, model=model, device=context.device, dtype=context.dtype
+            "fuse_layers",
+            _is_list_of_text,
+            model=model,
+            device=context.device,
+            dtype=context.dtype,
+            quantization=config.model.quantization,
         ):
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
-    if packing_helps(context.dtype, context.device):
+    if config.model.quantization == "int8" and (count := quantize_linears(model)):
+        logger.info("%d x Linear: weights of 8 bits, widened whenever they are used", count)
+    if packing_helps(context.dtype, context.device, reads_short_texts=reads_short_texts):
         pack_linears(model)
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, pooler)
+    release_mapped_weights()  # of packed and joined weights, which are copies
 
 
 def _is_list_of_text(result: Any) -> bool:
@@ -243,7 +268,9 @@ def _is_list_of_text(result: Any) -> bool:
 
 def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Scheduler:
     """Return the scheduler with its block manager and an encoder cache that holds at least the largest item."""
-    cache_size = config.scheduler.encoder_cache_size
+    given = config.scheduler.encoder_cache_size
+    per_step = max(sizes.token_budget if given is None else given, largest_item)
+    kept = max(per_step, sizes.kept_embeds) if given is None else per_step
     return Scheduler(
         config.scheduler,
         BlockManager(
@@ -252,7 +279,7 @@ def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Sch
             enable_prefix_caching=config.cache.enable_prefix_caching,
             num_host_blocks=sizes.num_host_blocks,
         ),
-        EncoderCache(max(sizes.token_budget if cache_size is None else cache_size, largest_item)),
+        EncoderCache(kept, per_step),
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.token_budget,
@@ -299,22 +326,35 @@ def _make_runner(
     )
 
 
-def _capture_graphs(config: EngineConfig, runner: ModelRunner, sizes: Sizes, profile: DummyProfile) -> None:
-    """Capture decode steps of all sizes, and encoders of items that all have one shape."""
-    stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
-    make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
-    runner.encoders.capture_graphs(profile.features, make_graph)
+def _capture_graphs(
+    config: EngineConfig, runner: ModelRunner, backend: AttentionBackend, sizes: Sizes, profile: DummyProfile
+) -> None:
+    """Capture decode steps; on a GPU also encoders of items that all have one shape."""
+    make_graph: Callable[[], Graph]
+    if runner.device.type == "cuda":
+        stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
+        make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
+        runner.encoders.capture_graphs(profile.features, make_graph)
+        batches, at_once = graph_sizes(sizes.max_num_seqs), None
+    elif backend.make_graph is not None:
+        make_graph, batches, at_once = backend.make_graph, plan_sizes_for_cpu(sizes.max_num_seqs), [1]
+    else:
+        return
     if not runner.samples:  # then no step is a decode
+        return
+    known = zip(profile.prompts, profile.features, strict=True)
+    try:
+        position_rows = max((count_position_rows(runner, *dummy) for dummy in known), default=1)
+    except NotCapturable as reason:
+        logger.warning("decode steps do not run as graphs: %s", reason)
         return
     capture_graphs(
         runner,
-        graph_sizes(sizes.max_num_seqs),
+        batches,
         max_blocks=-(-sizes.max_model_len // config.cache.block_size),
-        position_rows=max(
-            (count_position_rows(runner, *known) for known in zip(profile.prompts, profile.features, strict=True)),
-            default=1,
-        ),
+        position_rows=position_rows,
         make_graph=make_graph,
+        at_once=at_once,
     )
 
 

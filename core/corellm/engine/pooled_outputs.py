@@ -36,6 +36,8 @@ class PooledOutputs:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._by_engine_id: dict[str, _Entry] = {}
+        self._due: dict[str, _Entry] = {}
+        """Those that have ended."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
@@ -51,6 +53,8 @@ class PooledOutputs:
         (request,) = requests
         entry = _Entry(request_id, request, RequestMetrics(request.arrival_time, queued_ts))
         self._by_engine_id[request.request_id] = entry
+        if request.status.is_finished:
+            self._due[request_id] = entry
         self._entries[request_id] = entry  # last: an interrupt before this line undoes all of it
 
     def refused(self, request_id: str, error: CorellmError, params: PoolingParams) -> Output:
@@ -65,27 +69,33 @@ class PooledOutputs:
     def discard(self, request_id: str) -> None:
         """Forget a caller's request: it has no output any more."""
         entry = self._entries.pop(request_id, None)
+        self._due.pop(request_id, None)
         if entry is not None:
             self._by_engine_id.pop(entry.request.request_id, None)
 
     def process(self, changed: Iterable[Request], batch: ScheduledBatch, result: StepResult) -> list[str]:
         """Take in a step's results; returns no request, as none is to be stopped early."""
-        for request in changed:
+        for request in changed:  # all of them have ended
             entry, data = self._by_engine_id.get(request.request_id), result.pooled.get(request.request_id)
-            if entry is not None and data is not None:
-                entry.result = PoolingOutput(data)
+            if entry is not None:
+                entry.result = None if data is None else PoolingOutput(data)
+                self._due[entry.request_id] = entry
         return []
 
     def take_outputs(self) -> list[Output]:
-        """Return the outputs of the requests that have finished."""
-        due = [entry for entry in self._entries.values() if entry.request.status.is_finished]
+        """Return the outputs of the requests that have ended."""
+        due = list(self._due.values())
         outputs = [_output(entry) for entry in due]
         for entry in due:
             self.discard(entry.request_id)
         return outputs
 
     def finish_outside_step(self, requests: Iterable[Request]) -> None:
-        """Requests that end without a step are found by their status."""
+        """Note requests that have ended, in whatever way; `take_outputs` returns their outputs."""
+        for request in requests:
+            entry = self._by_engine_id.get(request.request_id)
+            if entry is not None:
+                self._due[entry.request_id] = entry
 
     def rewind(self) -> list[Request]:
         """Reset requests to their beginning, after an interrupt, unless they have a result or ended; returns them."""
@@ -96,6 +106,7 @@ class PooledOutputs:
         ]
         for request in going_on:
             request.restart(0)
+        self._due = {name: entry for name, entry in self._entries.items() if entry.request.status.is_finished}
         return going_on
 
 

@@ -6,19 +6,19 @@ Everything else is `LLMEngine`: the same scheduler, prompts, items and steps.
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from corellm.config import EngineConfig
-from corellm.engine.input_processor import with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.locating import LocatedModel
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.pooled_outputs import PooledOutputs
 from corellm.engine.request import Request
 from corellm.engine.truncation import ready_to_pool
-from corellm.errors import CorellmError, InvalidParameterError
 from corellm.sampling_params import RequestOutputKind, SamplingParams
-from corellm.worker.fork_safety import check_process
+
+if TYPE_CHECKING:  # imports torch
+    from corellm.pooling.runner import PoolingRunner
 
 _NO_SAMPLING = SamplingParams(max_tokens=1, detokenize=False)
 """Of pooled requests: no token is sampled."""
@@ -33,15 +33,15 @@ class PoolingEngine(LLMEngine):
         self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None
     ) -> None:
         super().__init__(config, check_encoders=check_encoders, located=located)
-        self.pooler = cast(Any, self.runner).pooler
+        runner = cast("PoolingRunner", self.runner)
+        self.pooler, self.reads_pairs = runner.pooler, runner.reads_pairs
         self.output_processor = cast(OutputProcessor, PooledOutputs())  # it has the methods that the engine calls
         self.prepares_at_once = not self.input_processor.mm_processor.limits
-        self.reads_pairs = cast(Any, self.runner).reads_pairs
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that requests may have."""
-        return cast(tuple[str, ...], self.pooler.tasks)
+        return self.pooler.tasks
 
     def own_params(self, given: Any) -> Any:
         """A request's parameters, checked.
@@ -63,17 +63,12 @@ class PoolingEngine(LLMEngine):
         arrival_time: float | None = None,
     ) -> None:
         """Queue a request; arguments as of `LLMEngine.add_request`, with a `PoolingParams` for `params`."""
-        check_process()
-        _ = self.runner  # raises if the engine was shut down
-        if request_id in self.output_processor:
-            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
         params = self.own_params(params)
-        try:
-            processed = self.input_processor.process(prompt)
-        except CorellmError as error:
-            raise with_request_id(error, request_id) from error.__cause__
         processed, params = ready_to_pool(
-            processed, params, self.scheduler.limits.max_total_tokens, self.input_processor.end_tokens
+            self._prepared(request_id, prompt),
+            params,
+            self.scheduler.limits.max_total_tokens,
+            self.input_processor.end_tokens,
         )
         queued_ts = time.monotonic()
         request = Request(

@@ -91,7 +91,7 @@ class Scheduler:
         self.limits = AdmissionLimits(
             max_model_len=max_model_len,
             kv_capacity=block_manager.capacity * block_manager.block_size,
-            encoder_capacity=encoder_cache.capacity_embeds,
+            encoder_capacity=encoder_cache.step_embeds,
             max_prompt_step=None if chunked else max_num_batched_tokens,
         )
         self.requests: dict[str, Request] = {}

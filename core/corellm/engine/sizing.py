@@ -32,6 +32,8 @@ class Sizes:
     max_model_len: int
     max_num_seqs: int
     token_budget: int
+    kept_embeds: int = 0
+    """Embeddings of encoder outputs to keep, where that is more than those of a step."""
 
 
 def wanted_len(config: EngineConfig, context: ModelContext) -> int:
@@ -70,7 +72,10 @@ def plan_sizes(config: EngineConfig, context: ModelContext, bytes_per_block: int
     num_host_blocks = 0
     if config.scheduler.preemption_mode == "swap":  # as many as fit, at most as many as can be used
         num_host_blocks = min(int(config.cache.swap_space * 2**30) // bytes_per_block, num_seqs * num_blocks)
-    return Sizes(num_blocks, num_host_blocks, max_model_len, num_seqs, budget)
+    # Where a prompt's prefix is found, its last item is most often needed once more: the block in which it ends has
+    # tokens of the question. Beside its KV an embedding is small; on a GPU the profile run does not count it.
+    kept_embeds = (num_blocks - 1) * block_size if context.device.type == "cpu" else 0
+    return Sizes(num_blocks, num_host_blocks, max_model_len, num_seqs, budget, kept_embeds)
 
 
 def _max_model_len(config: EngineConfig, context: ModelContext, capacity: int) -> int:

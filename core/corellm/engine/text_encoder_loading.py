@@ -12,7 +12,7 @@ from typing import Any
 
 from corellm.attention.registry import select_backend
 from corellm.config import EngineConfig
-from corellm.engine.loading import LoadedModel, make_scheduler
+from corellm.engine.loading import LoadedModel, make_scheduler, replace_layers
 from corellm.engine.opening import OpenedModel, make_input_processor, make_mm_processor
 from corellm.engine.sizing import Sizes, sequences_at_once, token_budget
 from corellm.errors import ConfigError
@@ -28,7 +28,6 @@ from corellm.worker.checkpoint import default_max_model_len
 from corellm.worker.defaults import attention_of, freeze, model_width
 from corellm.worker.kv_cache import KVCache
 from corellm.worker.memory import DeviceMemory
-from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
 
 
@@ -46,8 +45,7 @@ def load_text_encoder(config: EngineConfig, opened: OpenedModel, on_failure: Exi
     encode = choose_forward(model.base_model, context.tokenizer, max_model_len)
     hidden, _ = encode(Batch([[0]], [None]))
     pooler = build_encoder_pooler(PoolerConfig.of(config.model.pooler_config), context, model, hidden.shape[-1])
-    if packing_helps(context.dtype, context.device, reads_short_texts=True):
-        pack_linears(model)
+    replace_layers(model, config, context, reads_short_texts=True)
 
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.errors import InvalidParameterError, PromptError
 
 
@@ -23,11 +24,11 @@ class TextPair:
     second: range
 
 
-def encode_pair(backend: Any | None, text: str, other: Any) -> tuple[list[int], TextPair]:
+def encode_pair(tokenizer: TextTokenizer, text: str, other: Any) -> tuple[list[int], TextPair]:
     """Return the tokens of two texts, and where each is.
 
     Args:
-        backend: the tokenizer; None for one that transformers' wrapper changes.
+        tokenizer: of the model.
         text, other: the two.
 
     Raises:
@@ -35,9 +36,9 @@ def encode_pair(backend: Any | None, text: str, other: Any) -> tuple[list[int], 
     """
     if not isinstance(other, str):
         raise PromptError(f"text_pair must be a string, got {other!r:.100}")
-    if backend is None:
+    encoding = tokenizer.pair(text, other)
+    if encoding is None:
         raise PromptError("this model's tokenizer does not join pairs of texts; join them in one text, in a template")
-    (encoding,) = backend.encode_batch([(text, other)])
     return encoding.ids, TextPair(encoding.type_ids, *(_range_of(encoding.sequence_ids, side) for side in (0, 1)))
 
 

@@ -43,6 +43,13 @@ class TextTokenizer:
         listed: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return listed
 
+    def pair(self, text: str, other: str) -> Any | None:
+        """Two texts as the tokenizer joins them, an encoding of the `tokenizers` library; None if the class is unusual.
+
+        By the wrapper, which turns off truncation and padding that the tokenizer was saved with.
+        """
+        return self._tokenizer(text, other, verbose=False).encodings[0] if self._is_usual else None
+
     @property
     def backend(self) -> Any | None:
         """The tokenizer behind the wrapper; None where the wrapper's class changes how text is tokenized."""

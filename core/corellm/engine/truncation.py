@@ -60,10 +60,18 @@ def ready_to_pool(
         params: of the request.
 
     Raises:
-        InvalidParameterError: an item would be cut.
+        InvalidParameterError: an item would be cut, or there is not one type for each token.
     """
     prompt = truncated_right(prompt, params.truncate_prompt_tokens, max_total_tokens, end_tokens)
-    return prompt, params if prompt.pair is None else replace(params, token_type_ids=prompt.pair.types)
+    types, length = params.token_type_ids, len(prompt.token_ids)
+    if prompt.pair is not None:
+        return prompt, replace(params, token_type_ids=prompt.pair.types)
+    if types is not None and len(types) != length:
+        raise InvalidParameterError(
+            f"token_type_ids has {len(types)} types, and the prompt {length} tokens; give one for each",
+            param="token_type_ids",
+        )
+    return prompt, params
 
 
 def truncated_right(

@@ -7,16 +7,25 @@ them are passed in shared memory.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from corellm.children.child import Child, ChildError, ChildTimeoutError, RefusedError
 from corellm.children.pool import BusyError, ChildPool, ClosedError
 from corellm.config import MultiModalConfig
-from corellm.errors import MediaBusyError, MediaError, MediaTimeoutError, MediaTooLargeError, ProcessingError
+from corellm.errors import (
+    CorellmError,
+    MediaBusyError,
+    MediaError,
+    MediaTimeoutError,
+    MediaTooLargeError,
+    ProcessingError,
+)
 from corellm.media.reply import Reply
 from corellm.media.worker import PIXELS_AT
 
@@ -38,7 +47,7 @@ Encoded = bytes | bytearray | memoryview
 
 
 class MediaPool:
-    """Decodes files for any number of threads; children start when first needed.
+    """Decodes files for any number of threads; children start when first needed, or with `start`.
 
     Args:
         workers: how many files are decoded at once.
@@ -56,6 +65,21 @@ class MediaPool:
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else MAX_WORKERS
         workers = min(MAX_WORKERS, processors) if config.media_workers is None else config.media_workers
         return cls(workers, config.media_timeout) if workers else None
+
+    def start(self) -> None:
+        """Start a child in the background and decode an image in it, so that the first file need not wait for imports.
+
+        Errors are left to the first file.
+        """
+        threading.Thread(target=self._start, name="corellm-media-start", daemon=True).start()
+
+    def _start(self) -> None:
+        from PIL import Image
+
+        file = BytesIO()
+        Image.new("RGB", (1, 1)).save(file, "JPEG")
+        with contextlib.suppress(CorellmError):
+            self.image(file.getvalue(), "the first image", 1, ["JPEG"])
 
     def close(self) -> None:
         """End the children; what is being decoded, or asked for later, fails."""
@@ -99,7 +123,7 @@ class MediaPool:
 
         return PooledVideo(self, data, container, limits)
 
-    @contextmanager
+    @contextlib.contextmanager
     def reply(
         self,
         name: str,

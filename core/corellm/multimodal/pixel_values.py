@@ -1,8 +1,9 @@
-"""Pixels to floats, bit for bit as transformers' processors make them, in a quarter of the time.
+"""Pixels to floats, bit for bit as transformers' processors make them, in less of the time.
 
-Transformers' Pillow processors rescale through float64 copies and normalize transposed arrays. Here each pass writes
-straight into the layout of the result, `[channels, height, width]`. The arithmetic is transformers' own, operation by
-operation; unusual images or factors are left to transformers.
+Transformers' Pillow processors make an array of an image before they resize it, and of that an image again; they
+rescale through float64 copies and normalize transposed arrays. Here images are resized as they come, and each pass
+writes straight into the layout of the result, `[channels, height, width]`. The arithmetic is transformers' own,
+operation by operation; unusual images, sizes or factors are left to transformers.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
+from PIL import Image
+
+_STEPS_TO_RESIZE = (
+    "_preprocess_image_like_inputs", "_prepare_image_like_inputs", "_prepare_images_structure", "process_image",
+    "convert_to_rgb", "_preprocess", "resize",
+)  # fmt: skip
+"""Methods of transformers' between a call and the pixels resized."""
 
 
 def patch_processor(processor: Any) -> None:
-    """Replace a Hugging Face processor's `rescale` and `normalize` by the faster ones of this module.
+    """Replace what a Hugging Face processor does with pixels by the faster ways of this module.
 
-    Only in transformers' own Pillow classes that override neither method; all other processors stay as they are.
+    Only in transformers' own Pillow classes that override neither `rescale` nor `normalize`, and resizing only where no
+    step before it is overridden; all other processors stay as they are.
     """
     for part in (processor, getattr(processor, "__dict__", {}).get("image_processor")):
         kind = cast(Any, type(part))  # mypy: no class is hashable
@@ -35,7 +44,8 @@ def _inherits_both(kind: Any) -> bool:
 
 @cache
 def _patched_class(kind: Any) -> type[Any]:
-    """The class with two methods replaced; it keeps its name, by which processors are saved and loaded."""
+    """The class with methods replaced; it keeps its name, by which processors are saved and loaded."""
+    from transformers.image_processing_backends import PilBackend
 
     def rescale(self: Any, image: Any, scale: Any, **kwargs: Any) -> Any:
         if type(image) is np.ndarray and isinstance(scale, float):
@@ -49,11 +59,20 @@ def _patched_class(kind: Any) -> type[Any]:
                 return normalized(image, factors[0], factors[1])
         return kind.normalize(self, image, mean, std, **kwargs)
 
+    def preprocess(self: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        resized = _resized(images, kwargs)
+        if resized is not None:
+            images, kwargs = resized, kwargs | {"do_resize": False}
+        return kind._preprocess_image_like_inputs(self, images, *args, **kwargs)
+
     def reduce(self: Any) -> tuple[Any, ...]:
         return _unpickle, (kind, self.__dict__)
 
-    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind,), {**names, "rescale": rescale, "normalize": normalize, "__reduce__": reduce})
+    members = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    members |= {"rescale": rescale, "normalize": normalize, "__reduce__": reduce}
+    if all(getattr(kind, step) is getattr(PilBackend, step) for step in _STEPS_TO_RESIZE):
+        members["_preprocess_image_like_inputs"] = preprocess
+    return type(kind.__name__, (kind,), members)
 
 
 def _unpickle(kind: Any, state: dict[str, Any]) -> Any:
@@ -62,6 +81,35 @@ def _unpickle(kind: Any, state: dict[str, Any]) -> Any:
     processor.__dict__.update(state)
     patch_processor(processor)
     return processor
+
+
+def _resized(images: Any, arguments: dict[str, Any]) -> list[Image.Image] | None:
+    """The images, resized as `PilBackend.resize` does; None if that is not wanted, or has to be left to it.
+
+    Args:
+        images: of a processor's call.
+        arguments: of `_preprocess`.
+    """
+    from transformers.image_transforms import get_resize_output_image_size
+    from transformers.image_utils import SizeDict
+
+    size, resample = arguments.get("size"), arguments.get("resample")
+    if not arguments.get("do_resize") or not isinstance(size, SizeDict) or not isinstance(resample, int):
+        return None
+    if {name for name, value in size if value} not in ({"shortest_edge"}, {"height", "width"}):
+        return None
+    if not isinstance(images, list) or not all(isinstance(x, Image.Image) and x.mode == "RGB" for x in images):
+        return None
+    resized = []
+    for image in images:
+        height, width = size.height, size.width
+        if size.shortest_edge:
+            without_pixels = np.broadcast_to(np.uint8(0), (3, image.height, image.width))
+            height, width = get_resize_output_image_size(
+                without_pixels, size.shortest_edge, default_to_square=False, input_data_format="channels_first"
+            )
+        resized.append(image.resize((width, height), resample))
+    return resized
 
 
 def rescaled(image: np.ndarray[Any, Any], scale: float) -> np.ndarray[Any, np.dtype[np.float32]]:

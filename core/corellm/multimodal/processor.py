@@ -96,6 +96,11 @@ class MultiModalProcessor:
         parser.limits, parser.pool = limits, pool  # the operator's, also for an adapter's own parser
         return parser
 
+    def start(self) -> None:
+        """Start a process that decodes media in the background, if the model takes any."""
+        if self._pool is not None and self.limits:
+            self._pool.start()
+
     def close(self) -> None:
         """End the processes that decode media."""
         if self._pool is not None:

@@ -56,7 +56,9 @@ def register_merging(device: torch.device) -> MergeRows | None:
 
 
 @_hookspec
-def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str] | None:
+def fuse_layers(
+    model: nn.Module, device: torch.device, dtype: torch.dtype, quantization: str | None
+) -> list[str] | None:
     """Replace layers of a loaded model by faster ones that compute the same.
 
     Called once per loaded model, if the operator has not switched it off (`fuse_layers=False`).
@@ -64,6 +66,8 @@ def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> l
     Args:
         model: the result of the adapter's `load_model`, on the device; changed in place.
         device, dtype: of the model.
+        quantization: `int8` if linear layers are to have weights of 8 bits, rounded by `corellm.quantization`; the core
+            rounds those of every `nn.Linear` that is left.
 
     Returns:
         What was replaced, for the log: `["32 x LlamaAttention"]`. None if nothing was.

@@ -106,12 +106,8 @@ class _Builder:
 
     def classes(self) -> dict[str, Pooler]:
         score, num_labels = self._score()
-        head = ClassificationHead(
-            score,
-            self._config,
-            activation=activation_of(self._config.activation, self._context.hf_config, num_labels),
-            activates=self._config.use_activation is not False,
-        )
+        activation = activation_of(self._config.activation, self._context.hf_config, num_labels)
+        head = ClassificationHead(score, self._config, activation)
         sequence = SequencePooler((self._config.sequence_pooling or "LAST",), head)
         poolers: dict[str, Pooler] = {"classify": sequence, "token_classify": TokenPooler(head, self._step_tag_id)}
         return poolers | ({"score": sequence} if num_labels == 1 else {})
@@ -122,13 +118,8 @@ class _Builder:
         activation = self._config.activation
         if activation == "auto" and self._step_tag_id is None:
             activation = "none"
-        head = ClassificationHead(
-            score,
-            self._config,
-            activation=activation_of(activation, self._context.hf_config, num_labels),
-            activates=self._config.use_activation is not False,
-        )
-        return TokenPooler(head, self._step_tag_id)
+        activation = activation_of(activation, self._context.hf_config, num_labels)
+        return TokenPooler(ClassificationHead(score, self._config, activation), self._step_tag_id)
 
     def _score(self) -> tuple[nn.Module, int]:
         """Return the head from hidden states to logits, and its number of labels."""

@@ -22,7 +22,7 @@ def as_embedding_model(cls: Any) -> Any:
 def as_seq_cls_model(cls: Any) -> Any:
     """Return a class like `cls` with a `score` head in place of its output layer; `cls` itself if it pools already.
 
-    The head is set after loading (`corellm.pooling.heads`), as it may come from rows of the output layer.
+    The head is set after loading (`corellm.pooling.building`), as it may come from rows of the output layer.
     """
     return cls if _pools(cls) else _without_output_layer(cls, heads=("score", "classifier", "v_head", "value_head"))
 

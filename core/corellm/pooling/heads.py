@@ -68,13 +68,12 @@ class ClassificationHead:
 
     Args:
         score: hidden states to logits, in float32.
-        config: bias and scale of the logits.
+        config: bias and scale of the logits; whether they are activated, where a request does not say.
         activation: `none`, `sigmoid` or `softmax`.
-        activates: whether it is applied, where a request does not say.
     """
 
-    def __init__(self, score: nn.Module, config: PoolerConfig, *, activation: str, activates: bool = True) -> None:
-        self._score, self._activation, self._activates = score, activation, activates
+    def __init__(self, score: nn.Module, config: PoolerConfig, activation: str) -> None:
+        self._score, self._activation, self._activates = score, activation, config.use_activation is not False
         self._bias, self._scale = config.logit_bias, config.logit_scale
 
     def check(self, params: PoolingParams) -> None:

@@ -59,24 +59,24 @@ class PoolingRunner(ModelRunner):
         """Return the hidden states of a step `[num_tokens, hidden_size]`, and each chunk's first row in them."""
         arrays = lay_out(chunks, states, self.block_size)
         hidden = self.forward(arrays.to(self.device), chunks, states)
-        return hidden, np.cumsum([0, *arrays.query_lens]).tolist()
+        return hidden, np.cumsum([0, *arrays.query_lens[:-1]]).tolist()
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
         """Run one forward pass, and pool every chunk."""
         hidden, firsts = self.hidden_states(chunks, states)
-        spans = [
-            Span(params, first, chunk.start, chunk.token_ids, chunk.samples, state.carried)
-            for chunk, state, first in zip(chunks, states, firsts, strict=False)
-            if isinstance(state, PooledState) and (params := state.sequence.pooling_params) is not None
-        ]
-        for chunk, result in zip(chunks, self.pooler.pool(hidden, spans), strict=False):
+        spans = {
+            chunk.request_id: Span(params, first, chunk.start, chunk.token_ids, chunk.samples, state.carried)
+            for chunk, state, first in zip(chunks, states, firsts, strict=True)
+            if isinstance(state, PooledState) and (params := state.sequence.pooling_params) is not None  # no dummy
+        }
+        for request_id, result in zip(spans, self.pooler.pool(hidden, list(spans.values())), strict=True):
             if result is None:
                 continue
             data = result.float().cpu().numpy()
             if np.isfinite(data).all():
-                step.result.pooled[chunk.request_id] = data
+                step.result.pooled[request_id] = data
             else:
-                step.result.failed[chunk.request_id] = RequestFailedError(
+                step.result.failed[request_id] = RequestFailedError(
                     "the pooled result holds NaN or infinity; another dtype (bfloat16 or float32) may help, or the "
                     "checkpoint or given embeddings are broken"
                 )

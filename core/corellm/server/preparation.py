@@ -123,7 +123,7 @@ class Preparation:
         """
         if not isinstance(prompt, Mapping):
             prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
-        length = len(prompt.get("prompt") or prompt.get("prompt_token_ids", ()))
+        length = sum(len(prompt.get(key) or ()) for key in ("prompt", "text_pair", "prompt_token_ids"))
         fields = {**prompt, "cache_salt": salt, "priority": priority or 0}
         process = partial(self._client.input_processor.process, fields)
         try:

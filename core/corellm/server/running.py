@@ -152,7 +152,8 @@ class HttpServer:
             if accepting.done():
                 accepting.result()  # raises
             is_dead = self._service.client.dead is not None
-            seconds = 0 if is_dead else self._service.config.options.shutdown_timeout
+            # requests of a dead engine end by themselves, each with that error
+            seconds = _DEAD_SECONDS if is_dead else self._service.config.options.shutdown_timeout
             if is_dead:
                 logger.error("the engine stopped: %s", self._service.client.dead)
             else:

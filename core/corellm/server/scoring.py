@@ -7,14 +7,12 @@ endpoint.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from corellm.engine.input_processor import ProcessedPrompt
-from corellm.pooled_calls import join_pair, text_pair
+from corellm.pooling.pairs import PLACES, join_pair, paired, text_pair
 from corellm.pooling.scoring import cosine, max_sim
 from corellm.server.conversation import CheckedMessages, check_messages
 from corellm.server.errors import ApiError
@@ -25,9 +23,7 @@ from corellm.server.requests.pooling import Side as GivenSide
 from corellm.server.responses.pooling import Pooled, data_of
 from corellm.server.service import Service
 
-_T = TypeVar("_T")
 _ALONE = "{{ messages[0]['content'] }}"
-_PLACES = re.compile(r"(\{query\}|\{document\})")
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class Scorer:
                 param="late_interaction",
             )  # fmt: skip
         params = self._body.params("score", use_activation=self._body.use_activation)
-        pairs = _pairs(queries, documents)
+        pairs = paired(queries, documents)
         self._check_size(pairs)
         inputs = [(document.where, partial(self._pair, query, document)) for query, document in pairs]
         outputs = await pool_all(self._service, self._exchange, inputs, params)
@@ -144,7 +140,7 @@ class Scorer:
         inputs = [(side.where, partial(self._alone, side)) for side in (*queries, *documents)]
         outputs = await pool_all(self._service, self._exchange, inputs, params)
         compare = max_sim if self._body.late_interaction else cosine
-        pairs = _pairs(outputs[: len(queries)], outputs[len(queries) :])
+        pairs = paired(outputs[: len(queries)], outputs[len(queries) :])
 
         def scores() -> list[float]:
             return [compare(data_of(query), data_of(document)) for query, document in pairs]
@@ -169,8 +165,8 @@ class Scorer:
             )
         ordered: list[Side] = []
         template = ""
-        for piece in _PLACES.split(self._template):  # items are in the order of messages
-            if _PLACES.fullmatch(piece):
+        for piece in PLACES.split(self._template):  # items are in the order of messages
+            if PLACES.fullmatch(piece):
                 template += f"{{{{ messages[{len(ordered)}]['content'] }}}}"
                 ordered.append(query if piece == "{query}" else document)
             else:
@@ -187,7 +183,3 @@ class Scorer:
             salt=self._exchange.salt,
             priority=self._body.priority,
         )
-
-
-def _pairs(queries: list[_T], documents: list[_T]) -> list[tuple[_T, _T]]:
-    return list(zip(queries * (len(documents) // len(queries)), documents, strict=True))

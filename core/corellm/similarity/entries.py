@@ -5,6 +5,7 @@ Knows neither the command line nor what vectors are compared with.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class Wording:
 def embed_entries(
     llm: LLM, entries: Sequence[Entry], wording: Wording, *, dimensions: int | None = None
 ) -> Iterator[Embedded]:
-    """Yield each entry with its embedding, in their order, with a progress bar; a wrong one has its error instead.
+    """Yield each entry with its embedding, or with its error, in their order; a terminal shows a progress bar.
 
     Raises:
         InvalidParameterError: the model gives no embeddings, or not of that length.
@@ -94,7 +95,7 @@ def embed_entries(
     """
     embed = partial(llm.embed, dimensions=dimensions, use_tqdm=False, on_error="return")
     embed([])  # refuses the parameters before anything is read
-    with Progress(llm.engine, len(entries), wanted=True) as progress:
+    with Progress(llm.engine, len(entries), wanted=sys.stderr.isatty()) as progress:
         for start in range(0, len(entries), _AT_ONCE):
             prepared = [_prepared(entry, wording, llm.engine.input_processor) for entry in entries[start:][:_AT_ONCE]]
             outputs = iter(embed([prompt for prompt in prepared if not isinstance(prompt, Embedded)]))

@@ -40,7 +40,9 @@ def print_matrix(matrix: Matrix) -> None:
         best = matrix.best(number)
         cells = [_cell(float(matrix.cosines[number, column]), column == best) for column in shown]
         table.add_row(Text(row.entry.name), *cells, _best(matrix, row, number, best))
-    console.print(table)
+    with console.capture() as printed:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().split("\n")), end="")
 
 
 def _cell(cosine: float, is_best: bool) -> Text:

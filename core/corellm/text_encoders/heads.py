@@ -65,12 +65,7 @@ def build_encoder_pooler(config: PoolerConfig, context: ModelContext, model: Any
         return DispatchPooler(embedding_poolers(config, context, width, unstated="MEAN"))
     own = _OwnHead(model)
     kind, num_labels = _found_pooling(own, width, context.device)
-    head = ClassificationHead(
-        own,
-        config,
-        activation=activation_of(config.activation, context.hf_config, num_labels),
-        activates=config.use_activation is not False,
-    )
+    head = ClassificationHead(own, config, activation_of(config.activation, context.hf_config, num_labels))
     if kind is None:
         return DispatchPooler({"token_classify": TokenPooler(head)})
     if config.sequence_pooling not in (None, kind):
@@ -89,4 +84,7 @@ def _found_pooling(head: _OwnHead, width: int, device: torch.device) -> tuple[st
     for kind, pooled in _POOLED.items():
         if whole.ndim == 2 and torch.allclose(whole, head.logits(pooled(hidden)), atol=1e-5):
             return kind, whole.shape[-1]
-    raise CheckpointError(f"the head of {head.name} pools hidden states in a way of its own")
+    raise CheckpointError(
+        f"the head of {head.name} pools hidden states in a way of its own; run this checkpoint with transformers, or "
+        "set convert='embed'"
+    )

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from corellm.attention.backend import AttentionCall
+from corellm.attention.paged import PagedStep
 from corellm.errors import CheckpointError, ContractError
 
 
-class _NoAttention:
+class _NoAttention(PagedStep):
     """A step whose attention is zero."""
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:

@@ -1,20 +1,23 @@
-"""Decode steps as CUDA graphs: captured once per batch size, then replayed.
+"""Decode steps as graphs: captured once per batch size, then replayed.
 
-A step of `n` sequences with one token each runs in the smallest captured size that holds it; the rest is padding, which
-reads nothing and writes to the null block. Knows the step only as a function of static tensors.
+A step of `n` sequences with one token each runs in the smallest size that holds it; the rest is padding, which reads
+nothing and writes to the null block. A size that is not captured at load is captured later, when padding its batches to
+a larger size has cost as much time as a capture takes. Knows the step only as a function of static tensors.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from corellm.attention.backend import AttentionMetadata
-from corellm.worker.graphs import Graph
+from corellm.attention.graph import Graph, NotCapturable
 from corellm.worker.input_batch import FlatBatch, StepArrays
 from corellm.worker.transfers import upload
 
@@ -25,13 +28,27 @@ DecodeStep = Callable[[FlatBatch], Tensor]
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Return the batch sizes to capture: 1, 2, 4, 8, then every 8, up to `max_num_seqs`."""
-    sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
-    return [*sizes, max_num_seqs]
+    """Return the batch sizes for a GPU: 1, 2, 4, 8, then every 8, up to `max_num_seqs`."""
+    return _up_to(max_num_seqs, (1, 2, 4, *range(8, max_num_seqs, 8)))
+
+
+def plan_sizes_for_cpu(max_num_seqs: int) -> list[int]:
+    """Return the batch sizes for a CPU, where padding takes as long as what it pads: all to 32, every 4, every 8."""
+    return _up_to(max_num_seqs, (*range(1, 32), *range(32, 64, 4), *range(64, max_num_seqs, 8)))
+
+
+def _up_to(largest: int, sizes: Sequence[int]) -> list[int]:
+    return [*(size for size in sizes if size < largest), largest]
+
+
+_CAPTURE_COST = 2.0
+"""How many replays longer a capture takes than a replay; about right for small models on a CPU."""
 
 
 class DecodeGraphs:
     """Captures a decode step in several sizes and replays it. All sizes write their logits to the same memory.
+
+    A size that `capture` did not capture is captured when it is needed often enough, or no larger one is captured.
 
     Args:
         step: the step to capture.
@@ -56,26 +73,42 @@ class DecodeGraphs:
         self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device)
         self._make_graph = make_graph
         self._captured: dict[int, Graph] = {}
+        self._wasted: defaultdict[int, float] = defaultdict(float)
+        """By size that is not captured: what padding to a larger one has cost, in steps of the larger one."""
         self._logits: Tensor
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a step is in flight when `run` returns."""
+        return next(iter(self._captured.values())).asynchronous
+
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture all sizes, the largest first, so that the others reuse its memory.
+    def capture(self, sizes: Sequence[int] | None = None) -> None:
+        """Capture some sizes, by default all, the largest first, so that the others reuse its memory.
 
         Raises:
             NotCapturable: the step cannot be captured.
         """
         start, before = time.perf_counter(), _memory_used(self._inputs.device)
-        self._logits = torch.empty_like(self._step(self._inputs.batch(self._sizes[-1])))
-        for size in reversed(self._sizes):
-            graph, batch, logits = self._make_graph(), self._inputs.batch(size), self._logits[:size]
-            graph.capture(lambda batch=batch, logits=logits: logits.copy_(self._step(batch)))  # type: ignore[misc]
-            self._captured[size] = graph
+        sizes = sorted(self._sizes if sizes is None else sizes, reverse=True)
+        like = self._step(self._inputs.batch(sizes[0]))
+        self._logits = like.new_empty(self._sizes[-1], like.shape[-1])
+        for size in sizes:
+            self._capture(size)
         logger.info(
             "captured decode graphs of %s sequences in %.1f s, %.2f GiB",
-            ", ".join(map(str, self._sizes)), time.perf_counter() - start,
+            ", ".join(map(str, reversed(sizes))), time.perf_counter() - start,
             (_memory_used(self._inputs.device) - before) / 2**30,
         )  # fmt: skip
+
+    def _capture(self, size: int) -> None:
+        graph, batch, logits = self._make_graph(), self._inputs.batch(size), self._logits[:size]
+        try:
+            graph.capture(lambda: logits.copy_(self._step(batch)))
+        except NotCapturable:
+            self._wasted[size] = -math.inf  # pad it for ever
+            raise
+        self._captured[size] = graph
 
     def fits(self, arrays: StepArrays) -> bool:
         """Whether a batch can be replayed: single tokens, no more of them and no more position rows than captured."""
@@ -92,10 +125,24 @@ class DecodeGraphs:
             token_ids: `[num_seqs]` on the device, used instead of those in `arrays`.
         """
         num_seqs = len(arrays.seq_lens)
-        size = next(size for size in self._sizes if size >= num_seqs)
+        size = self._size(num_seqs)
         self._inputs.fill(arrays, size, token_ids)
-        self._captured[size].replay()
+        if size in self._captured:
+            self._captured[size].replay()
+        else:
+            self._capture(size)
         return self._logits[:num_seqs]
+
+    def _size(self, num_seqs: int) -> int:
+        """Return the captured size to run a batch in, or one to capture.
+
+        It is rent or buy: padding is given up when all of it has cost what a capture does (Karlin et al. 1988,
+        Competitive Snoopy Caching).
+        """
+        size = next(size for size in self._sizes if size >= num_seqs)
+        larger = min((other for other in self._captured if other >= size), default=size)
+        self._wasted[size] += 1 - size / larger
+        return larger if self._wasted[size] < _CAPTURE_COST else size
 
 
 class StaticInputs:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import torch
+
+from corellm.attention.graph import Graph, NotCapturable
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.devices import for_inference
-from corellm.worker.graphs import Graph, NotCapturable
 from corellm.worker.input_batch import lay_out
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.sequence_state import rope_positions
@@ -27,6 +30,8 @@ _PROFILED_PARAMS = [
     for edits in ({}, {"repetition_penalty": 1.1, "logit_bias": {0: 1.0}, "allowed_token_ids": [0], "logprobs": 1})
 ]
 """Every way to choose tokens: the profile run compiles their kernels before the first request."""
+_SAME = 2e-2
+"""The difference of hidden states, relative to them, that rounding may make in bfloat16."""
 
 
 @for_inference
@@ -68,8 +73,15 @@ def capture_graphs(
     max_blocks: int,
     position_rows: int,
     make_graph: Callable[[], Graph],
+    at_once: Sequence[int] | None = None,
 ) -> None:
-    """Capture decode steps as graphs, if that is possible; arguments as of `DecodeGraphs`."""
+    """Capture decode steps as graphs, if that is possible.
+
+    Args:
+        runner: the worker.
+        sizes, max_blocks, position_rows, make_graph: as of `DecodeGraphs`.
+        at_once: the sizes to capture now; None for all. Others are captured when they are needed.
+    """
     graphs = DecodeGraphs(
         runner.text_logits,
         sizes,
@@ -79,26 +91,57 @@ def capture_graphs(
         make_graph=make_graph,
     )
     try:
-        graphs.capture()
+        graphs.capture(at_once)
     except NotCapturable as reason:
-        logger.warning("decode steps do not run as CUDA graphs: %s", reason)
+        logger.warning("decode steps do not run as graphs: %s", reason)
         return
     runner.graphs = graphs
 
 
 def count_position_rows(runner: ModelRunner, token_ids: Sequence[int], feature: MultiModalFeature) -> int:
-    """Number of positions of each token of a prompt with an item: 3 for M-RoPE, else 1."""
-    found = rope_positions(runner.hooks, runner.model, token_ids, [feature])
+    """Number of positions of each token of a prompt with an item: 3 for M-RoPE, else 1.
+
+    Raises:
+        NotCapturable: the adapter fails to tell; so will requests with items.
+    """
+    try:
+        found = rope_positions(runner.hooks, runner.model, token_ids, [feature])
+    except Exception as error:
+        raise NotCapturable(f"get_rope_positions: {type(error).__name__}: {error}") from error
     return 3 if found is not None and found[0].ndim == 2 else 1
+
+
+@for_inference
+def check_trimming(runner: ModelRunner) -> None:
+    """Set `runner.trims`: whether sampled tokens have the same hidden states when the decoder skips the others."""
+    num_tokens, outputs = 5, torch.tensor([1, 4], device=runner.device)
+    if runner.block_size < num_tokens:  # they must fit into the null block, which no request has
+        return
+    state = runner.new_state(NewSequence("", [0] * num_tokens, [], SamplingParams(), []))
+    chunk = SequenceChunk("", 0, num_tokens, [0, 1, 0, 1, 1], [0], samples=True)
+    batch = lay_out([chunk], [state], runner.block_size).to(runner.device)
+    whole = runner.forward(batch, [chunk], [state])[outputs]
+    runner.trims = True
+    try:
+        trimmed = runner.forward(replace(batch, outputs=outputs), [chunk], [state])
+        runner.trims = trimmed.shape == whole.shape and bool(
+            ((trimmed - whole).norm(dim=-1) <= _SAME * whole.norm(dim=-1)).all()
+        )
+        reason = f"hidden states {list(trimmed.shape)} are not those of all tokens, {list(whole.shape)}"
+    except Exception as error:  # a layer behind the last attention wants all tokens
+        runner.trims, reason = False, str(error)
+    if not runner.trims:
+        logger.info("behind the last attention, all tokens of a prompt are computed: %s", reason)
 
 
 @for_inference
 def is_healthy(runner: ModelRunner) -> bool:
     """Whether a step still runs."""
-    state = runner.new_state(NewSequence("", [0], [], SamplingParams(temperature=0), []))
+    state = runner.new_state(NewSequence("", [0, 0], [], SamplingParams(temperature=0), []))
     try:
         step = StepInFlight(ScheduledBatch(), {})
-        runner.run([SequenceChunk("", 0, 1, [0], [0], samples=True)], [state], step)
+        # two tokens: of the model itself, not of a graph
+        runner.run([SequenceChunk("", 0, 2, [0, 0], [0], samples=True)], [state], step)
         step.wait()
     except Exception:
         logger.exception("the model does not run any more")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corellm.worker.graphs import Graph, NotCapturable
+from corellm.attention.graph import Graph, NotCapturable
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from corellm.attention.graph import Graph
 from corellm.errors import CorellmError, EmbeddingCountError, EncoderError
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
@@ -20,7 +21,6 @@ from corellm.worker.defaults import floating_to
 from corellm.worker.encoder_graphs import EncoderGraphs
 from corellm.worker.encoder_outputs import checked_outputs
 from corellm.worker.failures import failure_of
-from corellm.worker.graphs import Graph
 
 
 class EncoderRunner:

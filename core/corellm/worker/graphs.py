@@ -8,34 +8,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from corellm.attention.graph import NotCapturable
 from corellm.errors import ConfigError, raised_at
-
-
-class NotCapturable(Exception):
-    """A step cannot be captured: it exchanges values with the host, or fails; says where."""
-
-
-class Graph(Protocol):
-    """A sequence of operations that is captured once and replayed on the same memory."""
-
-    def capture(self, step: Callable[[], Tensor]) -> Tensor:
-        """Capture `step` and return its result, which each replay overwrites.
-
-        Raises:
-            NotCapturable: it cannot be replayed; nothing was captured.
-        """
-        ...
-
-    def replay(self) -> None:
-        """Run the captured operations on what the tensors that `step` read hold now."""
-        ...
 
 
 class CudaGraph:
@@ -45,6 +26,8 @@ class CudaGraph:
         pool: memory that all graphs of a runner share: `torch.cuda.graph_pool_handle()`.
         stream: on which they are captured, of the runner's own device.
     """
+
+    asynchronous = True
 
     def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._pool, self._stream = pool, stream
@@ -63,7 +46,7 @@ class CudaGraph:
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream):
-                return step()
+                output = step()
         except torch.OutOfMemoryError:
             raise  # `DeviceMemory.explaining` says what to lower
         except Exception as error:
@@ -71,6 +54,8 @@ class CudaGraph:
                 f"a CUDA graph cannot be captured: {type(error).__name__}: {error} ({raised_at(error)}); start again "
                 f"with enforce_eager=True"
             ) from error
+        self.replay()  # a capture computes nothing
+        return output
 
     def replay(self) -> None:
         """See `Graph.replay`."""

@@ -29,6 +29,8 @@ class FlatBatch:
     positions: Tensor
     """`[1, num_tokens]`, or `[3, 1, num_tokens]` for M-RoPE."""
     metadata: AttentionMetadata
+    outputs: Tensor | None = None
+    """`[num_outputs]`: the tokens whose hidden states are used; None for all."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,11 @@ class StepArrays:
     def to(self, device: torch.device) -> FlatBatch:
         """Copy all arrays to the device, without waiting."""
         tensor = partial(upload, device=device)
-        query_lens = self.query_lens
         metadata = AttentionMetadata(
-            num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
-            query_lens=query_lens,
+            num_decodes=next((i for i, n in enumerate(self.query_lens) if n != 1), len(self.query_lens)),
+            query_lens=self.query_lens,
             seq_lens=self.seq_lens,
-            query_start_loc=tensor(np.cumsum([0, *query_lens], dtype=np.int32)),
+            query_start_loc=tensor(np.cumsum([0, *self.query_lens], dtype=np.int32)),
             seq_lens_tensor=tensor(np.array(self.seq_lens, dtype=np.int32)),
             block_tables=tensor(self.block_tables),
             slot_mapping=tensor(self.slots),

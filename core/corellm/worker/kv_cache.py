@@ -5,15 +5,18 @@ Knows block numbers; the block manager knows which sequence has which block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from corellm.attention.backend import LayerCache
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError
+from corellm.pages import map_pages
 from corellm.worker.memory import DeviceMemory
 
 QUANTIZED = (torch.int8, torch.float8_e4m3fn)
@@ -95,6 +98,13 @@ class KVCache:
         self.layers = make(num_blocks, device)
         self._host = make(num_host_blocks, torch.device("cpu")) if num_host_blocks else {}
 
+    def touch(self, num_blocks: int) -> None:
+        """Write the first blocks: memory is given at the first write, for which the first requests would wait."""
+        for cache in self.layers.values():
+            for tensor in (cache.key, cache.value, cache.key_scale, cache.value_scale):
+                if tensor is not None and tensor.device.type == "cpu":
+                    tensor[:num_blocks].zero_()
+
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to the host: `(device block, host block)` pairs."""
         _copy_blocks(self.layers, self._host, pairs)
@@ -108,10 +118,22 @@ def _make_layer(
     layer: LayerLayout, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
     """Return a layer's tensors, zeros because padding reads the null block."""
-    key, value = (torch.zeros(*shape, size, dtype=dtype, device=device) for size in (layer.key_size, layer.value_size))
+    key, value = (_zeros((*shape, size), dtype, device) for size in (layer.key_size, layer.value_size))
     if dtype not in QUANTIZED:
         return LayerCache(key, value)
-    return LayerCache(key, value, *(torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2)))
+    return LayerCache(key, value, *(_zeros(shape, torch.float32, device) for _ in range(2)))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros; on the host they take no memory until they are written.
+
+    `torch.zeros` would write every page; the system gives pages of zeros when they are first used.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = map_pages(size)  # the tensor holds on to them
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _copy_blocks(source: dict[int, Any], target: dict[int, Any], pairs: Sequence[tuple[int, int]]) -> None:

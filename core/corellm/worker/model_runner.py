@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
@@ -55,11 +55,13 @@ class ModelRunner:
         sample: an extension's function that chooses tokens, or None.
 
     Attributes:
-        graphs: decode steps as CUDA graphs, where `capture_graphs` could make some.
+        graphs: decode steps as graphs, where `capture_graphs` could make some.
         samples: whether steps end in sampled tokens.
+        trims: whether the decoder may leave out tokens behind its last attention; `check_trimming` finds out.
     """
 
     samples = True
+    trims = False
 
     def __init__(
         self,
@@ -88,6 +90,10 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step and wait for its result; requests that failed are in its `failed`."""
         return self.launch(batch).wait()
+
+    def touch_cache(self, num_tokens: int) -> None:
+        """Take memory for the KV cache of the first tokens."""
+        self._kv_cache.touch(-(-num_tokens // self.block_size))
 
     def forget(self) -> None:
         """Drop every sequence and encoder output, after a step was interrupted."""
@@ -126,7 +132,7 @@ class ModelRunner:
         arrays = lay_out(batch.chunks, states, self.block_size)
         logits = self.graphs.run(arrays, token_ids.clamp(min=0))  # a failed row has -1; its next token is dropped
         step = StepInFlight(batch, self._states)
-        step.chunks, step.is_captured = batch.chunks, True
+        step.chunks, step.in_flight = batch.chunks, True
         step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
         return step
 
@@ -180,21 +186,21 @@ class ModelRunner:
         arrays = lay_out(chunks, states, self.block_size)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
         graphs = self.graphs
-        is_captured = graphs is not None and graphs.fits(arrays) and _is_plain_decode(chunks, states)
-        if graphs is not None and is_captured:
-            logits = graphs.run(arrays)
+        if graphs is not None and graphs.fits(arrays) and _is_plain_decode(chunks, states):
+            logits, step.in_flight = graphs.run(arrays), graphs.asynchronous
         else:
-            hidden = self.forward(arrays.to(self.device), chunks, states)
-            ends = np.cumsum(arrays.query_lens) - 1
-            self._add_prompt_logprobs(chunks, states, hidden, ends, step.result)
+            outputs = upload((np.cumsum(arrays.query_lens) - 1)[ending or [0]], self.device)
+            batch = replace(arrays.to(self.device), outputs=None if _scores_prompts(states) else outputs)
+            hidden = self.forward(batch, chunks, states)
+            self._add_prompt_logprobs(chunks, states, hidden, step.result)
             if not ending:
                 return
-            logits = self.logits(hidden[upload(ends[ending], self.device)])
+            logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
         step.tokens = self.sampler.start(logits, [states[i].sampling for i in ending])
-        step.chunks, step.is_captured = [chunks[i] for i in ending], is_captured
+        step.chunks = [chunks[i] for i in ending]
 
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
-        """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`."""
+        """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""
         inputs_embeds, extra = self._embed(batch.input_ids, chunks, states)
         return self._decode(batch, inputs_embeds, extra)
 
@@ -219,11 +225,12 @@ class ModelRunner:
         return self.hooks.get_input_embeddings(model=self.model, input_ids=input_ids)
 
     def _decode(self, batch: FlatBatch, inputs_embeds: Tensor, extra: Mapping[str, Any]) -> Tensor:
+        outputs = batch.outputs if self.trims and not extra else None  # an adapter's arguments may be of all tokens
         hidden: Tensor = self._language_model(
             inputs_embeds=inputs_embeds[None],
             position_ids=batch.positions,
             use_cache=False,
-            paged=PagedAttention(self._backend, self._kv_cache.layers, batch.metadata),
+            paged=PagedAttention(self._backend, self._kv_cache.layers, batch.metadata, outputs),
             **extra,
         )[0][0]
         return hidden
@@ -241,19 +248,15 @@ class ModelRunner:
         chunks: Sequence[SequenceChunk],
         states: Sequence[SequenceState],
         hidden: Tensor,
-        ends: NDArray[np.int64],
         result: StepResult,
     ) -> None:
-        """Add log-probabilities of prompt tokens, for requests that want them and are in their prompt.
-
-        `ends` are the chunks' last tokens in `hidden`.
-        """
-        for chunk, state, last in zip(chunks, states, ends, strict=True):
+        """Add log-probabilities of prompt tokens, for requests that want them and are in their prompt."""
+        firsts = np.cumsum([0, *(chunk.num_tokens for chunk in chunks[:-1])]).tolist()
+        for chunk, state, first in zip(chunks, states, firsts, strict=True):
             num_top = state.sequence.sampling_params.prompt_logprobs
             targets = state.sequence.prompt_token_ids[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
             if num_top is None or not targets or state.sequence.output_token_ids:
                 continue
-            first = int(last) - chunk.num_tokens + 1
             wanted = upload(np.array(targets, dtype=np.int64), self.device)
             result.prompt_logprobs[chunk.request_id] = prompt_logprobs(
                 self.logits, hidden[first : first + len(targets)], wanted, num_top
@@ -262,6 +265,8 @@ class ModelRunner:
 
 def _is_plain_decode(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> bool:
     """Whether a step of single tokens has text only, samples after each, and returns no prompt log-probabilities."""
-    if not all(chunk.samples and not chunk.items for chunk in chunks):
-        return False
-    return all(state.sequence.sampling_params.prompt_logprobs is None for state in states)
+    return all(chunk.samples and not chunk.items for chunk in chunks) and not _scores_prompts(states)
+
+
+def _scores_prompts(states: Sequence[SequenceState]) -> bool:
+    return any(state.sequence.sampling_params.prompt_logprobs is not None for state in states)

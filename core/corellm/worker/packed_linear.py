@@ -18,6 +18,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out_features]` for `[..., in_features]`."""
@@ -39,11 +40,13 @@ def packing_helps(dtype: torch.dtype, device: torch.device, *, reads_short_texts
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every plain `nn.Linear` inside `model` by a packed one; return how many."""
+    """Replace every plain `nn.Linear` inside `model` by a packed one; return how many.
+
+    One after the other: no more than one weight is in memory twice.
+    """
     count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child))
-                count += 1
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
+        for name in [name for name, child in parent.named_children() if type(child) is nn.Linear]:
+            setattr(parent, name, PackedLinear(getattr(parent, name)))
+            count += 1
     return count

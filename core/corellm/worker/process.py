@@ -39,22 +39,23 @@ def set_up_threads() -> None:
     shorten_spinning(_affinity())
 
 
+_MANY_OBJECTS = 100_000
+"""More than a model makes that is loaded into a process with torch and transformers."""
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause garbage collection inside the block: it costs a quarter of the time to import torch and transformers."""
+    """Pause garbage collection inside the block: it costs a quarter of the time to import torch and transformers.
+
+    If they were imported, the block ends with one full collection. Otherwise Python would start it during the first
+    requests.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if gc.get_count()[0] > _MANY_OBJECTS:
+                gc.collect()
             gc.enable()
-
-
-def freeze_loaded() -> None:
-    """Exempt all objects that exist now from garbage collection.
-
-    A million of them come with torch and a model: one look at all takes up to a second, in the middle of requests.
-    """
-    gc.collect()
-    gc.freeze()

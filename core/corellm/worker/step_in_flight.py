@@ -23,7 +23,7 @@ class StepInFlight:
         result: so far.
         chunks: the chunks that get a token.
         tokens: their tokens, in this order; None once they are in the result.
-        is_captured: whether it runs as a graph and is in flight: only then can `launch_ahead` follow it.
+        in_flight: whether it is a graph that still runs: only then can `launch_ahead` follow it.
     """
 
     def __init__(self, batch: ScheduledBatch, states: dict[str, SequenceState]) -> None:
@@ -31,11 +31,11 @@ class StepInFlight:
         self.result = StepResult()
         self.chunks: Sequence[SequenceChunk] = ()
         self.tokens: TokensInFlight | None = None
-        self.is_captured = False
+        self.in_flight = False
 
     def wait(self) -> StepResult:
         """Wait for the device and return the step's result."""
-        result, tokens, self.tokens, self.is_captured = self.result, self.tokens, None, False
+        result, tokens, self.tokens, self.in_flight = self.result, self.tokens, None, False
         if tokens is not None:
             output = tokens.wait()
             for row, chunk in enumerate(self.chunks):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import importlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import numpy as np
 import pytest
 
 from corellm import LLM, AsyncLLM
+from corellm.server.engine_process.client import ProcessLLM
 from corellm.server.responses.pooling import ranks
 from tests.conftest import random_image
 from tests.pooling.checkpoints import WIDTH, random_tensor, rewritten
 from tests.server.conftest import Running, image_part, serving, user
 from tests.server.pooling.conftest import ENGINE, RERANKER, TEMPLATE, ask
+from tests.server.test_equality import media
 
 TEXTS = [f"sentence {number}: " + "red circle " * (number % 11) for number in range(8)]
 ROUNDING, RAW_ROUNDING = 1e-6, 1e-5
@@ -86,6 +90,23 @@ def test_32_mixed_requests_at_once(embedder: Running, tiny_llava: Path) -> None:
         close(data["data"], output.outputs.data)
     close(got[30][0]["embedding"], cut)
     close(got[31][0]["data"], wanted[1][0])
+
+
+@pytest.mark.parametrize("kind", ["images and videos", "audio"])
+def test_conversations_with_all_kinds_of_items(kind: str, tmp_path: Path) -> None:
+    """Their embeddings, all at once, are those of `LLM.embed`; other items have others."""
+    module = "corellm_qwen_audio.tiny" if kind == "audio" else "corellm_qwen_vl.tiny"
+    path = str(importlib.import_module(module).make_tiny_checkpoint(tmp_path))
+    chats = [user(*media(kind, number), {"type": "text", "text": "what?"}) for number in range(6)]
+    served = ProcessLLM(path, convert="embed", **ENGINE)
+    with serving(served) as running:
+        calls = [partial(ask, running, "/v1/embeddings", messages=chat) for chat in chats]
+        found = [response["data"][0]["embedding"] for response in all_at_once(calls)]
+    served.close()
+    with LLM(path, convert="embed", **ENGINE) as llm:
+        wanted = [output.outputs.embedding for output in llm.embed(chats, use_tqdm=False)]  # type: ignore[union-attr]
+    close(found, wanted)
+    assert abs(np.array(wanted[0]) - np.array(wanted[5])).max() > 1e-3
 
 
 def test_classes(classifier: Running, labelled: Path) -> None:

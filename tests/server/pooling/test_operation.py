@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from corellm.server.engine_process.client import ProcessLLM
 from corellm.server.tracing import Tracing
 from tests.server import faulty
 from tests.server.batch.conftest import Batch, line, results, written
 from tests.server.command import command
 from tests.server.conftest import MODEL, Running, image_part, serving, user, wait_until
 from tests.server.footprint import Footprint, assert_no_leak
-from tests.server.pooling.conftest import ask
+from tests.server.pooling.conftest import ENGINE, ask
 from tests.server.test_metrics import scrape, total
 from tests.server.test_stage_faults import error_of, showing
 
@@ -136,9 +140,27 @@ def test_row_24_a_failed_step_costs_its_requests(tiny_llava: Path, tmp_path: Pat
             failing.write_text(count)
             statuses.append(running.http.post(EMBED, json={"model": MODEL, "input": "a"}).status_code)
         assert statuses == [500, 200, 500]
-        bodies = [running.http.post(EMBED, json={"model": MODEL, "input": "a"}) for _ in range(2)]
-        assert bodies[0].status_code == 500
-        # the last one may come while the server is ending
-        assert bodies[1].json()["error"]["code"] in ("internal_error", "engine_dead", "unavailable")
+        second, third = (running.http.post(EMBED, json={"model": MODEL, "input": "a"}) for _ in range(2))
+        assert (second.status_code, second.json()["error"]["code"]) == (500, "internal_error")
+        assert third.json()["error"]["code"] == "engine_dead"
         assert running.process.wait(60) == 1
         assert "steps in a row failed" in running.log.read_text()
+
+
+def test_row_25_a_killed_engine(tiny_llava: Path) -> None:
+    """Every request whose inputs it has fails at once, nothing is left of them, and the exit status is 1."""
+    llm = ProcessLLM(str(tiny_llava), convert="embed", **ENGINE)
+    bodies = [
+        (EMBED, {"input": ["a", "b", "c"]}), (EMBED, {"messages": user(image_part(1), "what?")}),
+        ("/pooling", {"input": "a", "task": "token_embed"}), ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+    ]  # fmt: skip
+    with serving(llm) as running, ThreadPoolExecutor(len(bodies)) as pool:
+        os.kill(llm.pid, signal.SIGSTOP)
+        sent = [pool.submit(running.post, path, {"model": MODEL, **body}) for path, body in bodies]
+        wait_until(lambda: len(llm.engine._requests) == 8)
+        os.kill(llm.pid, signal.SIGKILL)
+        responses = [future.result(60) for future in sent]
+        assert {(one.status_code, one.json()["error"]["code"]) for one in responses} == {(503, "engine_dead")}
+        wait_until(lambda: not running.service.intake.num_bytes)
+    assert running.statuses == [1]
+    llm.close()

@@ -48,6 +48,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/pooling", {"input": "x", "task": "plot"}, "task", "must be 'embed', "),
     (SCORE, {"text_1": "x"}, "text_2", "either text_2 or documents"),
     (SCORE, {"text_1": "x", "queries": "x", "text_2": "y"}, "text_1", "either text_1 or queries"),
+    (SCORE, {"query": "x", "documents": ["y"]}, "query", "name it text_1 or queries"),
     (SCORE, {"text_1": "x", "text_2": []}, "text_2", "at least one"),
     (SCORE, {"text_1": ["x", "y"], "documents": ["z"] * 3}, "text_1", "2 entries and documents 3"),
     (SCORE, {"text_1": "x", "text_2": ["y"] * 9}, "text_2", "9 entries, 8 are allowed"),

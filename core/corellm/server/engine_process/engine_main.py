@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import select
@@ -40,7 +41,6 @@ from corellm.server.engine_process.messages import (
     Returned,
     Start,
 )
-from corellm.worker.process import freeze_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -183,9 +183,9 @@ def _serve(channel: Channel) -> None:
     start = messages.decode_to_engine(data)
     assert isinstance(start, Start)
     logging.basicConfig(level=start.log_level, format="%(name)s: %(message)s")
-    engine = LLMEngine.from_kwargs(**start.engine_args)
+    engine = LLMEngine.from_kwargs(**start.engine_args | {"media_workers": 0})  # the API process decodes media
     channel.send(messages.encode(_ready(engine)))
-    freeze_loaded()
+    gc.freeze()  # a full collection would hold up requests
     try:
         EngineLoop(engine, channel).run()
     finally:

@@ -56,6 +56,8 @@ def open_front_end(
         executor = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="corellm-processor")
         on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
         mm_processor = opening.make_mm_processor(config, opened, executor, ready.max_model_len)
+        on_failure.callback(mm_processor.close)
+        mm_processor.start()
         processor = opening.make_input_processor(
             config, opened, mm_processor, ready.vocab_size, ready.embedding_size, ready.max_model_len
         )

@@ -97,6 +97,12 @@ class PairsFields(PooledFields):
 class ScoreRequest(PairsFields):
     """`POST /score`."""
 
+    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
+        **PooledFields.REFUSED,
+        "query": ((), "name it text_1 or queries, which also take one"),
+        "document": ((), "name it text_2 or documents, which also take one"),
+    }
+
     text_1: Sides | None = None
     """One query for all documents, or one for each: text, or parts with items (`{"content": [...]}`)."""
     text_2: Sides | None = None

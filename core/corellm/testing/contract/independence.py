@@ -141,11 +141,12 @@ class IndependenceRules(ContractRules):
     def test_two_threads_equal_one(self, subject: Subject) -> None:
         """Requests processed by two threads become the same tokens and tensors as one after another."""
         inputs = subject.fresh(mm_processor_cache_gb=0)
-        requests = [
-            (*subject.prompt([(modality, subject.item(modality, seed)), "What?"]), kwargs)
-            for seed in range(4)
+        variants = [{}, *self.arguments(subject)]
+        requests = [  # neighbours meet in the two threads: their items differ, and so do their arguments
+            (*subject.prompt([(modality, subject.item(modality, seed)), "What?"]), variants[number % len(variants)])
+            for shift in range(len(variants))
             for modality in subject.modalities
-            for kwargs in ({}, *self.arguments(subject))
+            for number, seed in enumerate(range(4), shift)
         ]
         with self.expecting("requests are processed, by two threads too"):
             one = [subject.process(*request, inputs=inputs) for request in requests]

@@ -1,0 +1,134 @@
+"""The kernels' arguments, as in `csrc/`. `library` checks that sizes agree."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+
+
+class Call(Structure):
+    """A kernel and its arguments."""
+
+    _fields_ = [("kernel", c_void_p), ("arguments", c_void_p)]
+
+
+class LinearArguments(Structure):
+    """Of `linear.h`."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("residual", c_void_p),
+        ("residual_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("rows", c_void_p),
+        ("m", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+    ]
+
+
+class PackArguments(Structure):
+    """Of `linear.h`."""
+
+    _fields_ = [("weight", c_void_p), ("stride", c_int64), ("packed", c_void_p), ("n", c_int64), ("k", c_int64)]
+
+
+class NormArguments(Structure):
+    """Of `norms.h`."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("residual", c_void_p),
+        ("residual_stride", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("rows", c_int64),
+        ("heads", c_int64),
+        ("width", c_int64),
+        ("eps", c_float),
+        ("centered", c_int32),
+    ]
+
+
+class ActivationArguments(Structure):
+    """Of `activations.h`."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("gated", c_int32),
+    ]
+
+
+class AttentionArguments(Structure):
+    """Of `attention_arguments.h`."""
+
+    _fields_ = [
+        ("query", c_void_p),
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("query_stride", c_int64),
+        ("query_head_stride", c_int64),
+        ("key_stride", c_int64),
+        ("key_head_stride", c_int64),
+        ("value_stride", c_int64),
+        ("value_head_stride", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("rotary_size", c_int64),
+        ("plane_stride", c_int64),
+        ("section_ends", c_int64 * 2),
+        ("key_cache", c_void_p),
+        ("value_cache", c_void_p),
+        ("key_strides", c_int64 * 3),
+        ("value_strides", c_int64 * 3),
+        ("key_scale", c_void_p),
+        ("value_scale", c_void_p),
+        ("slots", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("lens", c_void_p),
+        ("starts", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("out_head_stride", c_int64),
+        ("tokens", c_int64),
+        ("seqs", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("size", c_int64),
+        ("value_size", c_int64),
+        ("block_size", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+    ]
+
+
+class SampleArguments(Structure):
+    """Of `sampling.h`."""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("uniforms", c_void_p),
+        ("tokens", c_void_p),
+        ("peaks", c_void_p),
+    ]

@@ -1,0 +1,101 @@
+"""The attention backend on the C++ kernels: rotation, cache and attention in one call per layer."""
+
+from __future__ import annotations
+
+from ctypes import c_int64
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
+from corellm_kernels.cpu.arguments import AttentionArguments
+from corellm_kernels.cpu.library import empty, launch, pointer, unavailable
+from corellm_kernels.cpu.memory import PlanMemory
+from corellm_kernels.cpu.plan import RecordedPlan
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class CompiledAttention(AttentionBackend):
+    """Paged attention in C++, for CPUs."""
+
+    name: ClassVar[str] = "compiled"
+    priority: ClassVar[int] = 10
+    capturable: ClassVar[bool] = True
+    rotates: ClassVar[bool] = True
+    softcaps: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.make_graph = partial(RecordedPlan, PlanMemory())
+
+    @classmethod
+    def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return why not; None for CPUs with compiled kernels, in float32 or bfloat16."""
+        if device.type != "cpu":
+            return f"runs on the CPU, not on {device}"
+        return unavailable() or (None if dtype in _DTYPES else f"does not compute in {dtype}")
+
+    @classmethod
+    def quantized_dtypes(cls, device: torch.device) -> tuple[torch.dtype, ...]:
+        """Return int8."""
+        return (torch.int8,)
+
+    def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value))
+        num_tokens, heads, size = query.shape
+        kv_heads, value_size = value.shape[1:]
+        out = empty((num_tokens, heads, value_size), query.dtype)
+        tables, starts = metadata.block_tables, metadata.query_start_loc
+        lens, slots = metadata.seq_lens_tensor.long(), metadata.slot_mapping
+        given = AttentionArguments(
+            query=query.data_ptr(),
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            query_stride=query.stride(0),
+            query_head_stride=query.stride(1),
+            key_stride=key.stride(0),
+            key_head_stride=key.stride(1),
+            value_stride=value.stride(0),
+            value_head_stride=value.stride(1),
+            key_cache=cache.key.data_ptr(),
+            value_cache=cache.value.data_ptr(),
+            key_strides=(c_int64 * 3)(*cache.key.stride()[:3]),
+            value_strides=(c_int64 * 3)(*cache.value.stride()[:3]),
+            key_scale=pointer(cache.key_scale),
+            value_scale=pointer(cache.value_scale),
+            slots=slots.data_ptr(),
+            tables=tables.data_ptr(),
+            table_stride=tables.stride(0),
+            lens=lens.data_ptr(),
+            starts=starts.data_ptr(),
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            out_head_stride=out.stride(1),
+            tokens=num_tokens,
+            seqs=len(lens),
+            heads=heads,
+            kv_heads=kv_heads,
+            size=size,
+            value_size=value_size,
+            block_size=cache.block_size,
+            window=call.sliding_window or 0,
+            scale=call.scale,
+            softcap=call.softcap or 0.0,
+        )
+        cos = sin = None
+        if call.rotary is not None:
+            cos, sin, sections = call.rotary.cos.contiguous(), call.rotary.sin.contiguous(), call.rotary.sections
+            if cos.dtype != query.dtype:
+                cos, sin = cos.to(query.dtype), sin.to(query.dtype)
+            given.cos, given.sin, given.rotary_size = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
+            ends = (-1, -1) if sections is None else (sections[0], sections[0] + sections[1])
+            given.plane_stride, given.section_ends = num_tokens * cos.shape[-1], ends
+        quantized = (torch.int8,) if cache.key.dtype == torch.int8 else ()
+        launch(
+            "attention", (query.dtype, *quantized), given,
+            query, key, value, cos, sin, cache.key, cache.value, slots, tables, lens, starts, out,
+        )  # fmt: skip
+        return out

@@ -1,0 +1,226 @@
+// The rows of one piece of attention: its queries, what they have seen so far, and the softmax's running maximum and sum
+// (Milakov and Gimelshein 2018, arXiv 1805.02867; FlashAttention: Dao et al. 2022, arXiv 2205.14135).
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "attention_arguments.h"
+#include "rotation.h"
+#include "scratch.h"
+#include "vectors.h"
+
+namespace attention {
+
+constexpr int64_t KEYS = 64;                                    // of a part; parts begin at multiples of it
+constexpr float LOWEST = std::numeric_limits<float>::lowest();  // finite: its difference from a score is a number
+
+static inline int64_t padded(int64_t size) { return (size + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
+
+// Up to KEYS keys and their values, where the cache has them; those of the next head lie `distance` behind them.
+template <class C> struct Part {
+    int64_t count;  // none behind the end
+    const C *keys[KEYS], *values[KEYS];
+    int64_t key_distance, value_distance;
+};
+
+// What the factors of an int8 cache are for a part of keys.
+struct Factors {
+    float keys[KEYS], values[KEYS];
+};
+
+// `count` query tokens of a sequence from `first`; of each of `kv_heads` key/value heads `group` query heads, the first of
+// all is `head`. A token's keys of all heads lie side by side, and are read together.
+struct Piece {
+    int64_t seq, first, count, head, group, kv_heads;
+};
+
+// A cached row from `i` on, zeros behind its end.
+template <class C> static inline TwoFloats load_row(const C* from, int64_t i, int64_t size) {
+    if (i + 2 * LANES <= size) return load_two(from + i);
+    C rest[2 * LANES] = {};
+    memcpy(rest, from + i, (size - i) * sizeof(C));
+    return load_two(rest);
+}
+
+// Copy a cached row in the order in which `load_two` reads it.
+template <class C> static inline void copy_row(const C* from, int64_t size, float* to) {
+    for (int64_t i = 0; i < size; i += 2 * LANES) {
+        TwoFloats two = load_row(from, i, size);
+        store(to + i, two.first);
+        store(to + i + LANES, two.second);
+    }
+}
+
+// Call `does(count, first row)` for blocks of four rows, then of two, then of one.
+template <class F> static inline void in_blocks(int64_t first, int64_t end, F does) {
+    int64_t r = first;
+    for (; r + 4 <= end; r += 4) does(std::integral_constant<int, 4>(), r);
+    for (; r + 2 <= end; r += 2) does(std::integral_constant<int, 2>(), r);
+    if (r < end) does(std::integral_constant<int, 1>(), r);
+}
+
+// Add `count` weighted values, `distance` behind `values`, to `2 * PAIRS` vectors of ROWS rows of the output.
+template <int ROWS, int PAIRS, class E>
+static inline void add_values(
+    const float* weights, const E* const* values, int64_t distance, int64_t count, int64_t width, float* out) {
+    TwoFloats total[ROWS][PAIRS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+        for (int i = 0; i < PAIRS; i++) total[r][i] = load_two(out + r * width + i * 2 * LANES);
+    for (int64_t key = 0; key < count; key++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < PAIRS; i++) {
+            TwoFloats v = load_two(values[key] + distance + i * 2 * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                total[r][i].first += weights[r * KEYS + key] * v.first;
+                total[r][i].second += weights[r * KEYS + key] * v.second;
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+        for (int i = 0; i < PAIRS; i++) {
+            store(out + r * width + i * 2 * LANES, total[r][i].first);
+            store(out + r * width + i * 2 * LANES + LANES, total[r][i].second);
+        }
+}
+
+// The same for all columns.
+template <int ROWS, class E>
+static inline void add_all(
+    const float* weights, const E* const* values, int64_t distance, int64_t count, int64_t width, float* out) {
+    constexpr int PAIRS = 4 / ROWS, AT_ONCE = PAIRS * 2 * LANES;
+    int64_t i = 0;
+    for (; i + AT_ONCE <= width; i += AT_ONCE)
+        add_values<ROWS, PAIRS>(weights, values, distance + i, count, width, out + i);
+    for (; i < width; i += 2 * LANES) add_values<ROWS, 1>(weights, values, distance + i, count, width, out + i);
+}
+
+// Its rows: for each key/value head, for each token, `group` queries.
+template <class T, class C> struct Rows {
+    static constexpr bool ZIPPED = std::is_same_v<C, bfloat16>;  // rows are in the order of `load_two`
+
+    const AttentionArgs& a;
+    const Piece piece;
+    const int64_t heads_of_one = a.heads / a.kv_heads, kv_head = piece.head / heads_of_one;
+    const int64_t of_one = piece.count * piece.group, all = of_one * piece.kv_heads;  // of one key/value head, of all
+    const int64_t width = padded(a.size), value_width = padded(a.value_size);
+    const int64_t start = a.starts[piece.seq], len = a.lens[piece.seq];
+    const int64_t position = len - (a.starts[piece.seq + 1] - start) + piece.first;  // of the first query
+    const int64_t seen = len < 1 ? 0 : position + piece.count;  // keys of the last query; none in padding
+    float* const queries = scratch<1>(all * (width + value_width + 2));  // [all, width]
+    float* const outs = queries + all * width;                           // [all, value_width]
+    float *const mosts = outs + all * value_width, *const totals = mosts + all;  // [all]
+
+    Rows(const AttentionArgs& a, const Piece& piece) : a(a), piece(piece) {
+        for (int64_t row = 0; row < all; row++) {
+            const T* from = (const T*)a.query + place(row, a.query_stride, a.query_head_stride);
+            float* to = queries + row * width;
+            for (int64_t i = 0; i < a.size; i++) to[i] = widened(from[i]) * a.scale;
+            std::fill(to + a.size, to + width, 0.f);
+            if (ZIPPED)
+                for (int64_t i = 0; i < width; i += 2 * LANES) unzip(to + i);
+        }
+        std::fill(outs, outs + all * value_width, 0.f);
+        std::fill(mosts, mosts + all, LOWEST);
+        std::fill(totals, totals + all, 0.f);
+    }
+
+    // The last key that a row sees, and the first.
+    int64_t last_key(int64_t row) const { return position + row % of_one / piece.group; }
+    int64_t first_key(int64_t row) const { return a.window ? std::max<int64_t>(0, last_key(row) - a.window + 1) : 0; }
+
+    // Where the parts that the rows see begin.
+    int64_t begin() const { return first_key(0) / KEYS * KEYS; }
+
+    // The keys and values from `first` on, of the first key/value head.
+    Part<C> part(int64_t first) const {
+        Part<C> part;
+        part.count = std::min(KEYS, seen - first);
+        part.key_distance = a.key_strides[2], part.value_distance = a.value_strides[2];
+        if (part.count <= 0) return part;
+        const int64_t* block = a.tables + piece.seq * a.table_stride + first / a.block_size;
+        int64_t within = first % a.block_size, i = 0;
+        for (; i < part.count; i++) {
+            part.keys[i] = (const C*)a.key_cache + *block * a.key_strides[0] + within * a.key_strides[1] +
+                           kv_head * a.key_strides[2];
+            part.values[i] = (const C*)a.value_cache + *block * a.value_strides[0] + within * a.value_strides[1] +
+                             kv_head * a.value_strides[2];
+            if (++within == a.block_size) within = 0, block++;
+        }
+        for (; i % LANES; i++) part.keys[i] = part.keys[0];  // no query sees their scores
+        return part;
+    }
+
+    // Of the key/value head `h` of the piece.
+    void read_factors(int64_t first, int64_t count, int64_t h, Factors& factors) const {
+        const int64_t* blocks = a.tables + piece.seq * a.table_stride;
+        for (int64_t i = 0; i < KEYS; i++) {
+            int64_t key = first + std::min(i, count - 1);
+            int64_t slot = blocks[key / a.block_size] * a.block_size + key % a.block_size;
+            factors.keys[i] = a.key_scale[slot * a.kv_heads + kv_head + h];
+            factors.values[i] = a.value_scale[slot * a.kv_heads + kv_head + h];
+        }
+    }
+
+    // Turn a row's scores with `count` keys from `first` on into weights. In copies of this function the compiler could
+    // contract other products and sums, and results would depend on which rows are computed together.
+    ONE_COPY void weigh(int64_t row, int64_t first, int64_t count, const Factors& factors, float* scores) {
+        int64_t whole = (count + LANES - 1) / LANES * LANES, last = last_key(row), begin = first_key(row);
+        if (first > last || first + count <= begin) {
+            std::fill(scores, scores + whole, 0.f);
+            return;
+        }
+        Floats most = splat(mosts[row]);
+        for (int64_t i = 0; i < whole; i += LANES) {
+            Floats s = load(scores + i);
+            if (sizeof(C) == 1) s *= load(factors.keys + i);
+            if (a.softcap > 0) s = a.softcap * hyperbolic_tangent(s / a.softcap);
+            if (first + i + LANES > last + 1 || first + i < begin) {
+                Ints key = lane_numbers() + (int32_t)(first + i);
+                s = (key > (int32_t)last) | (key < (int32_t)begin) ? splat(-INFINITY) : s;
+            }
+            store(scores + i, s);
+            most = at_least(most, s);
+        }
+        float now = largest(most), shrink = weight_of(splat(mosts[row] - now))[0];
+        Floats added = {};
+        for (int64_t i = 0; i < whole; i += LANES) {
+            Floats weight = weight_of(load(scores + i) - now);
+            added += weight;
+            store(scores + i, sizeof(C) == 1 ? weight * load(factors.values + i) : weight);
+        }
+        totals[row] = totals[row] * shrink + sum(added);
+        if (shrink != 1.f) {
+            float* out = outs + row * value_width;
+            for (int64_t i = 0; i < value_width; i += LANES) store(out + i, load(out + i) * shrink);
+        }
+        mosts[row] = now;
+    }
+
+    void write() {
+        for (int64_t row = 0; row < all; row++) {
+            float total = totals[row], inverse = total > 0 ? 1.f / total : (total == total ? 0.f : total);
+            float* out = outs + row * value_width;
+            for (int64_t i = 0; i < value_width; i += 2 * LANES) {
+                store(out + i, load(out + i) * inverse);
+                store(out + i + LANES, load(out + i + LANES) * inverse);
+                if (ZIPPED) zip(out + i);
+            }
+            keep((T*)a.out + place(row, a.out_stride, a.out_head_stride), out, a.value_size, nullptr);
+        }
+    }
+
+  private:
+    int64_t place(int64_t row, int64_t token_stride, int64_t head_stride) const {
+        int64_t token = start + piece.first + row % of_one / piece.group;
+        return token * token_stride + (piece.head + row / of_one * heads_of_one + row % piece.group) * head_stride;
+    }
+};
+
+}  // namespace attention

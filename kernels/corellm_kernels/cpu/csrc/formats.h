@@ -1,0 +1,185 @@
+// How weights are packed, and multiplied with rows of x.
+//
+// W is packed in panels of 16 output columns. Within a panel, rows of depth follow each other; for bfloat16 two at a time,
+// interleaved: a 32-bit lane then holds the values of one column for depths k and k + 1, which AVX512-BF16 multiplies in
+// one instruction, and which one shift and one mask widen elsewhere. Int8 weights, with a factor for each column, are in
+// pairs, too: rows of x then become 16-bit integers, each row as fine as sums of 32 bits allow.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "team.h"
+#include "vectors.h"
+
+static constexpr int64_t PANEL = 16;
+
+namespace linear {
+
+constexpr int VECTORS = PANEL / LANES;  // of a panel's row
+constexpr int64_t PART = 256;           // values or pairs of a row that are packed at once
+
+// How rows of x and a panel of W are stored and multiplied: `GROUP` depths of W together, as `UNITS` values of x.
+template <class W> struct Format {  // float
+    static constexpr int GROUP = 1, UNITS = 1;
+    using Row = float;
+    using Sum = Floats;
+
+    template <int ROWS, int COUNT>
+    static inline void multiply(const Row* x, const W* const* panels, int64_t k, Floats (*sum)[COUNT * VECTORS]) {
+        Floats w[COUNT * VECTORS];
+#pragma GCC unroll 16
+        for (int i = 0; i < COUNT * VECTORS; i++)
+            w[i] = load(panels[i / VECTORS] + k * PANEL + i % VECTORS * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+            for (int i = 0; i < COUNT * VECTORS; i++) sum[r][i] += x[k * ROWS + r] * w[i];
+    }
+
+    template <class T> static inline Row pack(const T* x, int64_t k, int64_t) { return widened(x[k]); }
+};
+
+#if defined(__AVX512BF16__)
+template <> struct Format<bfloat16> {
+    static constexpr int GROUP = 2, UNITS = 1;
+    using Row = uint32_t;
+    using Sum = Floats;
+
+    template <int ROWS, int COUNT>
+    static inline void multiply(const Row* x, const bfloat16* const* panels, int64_t k, Floats (*sum)[COUNT]) {
+        __m512bh w[COUNT];
+#pragma GCC unroll 16
+        for (int i = 0; i < COUNT; i++) w[i] = bits_of<__m512bh>(_mm512_loadu_si512(panels[i] + k * 2 * PANEL));
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            __m512bh pair = bits_of<__m512bh>(_mm512_set1_epi32((int)x[k * ROWS + r]));
+#pragma GCC unroll 16
+            for (int i = 0; i < COUNT; i++) sum[r][i] = (Floats)_mm512_dpbf16_ps((__m512)sum[r][i], pair, w[i]);
+        }
+    }
+
+    static inline Row pack(const bfloat16* x, int64_t group, int64_t k) {
+        uint32_t low = x[2 * group].bits, high = 2 * group + 1 < k ? x[2 * group + 1].bits : 0;
+        return low | high << 16;
+    }
+};
+#else
+template <> struct Format<bfloat16> {
+    static constexpr int GROUP = 2, UNITS = 2;
+    using Row = float;
+    using Sum = Floats;
+
+    template <int ROWS, int COUNT>
+    static inline void multiply(const Row* x, const bfloat16* const* panels, int64_t k, Floats (*sum)[COUNT * VECTORS]) {
+        Floats w[COUNT * VECTORS];
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; odd++) {
+            asm volatile("" ::: "memory");  // load twice: registers are scarcer than loads
+#pragma GCC unroll 16
+            for (int i = 0; i < COUNT * VECTORS; i++) {
+                Words pairs;
+                memcpy(&pairs, panels[i / VECTORS] + 2 * (k * PANEL + i % VECTORS * LANES), sizeof pairs);
+                w[i] = (Floats)(odd ? pairs & 0xffff0000u : pairs << 16);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+                for (int i = 0; i < COUNT * VECTORS; i++) sum[r][i] += x[(2 * k + odd) * ROWS + r] * w[i];
+        }
+    }
+
+    static inline Row pack(const bfloat16* x, int64_t k, int64_t depth) { return k < depth ? widened(x[k]) : 0.f; }
+};
+#endif
+
+template <> struct Format<int8_t> {
+    static constexpr int GROUP = 2, UNITS = 1;
+    using Row = uint32_t;
+    using Sum = Ints;
+
+    template <int ROWS, int COUNT>
+    static inline void multiply(const Row* x, const int8_t* const* panels, int64_t k, Ints (*sum)[COUNT * VECTORS]) {
+        Shorts w[COUNT * VECTORS];
+#pragma GCC unroll 16
+        for (int i = 0; i < COUNT * VECTORS; i++)
+            w[i] = load_pairs(panels[i / VECTORS] + 2 * (k * PANEL + i % VECTORS * LANES));
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            Shorts pair = (Shorts)(x[k * ROWS + r] + Words{});
+#pragma GCC unroll 16
+            for (int i = 0; i < COUNT * VECTORS; i++) sum[r][i] = add_products(sum[r][i], pair, w[i]);
+        }
+    }
+
+    // Round values `[2 * start, 2 * stop)` of a row of `k`, and write pairs of them `stride` apart.
+    template <class T>
+    static void pack(const T* x, int64_t start, int64_t stop, int64_t k, float scale, Row* to, int64_t stride) {
+        uint32_t rounded[2 * PART];
+        int64_t i = 2 * start, last = std::min(2 * stop, k);
+        for (; i + LANES <= last; i += LANES) {
+            Words values = nearest(load(x + i) * scale);
+            memcpy(rounded + i - 2 * start, &values, sizeof values);
+        }
+        for (; i < 2 * stop; i++) rounded[i - 2 * start] = i < last ? nearest(splat(widened(x[i]) * scale))[0] : 0;
+        for (int64_t pair = start; pair < stop; pair++) {
+            const uint32_t* two = rounded + 2 * (pair - start);
+            to[pair * stride] = (two[0] & 0xffffu) | two[1] << 16;
+        }
+    }
+
+    // What 1 stands for in the integers of a row: NaN if one of its values is no number, or infinite.
+    template <class T> static float step(const T* x, int64_t k) {
+        Floats most = {}, all = {}, invalid = {};
+        int64_t i = 0;
+        for (; i + LANES <= k; i += LANES) {
+            Floats values = load(x + i);
+            Floats magnitudes = at_least(values, -values);
+            most = at_least(most, magnitudes);
+            all += magnitudes;
+            invalid += values * 0.f;
+        }
+        float largest_of_all = largest(most), total = sum(all), nothing = sum(invalid);
+        for (; i < k; i++) {
+            largest_of_all = std::max(largest_of_all, fabsf(widened(x[i])));
+            total += fabsf(widened(x[i]));
+            nothing += widened(x[i]) * 0.f;
+        }
+        // sums of products with integers up to 127: each of k integers is up to 1/2 larger than its value; `total` is rounded
+        float fits = 127.f * total * 1.001f / ((float)INT32_MAX - 64.f * (float)k);
+        return std::max(largest_of_all / (float)INT16_MAX, fits) + nothing;
+    }
+};
+
+// Whether products widen W to float32, with x packed as float32 is.
+template <class W> constexpr bool WIDENS = Format<W>::UNITS == 2;
+// Whether rows become integers.
+template <class W> constexpr bool ROUNDS = std::is_same_v<typename Format<W>::Sum, Ints>;
+
+}  // namespace linear
+
+struct PackArgs {
+    const void* weight;  // [n, k], rows `stride` elements apart
+    int64_t stride;
+    void* packed;  // [panels, groups, 16, group]
+    int64_t n, k;
+};
+
+namespace packing {
+
+template <class W> static void run(const void* args, Team& team) {
+    auto& a = *(const PackArgs*)args;
+    constexpr int GROUP = linear::Format<W>::GROUP;
+    int64_t groups = (a.k + GROUP - 1) / GROUP, panels = (a.n + PANEL - 1) / PANEL;
+    for (int64_t panel = team.first(panels); panel < team.last(panels); panel++) {
+        W* to = (W*)a.packed + panel * groups * PANEL * GROUP;
+        for (int64_t column = 0; column < PANEL; column++) {
+            int64_t row = panel * PANEL + column;
+            const W* from = (const W*)a.weight + row * a.stride;
+            for (int64_t k = 0; k < groups * GROUP; k++)
+                to[(k / GROUP * PANEL + column) * GROUP + k % GROUP] = row < a.n && k < a.k ? from[k] : W{};
+        }
+    }
+}
+
+}  // namespace packing

@@ -1,0 +1,247 @@
+// Products with packed weights: out = x W^T (+ bias) (+ residual), accumulated in float32, of int8 weights in int32.
+//
+// Rows of x are packed in blocks of equal height, so that the innermost loop reads both sides in order. How W is packed is
+// in `formats.h`.
+//
+// Each output is summed in order of depth, by one accumulator, whatever the number of rows: a row's results do not depend
+// on the rows beside it. Blocking after Goto and van de Geijn 2008.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "formats.h"
+#include "scratch.h"
+#include "team.h"
+#include "vectors.h"
+
+struct LinearArgs {
+    const void* x;
+    int64_t x_stride;
+    const void* weight;
+    const float* scale;    // [n], of int8 weights
+    const float* bias;     // [n] or null
+    const void* residual;  // [m, n] or null; may be `out`
+    int64_t residual_stride;
+    void* out;
+    int64_t out_stride;
+    void* rows;  // room for x packed, and a factor for each row: 4 * m * (k + 1) bytes
+    int64_t m, n, k;
+};
+
+namespace linear {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int ACCUMULATORS = 24;  // of 32 registers
+#else
+constexpr int ACCUMULATORS = LANES == 8 ? 12 : 8;  // of 16
+#endif
+constexpr int MAX_ROWS = LANES == 16 ? 12 : ACCUMULATORS / VECTORS;
+
+constexpr int64_t AHEAD = 512;  // weights, of which 1 or 2 KiB are on their way while a stream of them is read
+
+constexpr int64_t DEPTH_AT_ONCE = 256;  // of which a panel in float32 stays in the first cache
+
+// Panels multiplied at once by blocks of so many rows: as many as there are accumulators for.
+constexpr int panels_at_once(int rows) {
+    int panels = 1;
+    while (2 * panels * rows * VECTORS <= ACCUMULATORS && panels < 8) panels *= 2;
+    return panels;
+}
+
+// A factor for each row, which follow the packed rows.
+template <class W> static inline float* row_factors(const LinearArgs& a) {
+    return (float*)a.rows + a.m * ((a.k + Format<W>::GROUP - 1) / Format<W>::GROUP);
+}
+
+// The most rows of a block. A block that widens pairs of bfloat16 itself needs one more register, which a row gives up.
+template <class W> static int64_t most_rows(int64_t m) {
+    int64_t fewer = MAX_ROWS - 1;
+    return WIDENS<W> && m <= 3 * fewer ? fewer : MAX_ROWS;
+}
+
+// How `m` rows are divided into blocks of equal height, give or take one.
+struct Blocks {
+    int64_t count, height, higher;
+
+    Blocks(int64_t m, int64_t most) : count((m + most - 1) / most), height(m / count), higher(m % count) {}
+    int64_t first(int64_t block) const { return block * height + std::min(block, higher); }
+    int64_t rows(int64_t block) const { return height + (block < higher); }
+    int64_t most() const { return height + (higher > 0); }
+};
+
+template <class T, class W> static void pack_rows(const LinearArgs& a, const Blocks& blocks, Team& team) {
+    using Row = typename Format<W>::Row;
+    int64_t units = (a.k + Format<W>::GROUP - 1) / Format<W>::GROUP * Format<W>::UNITS;
+    // long blocks are packed by several threads: the unit of work is a block's part of the depth
+    int64_t parts = (units + PART - 1) / PART, count = blocks.count * parts;
+    float* factors = row_factors<W>(a);
+    if constexpr (ROUNDS<W>) {
+        for (int64_t r = team.first(a.m); r < team.last(a.m); r++)
+            factors[r] = Format<W>::step((const T*)a.x + r * a.x_stride, a.k);
+        team.barrier();
+    }
+    for (int64_t piece = team.first(count); piece < team.last(count); piece++) {
+        int64_t block = piece / parts, start = piece % parts * PART, stop = std::min(units, start + PART);
+        int64_t first = blocks.first(block), rows = blocks.rows(block);
+        Row* to = (Row*)a.rows + first * units;
+        for (int64_t r = 0; r < rows; r++) {
+            const T* x = (const T*)a.x + (first + r) * a.x_stride;
+            [[maybe_unused]] float scale = ROUNDS<W> && factors[first + r] > 1e-30f ? 1 / factors[first + r] : 0.f;
+            if constexpr (ROUNDS<W>)
+                Format<W>::pack(x, start, stop, a.k, scale, to + r, rows);
+            else
+                for (int64_t k = start; k < stop; k++) to[k * rows + r] = Format<W>::pack(x, k, a.k);
+        }
+    }
+}
+
+// Ask for values that are needed soon; none need be there.
+template <int64_t COUNT, class W> static inline void prefetch(const W* values) {
+#pragma GCC unroll 4
+    for (size_t byte = 0; byte < COUNT * sizeof(W); byte += 64) __builtin_prefetch((const char*)values + byte);
+}
+
+// Multiply one block of rows and `COUNT` panels over `depth` groups; `sums` is `[ROWS, COUNT * PANEL]`.
+template <class W, int ROWS, int COUNT, bool STREAMS>
+static void multiply_block(
+    const typename Format<W>::Row* x, const W* weight, int64_t panel_size, int64_t depth, bool add, float* sums) {
+    using Sum = typename Format<W>::Sum;
+    Sum sum[ROWS][COUNT * VECTORS];
+    const W* panels[COUNT];
+    for (int i = 0; i < COUNT; i++) panels[i] = weight + i * panel_size;
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+        for (int i = 0; i < COUNT * VECTORS; i++)
+            sum[r][i] = add ? bits_of<Sum>(load(sums + (r * COUNT * VECTORS + i) * LANES)) : Sum{};
+    for (int64_t k = 0; k < depth; k++) {
+        if constexpr (STREAMS && COUNT == 1) {  // several panels are streams enough
+            constexpr int64_t GROUP = Format<W>::GROUP * PANEL;
+            prefetch<GROUP>(weight + k * GROUP + AHEAD);
+        }
+        Format<W>::template multiply<ROWS, COUNT>(x, panels, k, sum);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+        for (int i = 0; i < COUNT * VECTORS; i++) store(sums + (r * COUNT * VECTORS + i) * LANES, bits_of<Floats>(sum[r][i]));
+}
+
+template <class W, int COUNT, bool STREAMS, int ROWS = MAX_ROWS>
+static inline void multiply_rows(
+    int64_t rows, const typename Format<W>::Row* x, const W* weight, int64_t panel_size, int64_t depth, bool add,
+    float* sums) {
+    if constexpr (ROWS >= 1) {
+        if (rows != ROWS)
+            multiply_rows<W, COUNT, STREAMS, ROWS - 1>(rows, x, weight, panel_size, depth, add, sums);
+        else if constexpr (COUNT <= panels_at_once(ROWS))
+            multiply_block<W, ROWS, COUNT, STREAMS>(x, weight, panel_size, depth, add, sums);
+    }
+}
+
+// Widen a part of a panel into float32: worth it for many blocks of rows, which otherwise would each do so.
+static const float* unpacked(const bfloat16* panel, int64_t start, int64_t stop) {
+    float* to = scratch<1>((stop - start) * 2 * PANEL);
+    for (int64_t k = start; k < stop; k++)
+        for (int64_t i = 0; i < PANEL; i += LANES) {
+            Words pairs;
+            memcpy(&pairs, panel + 2 * (k * PANEL + i), sizeof pairs);
+            store(to + 2 * (k - start) * PANEL + i, (Floats)(pairs << 16));
+            store(to + (2 * (k - start) + 1) * PANEL + i, (Floats)(pairs & 0xffff0000u));
+        }
+    return to;
+}
+
+// Write sums `[m, width]`, whose columns start at `column`.
+template <class T, class W>
+static void finish(const LinearArgs& a, int64_t column, int64_t width, const float* sums) {
+    int64_t columns = std::min(width, a.n - column);
+    for (int64_t r = 0; r < a.m; r++) {
+        T* out = (T*)a.out + r * a.out_stride + column;
+        const T* residual = a.residual ? (const T*)a.residual + r * a.residual_stride + column : nullptr;
+        const float* from = sums + r * width;
+        float factor = ROUNDS<W> ? row_factors<W>(a)[r] : 1.f;
+        int64_t i = 0;
+        for (; i + LANES <= columns; i += LANES) {
+            Floats y = floats(bits_of<typename Format<W>::Sum>(load(from + i)));
+            if constexpr (ROUNDS<W>) y *= factor * load(a.scale + column + i);
+            if (a.bias) y += load(a.bias + column + i);
+            if (residual) y += load(residual + i);
+            store(out + i, y);
+        }
+        for (; i < columns; i++) {
+            float y = ROUNDS<W> ? (float)bits_of<int32_t>(from[i]) * (factor * a.scale[column + i]) : from[i];
+            if (a.bias) y += a.bias[column + i];
+            if (residual) y += widened(residual[i]);
+            narrow(out + i, y);
+        }
+    }
+}
+
+// Multiply all blocks of rows and `COUNT` panels from `panel`, a part of the depth after the other.
+template <class T, class W, int COUNT> static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t panel) {
+    using Packed = Format<W>;
+    int64_t groups = (a.k + Packed::GROUP - 1) / Packed::GROUP, panel_size = groups * Packed::GROUP * PANEL;
+    int64_t at_once = blocks.count == 1 ? groups : DEPTH_AT_ONCE / Packed::GROUP / COUNT;
+    float* sums = scratch<0>(blocks.count * MAX_ROWS * COUNT * PANEL);
+    const W* weight = (const W*)a.weight + panel * panel_size;
+    for (int64_t start = 0; start < groups; start += at_once) {
+        int64_t stop = std::min(groups, start + at_once), depth = stop - start;
+        const float* wide = nullptr;
+        if constexpr (WIDENS<W>)
+            if (COUNT == 1 && blocks.count >= 3) wide = unpacked(weight, start, stop);
+        const W *from = weight + start * Packed::GROUP * PANEL, *next = weight + stop * Packed::GROUP * PANEL;
+        int64_t share = depth * Packed::GROUP * PANEL / blocks.count;
+        for (int64_t block = 0; block < blocks.count; block++) {
+            if (blocks.count > (WIDENS<W> ? 2 : 3) && !ROUNDS<W>)
+                for (int64_t i = block * share; i < (block + 1) * share; i += 64 / sizeof(W))
+                    __builtin_prefetch(next + i, 0, 2);
+            int64_t first = blocks.first(block), rows = blocks.rows(block);
+            auto* x = (const typename Packed::Row*)a.rows + (first * groups + start * rows) * Packed::UNITS;
+            float* to = sums + first * COUNT * PANEL;
+            if constexpr (WIDENS<W>)
+                if (wide) {
+                    multiply_rows<float, 1, false>(rows, x, wide, 0, depth * Packed::UNITS, start > 0, to);
+                    continue;
+                }
+            if (blocks.count > 2)
+                multiply_rows<W, COUNT, false>(rows, x, from, panel_size, depth, start > 0, to);
+            else
+                multiply_rows<W, COUNT, true>(rows, x, from, panel_size, depth, start > 0, to);
+        }
+    }
+    finish<T, W>(a, panel * PANEL, COUNT * PANEL, sums);
+}
+
+template <class T, class W, int COUNT> static void multiply_panels(const LinearArgs& a, const Blocks& blocks, Team& team) {
+    int64_t panels = (a.n + PANEL - 1) / PANEL, pieces = (panels + COUNT - 1) / COUNT;
+    int64_t pieces_at_once = std::max<int64_t>(1, pieces / (8 * team.size));
+    for (int64_t taken; (taken = team.take() * pieces_at_once) < pieces;)
+        for (int64_t piece = taken; piece < std::min(pieces, taken + pieces_at_once); piece++) {
+            int64_t panel = piece * COUNT;
+            if (panel + COUNT <= panels)
+                multiply_piece<T, W, COUNT>(a, blocks, panel);
+            else
+                for (; panel < panels; panel++) multiply_piece<T, W, 1>(a, blocks, panel);
+        }
+}
+
+template <class T, class W, int COUNT = 8>
+static void multiply_all(int64_t at_once, const LinearArgs& a, const Blocks& blocks, Team& team) {
+    if constexpr (COUNT > 1) {
+        if (at_once != COUNT) return multiply_all<T, W, COUNT / 2>(at_once, a, blocks, team);
+    }
+    if constexpr (COUNT <= panels_at_once(1)) multiply_panels<T, W, COUNT>(a, blocks, team);
+}
+
+template <class T, class W> static void run(const void* args, Team& team) {
+    auto& a = *(const LinearArgs*)args;
+    if (!a.m) return;
+    Blocks blocks(a.m, most_rows<W>(a.m));
+    pack_rows<T, W>(a, blocks, team);
+    team.barrier();
+    multiply_all<T, W>(panels_at_once((int)blocks.most()), a, blocks, team);
+}
+
+}  // namespace linear

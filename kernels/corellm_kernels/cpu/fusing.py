@@ -1,0 +1,41 @@
+"""Replaces layers of a model on a CPU: those that every device has, then activations, patches and linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from corellm_kernels.cpu.activation_layers import fuse_activations
+from corellm_kernels.cpu.kernel_set import CPU_KERNELS
+from corellm_kernels.cpu.linear import pack_linears
+from corellm_kernels.cpu.patches import pack_patches
+from corellm_kernels.fusion.fusing import fuse
+
+
+@torch.no_grad()
+def fuse_for_cpu(model: nn.Module, quantization: str | None = None) -> list[str]:
+    """Replace a model's layers, in place.
+
+    Args:
+        model: as of `fusion.fusing.fuse`.
+        quantization: `int8` to round weights of linear layers to 8 bits.
+
+    Returns:
+        Descriptions of what was replaced.
+    """
+    done = fuse(model, CPU_KERNELS)
+    steps: list[tuple[Callable[[nn.Module], int], str]] = [
+        (fuse_activations, "activation: one kernel"),
+        (pack_patches, "convolution over patches: a product"),
+    ]
+    if quantization == "int8":
+        steps.append((partial(pack_linears, quantize=True), "Linear: packed weights of 8 bits"))
+    steps.append((pack_linears, "Linear: packed weights"))
+    for replace, what in steps:
+        count = replace(model)
+        if count:
+            done.append(f"{count} x {what}")
+    return done

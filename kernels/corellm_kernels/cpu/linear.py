@@ -1,0 +1,101 @@
+"""Linear layers with weights packed for the C++ kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from corellm.quantization import is_quantizable, round_rows
+from corellm_kernels.cpu.arguments import LinearArguments, PackArguments
+from corellm_kernels.cpu.huge_pages import HugePages
+from corellm_kernels.cpu.library import empty, launch, pointer
+
+_PANEL = 16
+"""Columns of the output that are packed together."""
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` in inference, on a packed weight.
+
+    Each row's output is summed in the same order however many rows there are: it does not depend on the batch.
+
+    Args:
+        linear: the layer.
+        quantize: round its weight to 8 bits. Inputs then are rounded, too, as finely as sums of 32 bits allow: to 15
+            bits for some thousands of them.
+        memory: for the packed weight.
+    """
+
+    def __init__(self, linear: nn.Linear, *, quantize: bool = False, memory: HugePages | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
+        weight, self._scale = round_rows(linear.weight.detach()) if quantize else (linear.weight.detach(), None)
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        self._packed = _packed(weight, memory or HugePages())
+        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out_features]` for `[..., in_features]`."""
+        out = empty((*x.shape[:-1], self.out_features), x.dtype)
+        self._multiply(x, out, None)
+        return out
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Add `forward(x)` to `residual`, which is contiguous, in place."""
+        self._multiply(x, residual, residual)
+
+    def _multiply(self, x: Tensor, out: Tensor, residual: Tensor | None) -> None:
+        if x.dtype != self.dtype or x.shape[-1] != self.in_features or not out.is_contiguous():
+            raise TypeError(
+                f"expected {self.dtype} of width {self.in_features}, got {x.dtype} of shape {tuple(x.shape)}"
+            )
+        rows = x.reshape(-1, self.in_features)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        room = empty((len(rows) * (self.in_features + 1),), torch.float32)
+        given = LinearArguments(
+            rows.data_ptr(), rows.stride(0), self._packed.data_ptr(), pointer(self._scale), pointer(self._bias),
+            pointer(residual), self.out_features, out.data_ptr(), self.out_features, room.data_ptr(),
+            len(rows), self.out_features, self.in_features,
+        )  # fmt: skip
+        dtypes = (x.dtype,) if self._scale is None else (x.dtype, torch.int8)
+        launch("linear", dtypes, given, rows, self._packed, self._scale, self._bias, out, room)
+
+
+def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:
+    """Add a linear layer's output for `x` to `residual`, which is contiguous, in place."""
+    if isinstance(linear, PackedLinear):
+        linear.add_to(residual, x)
+    else:
+        residual.add_(linear(x))
+
+
+def pack_linears(model: nn.Module, *, quantize: bool = False) -> int:
+    """Replace every plain `nn.Linear` in float32 or bfloat16 inside `model` by a packed one; return how many.
+
+    One after another: no more than one weight is in memory twice.
+
+    Args:
+        model: changed in place.
+        quantize: round the weights of those that `corellm.quantization` finds worth it, and leave the others.
+    """
+    count, memory = 0, HugePages()
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
+        for name in [name for name, child in parent.named_children() if type(child) is nn.Linear]:
+            linear: nn.Linear = getattr(parent, name)
+            if linear.weight.dtype in _DTYPES and (is_quantizable(linear) or not quantize):
+                setattr(parent, name, PackedLinear(linear, quantize=quantize, memory=memory))
+                count += 1
+    return count
+
+
+def _packed(weight: Tensor, memory: HugePages) -> Tensor:
+    """Return a weight `[n, k]`, its rows contiguous, as `csrc/linear.h` describes."""
+    n, k = weight.shape
+    group = 1 if weight.dtype == torch.float32 else 2
+    panels, groups = -(-n // _PANEL), -(-k // group)
+    packed = memory.empty(panels * groups * _PANEL * group, weight.dtype)
+    given = PackArguments(weight.data_ptr(), weight.stride(0), packed.data_ptr(), n, k)
+    launch("pack", (weight.dtype,), given, weight, packed)
+    return packed

@@ -1,0 +1,57 @@
+"""Convolutions over patches that do not overlap, as products: how vision encoders embed an image's patches.
+
+torch's own convolution in bfloat16 takes a hundred times as long where the processor has no instructions for it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from corellm_kernels.cpu.linear import PackedLinear
+
+
+class PatchProduct(nn.Module):
+    """`nn.Conv2d` or `nn.Conv3d` whose stride is the size of its kernel."""
+
+    def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
+        super().__init__()
+        weight = convolution.weight.detach()
+        self.size = tuple(weight.shape[2:])
+        linear = nn.Linear(weight[0].numel(), len(weight), bias=convolution.bias is not None, device="meta")
+        linear.weight = nn.Parameter(weight.flatten(1), requires_grad=False)
+        if convolution.bias is not None:
+            linear.bias = nn.Parameter(convolution.bias.detach(), requires_grad=False)
+        self._product = PackedLinear(linear)
+        self.weight = torch.empty(0, dtype=weight.dtype)
+        """Without values: models ask for the type."""
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[n, out_channels, ...patches]` for `[n, in_channels, ...pixels]`, less those beyond whole patches."""
+        counts = [pixels // size for pixels, size in zip(x.shape[2:], self.size, strict=True)]
+        for axis, (count, size) in enumerate(zip(counts, self.size, strict=True), start=2):
+            x = x.narrow(axis, 0, count * size)
+        divided = x.reshape(*x.shape[:2], *(n for pair in zip(counts, self.size, strict=True) for n in pair))
+        axes = range(2, divided.dim(), 2)
+        patches = divided.permute(0, *axes, 1, *(axis + 1 for axis in axes)).reshape(len(x), *counts, -1)
+        output: Tensor = self._product(patches)
+        return output.movedim(-1, 1)
+
+
+def pack_patches(model: nn.Module) -> int:
+    """Replace every convolution over patches in float32 or bfloat16 inside `model`; return how many."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, (nn.Conv2d, nn.Conv3d)) and _is_of_patches(child):
+                setattr(parent, name, PatchProduct(child))
+                count += 1
+    return count
+
+
+def _is_of_patches(convolution: nn.Conv2d | nn.Conv3d) -> bool:
+    plain = type(convolution) in (nn.Conv2d, nn.Conv3d) and convolution.groups == 1
+    dense = set(convolution.dilation) == {1} and set(convolution.padding) == {0}
+    supported = convolution.weight.dtype in (torch.float32, torch.bfloat16)
+    return plain and dense and supported and tuple(convolution.stride) == tuple(convolution.kernel_size)

@@ -1,0 +1,145 @@
+"""A decode step as a recorded plan, what a CUDA graph is on GPUs: the calls of kernels and torch that the step made.
+
+The step runs once, and its calls are noted with the memory that they read and write. A replay makes the same calls on
+the same memory: kernels that follow each other in one call of the library, torch's functions one by one between them.
+No Python of the model runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import Array, Structure
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from corellm.attention.graph import NotCapturable
+from corellm_kernels.cpu.arguments import Call
+from corellm_kernels.cpu.library import recording, run
+from corellm_kernels.cpu.memory import PlanMemory
+
+_REFUSED = {
+    torch.Tag.data_dependent_output: "reads a value of the step",
+    torch.Tag.dynamic_output_shape: "has an output whose shape depends on values",
+}
+
+
+class RecordedPlan:
+    """See `corellm.attention.graph.Graph`.
+
+    Args:
+        memory: for intermediate results.
+    """
+
+    asynchronous = False
+
+    def __init__(self, memory: PlanMemory) -> None:
+        self._memory = memory
+        self._parts: list[Callable[[], None]] = []
+        self._kept: list[Any] = []
+
+    def capture(self, step: Callable[[], Tensor]) -> Tensor:
+        """See `Graph.capture`. The step runs once, and its result counts."""
+        recorder = _Recorder(self._memory)
+        with recorder.recording():
+            output = step()
+        self._parts, self._kept = recorder.parts(), [recorder.kept, output]
+        return output
+
+    def replay(self) -> None:
+        """See `Graph.replay`."""
+        for part in self._parts:
+            part()
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes kernels and torch's functions in the order in which they ran."""
+
+    def __init__(self, memory: PlanMemory) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory = memory
+        self.kept: list[Any] = []
+        """What the calls point to, outside the shared memory."""
+        self._done: list[Call | Callable[[], None]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note what this thread does inside the block."""
+        recording.recorder = self
+        try:
+            with self:
+                yield
+        finally:
+            recording.recorder = None
+
+    def add(self, call: Call, given: Structure, tensors: tuple[Tensor | None, ...]) -> None:
+        """Note a kernel."""
+        self.kept.append((given, [x for x in tensors if x is not None and not self.memory.owns(x)]))
+        self._done.append(call)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tag in function.tags:
+            if tag in _REFUSED:
+                raise NotCapturable(f"{function} {_REFUSED[tag]}")
+        before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in function.tags else None
+        output = function(*args, **kwargs)
+        # dropout in inference is of this kind, too
+        if before is not None and (kwargs.get("generator") or not torch.equal(before, torch.get_rng_state())):
+            raise NotCapturable(f"{function} draws random numbers")
+        results = [self._unowned(x) for x in _tensors(output)]
+        if not str(function).startswith(("aten.empty", "aten.new_empty")):
+            given = {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
+            fresh = [x.untyped_storage().data_ptr() not in given for x in results]
+            if any(fresh) or function._schema.is_mutable:  # not only a view
+                args, kwargs = tree_map_only(Tensor, self._unowned, (args, kwargs))
+                self._done.append(_again(function, args, kwargs, results, fresh))
+        return output
+
+    def _unowned(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the same memory that can be kept: shared memory goes on to the next owner."""
+        return self.memory.alias(tensor) if self.memory.owns(tensor) else tensor
+
+    def parts(self) -> list[Callable[[], None]]:
+        """Return the functions to call for a replay, with kernels that follow each other in one."""
+        parts: list[Callable[[], None]] = []
+        calls: list[Call] = []
+        for done in [*self._done, None]:
+            if isinstance(done, Call):
+                calls.append(done)
+                continue
+            if calls:
+                parts.append(_run_all((Call * len(calls))(*calls)))
+                calls = []
+            if done is not None:
+                parts.append(done)
+        return parts
+
+
+def _run_all(calls: Array[Call]) -> Callable[[], None]:
+    return lambda: run(calls, len(calls), "plan")
+
+
+def _again(function: Any, args: Any, kwargs: Any, results: list[Tensor], fresh: list[bool]) -> Callable[[], None]:
+    """Return a function that calls torch's again and writes fresh results to where they were."""
+
+    def again() -> None:
+        for old, new, is_fresh in zip(results, _tensors(function(*args, **kwargs)), fresh, strict=True):
+            if is_fresh:
+                old.copy_(new)
+
+    return again
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -1,0 +1,212 @@
+"""Packed products equal plain ones, and a row's result does not depend on the rows beside it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from corellm.quantization import round_rows
+from corellm_kernels.cpu.huge_pages import HugePages
+from corellm_kernels.cpu.linear import PackedLinear, add_product, pack_linears
+
+DTYPES = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+"""Half the distance of neighbouring numbers around 1."""
+
+
+def layer(n: int, k: int, dtype: torch.dtype, *, bias: bool = True, seed: int = 0) -> nn.Linear:
+    """A linear layer of random weights."""
+    generator = torch.Generator().manual_seed(seed)
+    made = nn.Linear(k, n, bias=bias, dtype=dtype)
+    for parameter in made.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
+    return made.requires_grad_(False)
+
+
+KINDS = [(dtype, quantize) for dtype in DTYPES for quantize in (False, True)]
+"""Types, and whether weights are rounded to 8 bits."""
+
+
+def rows(m: int, k: int, dtype: torch.dtype) -> Tensor:
+    """Random rows."""
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(m * 1000 + k)).to(dtype)
+
+
+def assert_close(
+    ours: Tensor, x: Tensor, linear: nn.Linear, residual: Tensor | None = None, *, quantize: bool = False
+) -> None:
+    """The product in float64, but for sums in float32 and one rounding of the result.
+
+    Rounded weights are multiplied exactly, by inputs in integers as large as sums of 32 bits allow.
+    """
+    weight = linear.weight.double()
+    if quantize:
+        rounded, scale = round_rows(linear.weight)
+        weight = rounded.double() * scale[:, None].double()
+    terms = [x.double() @ weight.T, x.double().abs() @ weight.abs().T]
+    if quantize:
+        magnitudes = x.double().abs()
+        fits = 127 * magnitudes.sum(1, keepdim=True) * 1.0011 / (2**31 - 64 * x.shape[1])
+        step = torch.maximum(magnitudes.amax(1, keepdim=True) / (2**15 - 1), fits)
+        terms[1] += step / 2 * weight.abs().sum(1) / (8 * 2.0**-24)
+    for added in (linear.bias, residual):
+        if added is not None:
+            terms = [terms[0] + added.double(), terms[1] + added.double().abs()]
+    exact, size = terms
+    assert ((ours.double() - exact).abs() <= 8 * 2.0**-24 * size + 1.01 * DTYPES[ours.dtype] * exact.abs()).all()
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+@settings(max_examples=60, deadline=None)
+@given(m=st.integers(1, 45), n=st.integers(1, 150), k=st.integers(1, 600), bias=st.booleans())
+@example(m=1, n=16, k=1, bias=False)
+@example(m=37, n=129, k=257, bias=True)  # a part of a panel, a part of the depth, an odd depth
+@example(m=2, n=17, k=513, bias=True)
+@example(m=3, n=16, k=9000, bias=False)
+def test_it_equals_the_exact_product(dtype: torch.dtype, quantize: bool, m: int, n: int, k: int, bias: bool) -> None:
+    linear, x = layer(n, k, dtype, bias=bias), rows(m, k, dtype)
+    assert_close(PackedLinear(linear, quantize=quantize)(x), x, linear, quantize=quantize)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_largest_integers_do_not_overflow(dtype: torch.dtype) -> None:
+    """Every product is as large as it can be: sums reach the last bit."""
+    for k in (16, 2048, 8192, 40_000):
+        linear = nn.Linear(k, 64, dtype=dtype, bias=False).requires_grad_(False)
+        linear.weight.fill_(1)
+        linear.weight[1::2] = -1
+        output = PackedLinear(linear, quantize=True)(torch.full((7, k), -3.0, dtype=dtype))
+        wanted = torch.tensor([-3.0 * k, 3.0 * k]).repeat(32).expand(7, 64)
+        step = max(1 / (2**15 - 1), 127 * k * 1.001 / (2**31 - 64 * k))  # of the integers, relative to the largest
+        torch.testing.assert_close(output.float(), wanted, rtol=step / 2 + 2 * DTYPES[dtype], atol=0)
+
+
+def test_a_large_input_leaves_the_others_their_bits() -> None:
+    """In a wide layer, where a bound for any inputs would leave some hundred steps for all."""
+    linear, x = layer(64, 18_944, torch.float32), rows(1, 18_944, torch.float32)
+    x[0, 5] = 1000
+    rounded, factors = round_rows(linear.weight)
+    weight = rounded.double() * factors.double()[:, None]
+    error = PackedLinear(linear, quantize=True)(x) - x.double() @ weight.T - linear.bias
+    x[0, 5] = 0
+    assert error.norm() < 0.02 * (x.double() @ weight.T).norm()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_that_are_no_numbers_stay_in_their_row(dtype: torch.dtype, bad: float) -> None:
+    for k in (8, 37):
+        x, packed = rows(7, k, dtype), PackedLinear(layer(70, k, dtype), quantize=True)
+        alone = packed(x)
+        x[2, k - 1], x[5, 0] = bad, bad
+        output = packed(x)
+        assert output[[2, 5]].isnan().all()
+        assert torch.equal(output[[0, 1, 3, 4, 6]], alone[[0, 1, 3, 4, 6]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_zeros_and_of_tiny_numbers(dtype: torch.dtype) -> None:
+    linear = layer(64, 40, dtype)
+    packed = PackedLinear(linear, quantize=True)
+    x = torch.stack([torch.zeros(40), torch.full((40,), 1e-38), torch.full((40,), 1e-42)]).to(dtype)
+    assert torch.equal(packed(x), linear.bias.expand(3, 64))
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+@pytest.mark.parametrize(("n", "k"), [(64, 700), (100, 33), (176, 1024)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_row_is_the_same_bits_alone_and_among_others(
+    dtype: torch.dtype, quantize: bool, n: int, k: int, bias: bool
+) -> None:
+    packed, x = PackedLinear(layer(n, k, dtype, bias=bias), quantize=quantize), rows(70, k, dtype)
+    alone = torch.cat([packed(row[None]) for row in x])
+    added = rows(70, n, dtype)
+    for i in range(70):
+        packed.add_to(added[i : i + 1], x[i : i + 1])
+    for m in (2, 3, 5, 6, 7, 12, 13, 18, 19, 40, 70):
+        assert torch.equal(packed(x[:m]), alone[:m]), m
+        total = rows(70, n, dtype)[:m]
+        packed.add_to(total, x[:m])
+        assert torch.equal(total, added[:m]), m
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+def test_threads_change_nothing(dtype: torch.dtype, quantize: bool) -> None:
+    packed, x, before = (
+        PackedLinear(layer(333, 512, dtype), quantize=quantize),
+        rows(9, 512, dtype),
+        torch.get_num_threads(),
+    )
+    outputs = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            outputs.append(packed(x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+def test_inputs_may_be_views(dtype: torch.dtype, quantize: bool) -> None:
+    packed, wide = PackedLinear(layer(48, 40, dtype), quantize=quantize), rows(6, 80, dtype)
+    assert torch.equal(packed(wide[:, 40:]), packed(wide[:, 40:].contiguous()))
+    assert torch.equal(packed(wide.t()[:40].t()[::2]), packed(wide[::2, :40].contiguous()))
+    assert torch.equal(packed(wide[None, :, :40])[0], packed(wide[:, :40].contiguous()))
+    assert packed(wide[:0, :40]).shape == (0, 48)
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+def test_products_are_added_to_a_residual(dtype: torch.dtype, quantize: bool) -> None:
+    linear, x, residual = layer(70, 90, dtype), rows(8, 90, dtype), rows(8, 70, dtype)
+    total = residual.clone()
+    add_product(total, x, PackedLinear(linear, quantize=quantize))
+    assert_close(total, x, linear, residual, quantize=quantize)
+    total = residual.clone()
+    add_product(total, x, linear)  # as layers do that are tried before they are packed
+    assert torch.equal(total, residual + linear(x))
+
+
+def test_wrong_inputs_are_refused() -> None:
+    packed = PackedLinear(layer(16, 8, torch.float32))
+    with pytest.raises(TypeError, match=r"expected torch.float32 of width 8, got torch.bfloat16 of shape \(2, 8\)"):
+        packed(rows(2, 8, torch.bfloat16))
+    with pytest.raises(TypeError, match=r"got torch.float32 of shape \(2, 9\)"):
+        packed(rows(2, 9, torch.float32))
+
+
+def test_layers_of_a_model_are_packed_and_their_weights_dropped() -> None:
+    embedding = nn.Embedding(20, 8)
+    tied = nn.Linear(8, 20, bias=False)
+    tied.weight = embedding.weight
+    model = nn.ModuleDict({"embed": embedding, "inner": nn.Sequential(nn.Linear(8, 8), nn.ReLU()), "head": tied})
+    half = model["float16"] = nn.Linear(8, 8, dtype=torch.float16)
+    model.requires_grad_(False)
+    want = model["head"](model["inner"](embedding.weight[:3]))
+    assert pack_linears(model) == 2
+    assert model["float16"] is half  # a type without kernels
+    assert [*dict(model.named_parameters())] == ["embed.weight", "float16.weight", "float16.bias"]
+    assert torch.allclose(model["head"](model["inner"](embedding.weight[:3])), want, atol=1e-5)
+
+
+def test_layers_that_are_worth_it_are_rounded() -> None:
+    model = nn.Sequential(layer(32, 8, torch.float32), layer(31, 32, torch.float32), layer(64, 31, torch.bfloat16))
+    assert pack_linears(model, quantize=True) == 2
+    assert pack_linears(model) == 1
+    assert [layer._packed.dtype for layer in model] == [torch.int8, torch.float32, torch.int8]
+
+
+def test_weights_lie_in_huge_pages_side_by_side() -> None:
+    memory = HugePages()
+    tensors = [memory.empty(count, dtype) for count in (1, 1000, 9 << 20, 5) for dtype in DTYPES]
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+    del memory
+    for i, tensor in enumerate(tensors):
+        tensor.fill_(i)
+    assert [tensor.unique().tolist() for tensor in tensors] == [[i] for i in range(len(tensors))]

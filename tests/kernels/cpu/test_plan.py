@@ -1,0 +1,155 @@
+"""A recorded plan gives what the step gives, on other inputs than it was recorded with."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from corellm import LLM, SamplingParams
+from corellm.attention.graph import NotCapturable
+from corellm.worker import decode_graphs
+from corellm.worker.decode_graphs import StaticInputs
+from corellm_kernels.cpu.activations import activation
+from corellm_kernels.cpu.linear import PackedLinear
+from corellm_kernels.cpu.memory import PlanMemory
+from corellm_kernels.cpu.norms import rms_norm
+from corellm_kernels.cpu.plan import RecordedPlan
+from tests.conftest import generate_together, random_image
+
+
+def test_a_replay_is_the_step_on_the_memory_as_it_is_now() -> None:
+    """Kernels, torch's functions, views, functions in place, and temporary tensors that nobody holds any more."""
+    inner, outer = (PackedLinear(nn.Linear(24, 24).requires_grad_(False)) for _ in range(2))
+    weight, x, log = torch.rand(24), torch.randn(5, 24), torch.zeros(5, 24)
+
+    def step() -> Tensor:
+        y = rms_norm(x, weight, 1e-6)
+        y = activation(inner(y).view(5, 4, 6).flatten(1), "silu") + torch.cat([x[:, 12:], x[:, :12]], dim=1).sin()
+        log.add_(y)
+        return outer(y.t().contiguous().t()).mul_(2.0)
+
+    plan = RecordedPlan(PlanMemory())
+    with torch.inference_mode():
+        output = plan.capture(step)
+        assert torch.equal(output, step())
+        for seed in range(3):
+            gc.collect()
+            x.copy_(torch.randn(5, 24, generator=torch.Generator().manual_seed(seed)))
+            log.zero_()
+            plan.replay()
+            seen, logged = output.clone(), log.clone()
+            log.zero_()
+            assert torch.equal(seen, step())
+            assert torch.equal(logged, log)
+
+
+def test_plans_share_the_memory_of_what_is_not_needed_any_more() -> None:
+    """Ten plans need no more than one, and each gives its own result, in any order."""
+    layers = [PackedLinear(nn.Linear(64, 64).requires_grad_(False)) for _ in range(6)]
+    weight, inputs = torch.rand(64), torch.randn(10, 5, 64)
+    outputs = torch.zeros(10, 5, 64)
+
+    def step(i: int) -> Tensor:
+        x = inputs[i]
+        for layer in layers:
+            x = x + rms_norm(layer(x), weight, 1e-6).sin()
+        return outputs[i].copy_(layers[0](x))
+
+    memory = PlanMemory()
+    plans, sizes = [RecordedPlan(memory) for _ in range(10)], []
+    with torch.inference_mode():
+        for i, plan in enumerate(plans):
+            plan.capture(partial(step, i))
+            sizes.append(memory.nbytes)
+        assert len(set(sizes)) == 1
+        inputs.normal_()
+        wanted = torch.stack([step(i).clone() for i in range(10)])
+        outputs.zero_()
+        for i in (3, 0, 9, 3, 1, 2, 8, 7, 6, 5, 4):
+            plans[i].replay()
+        assert torch.equal(outputs, wanted)
+
+
+def test_a_tensor_keeps_its_memory_as_long_as_a_view_of_it_lives() -> None:
+    memory = PlanMemory()
+    view = memory.empty((3, 5), torch.float32)[1:]
+    other = memory.empty((3, 5), torch.float32)
+    assert view.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+    place, nbytes = view.untyped_storage().data_ptr(), memory.nbytes
+    alias = memory.alias(view)
+    del view
+    assert memory.empty((2, 2), torch.bfloat16).data_ptr() == place == alias.untyped_storage().data_ptr()
+    assert memory.empty((0, 4), torch.float32).shape == (0, 4)
+    assert memory.nbytes == nbytes
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "a value on the host": (lambda x: x + x.sum().item(), "_local_scalar_dense.default reads a value of the step"),
+    "a shape by value": (lambda x: x.nonzero(), "nonzero.default has an output whose shape depends on values"),
+    "random numbers": (lambda x: x + torch.rand(3), "rand.default draws random numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_replayed_is_refused(kind: str) -> None:
+    step, reason = REFUSED[kind]
+    with pytest.raises(NotCapturable, match=reason):
+        RecordedPlan(PlanMemory()).capture(lambda: step(torch.ones(3)))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A LLaVA, a Qwen2-VL with its three kinds of positions, and a BLIP-2, whose decoder has other layers."""
+    from corellm_blip2.tiny import make_tiny_checkpoint as make_blip2
+    from corellm_llava.tiny import make_tiny_checkpoint as make_llava
+    from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
+
+    makers = {"llava": make_llava, "qwen2-vl": make_qwen, "blip2": make_blip2}
+    return {name: make(tmp_path_factory.mktemp(name)) for name, make in makers.items()}
+
+
+PROMPTS = {
+    "llava": "USER: <image>\nWhat is this? ASSISTANT:",
+    "qwen2-vl": "<|vision_start|><|image_pad|><|vision_end|>What is this?",
+    "blip2": "Question: What is this? Answer:",
+}
+
+
+@pytest.mark.parametrize("family", PROMPTS)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_planned_steps_give_the_tokens_of_eager_ones(
+    family: str, kv_cache_dtype: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of different lengths, with images and without: batches of every size, several times each.
+
+    Padded to a larger size until a capture is worth it, and captured at once.
+    """
+    prompts: list[Any] = [
+        {"prompt": PROMPTS[family], "multi_modal_data": {"image": random_image(40, 30, i)}} for i in range(3)
+    ]
+    prompts += ["Hello", "What is the capital of France, and why? " * 4, "One more"]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 20, 9, 14, 6, 17)]
+    options: dict[str, Any] = {
+        "dtype": "float32", "max_model_len": 256, "num_kv_blocks": 128, "kv_cache_dtype": kv_cache_dtype
+    }  # fmt: skip
+    outputs: list[Any] = []
+    sizes: list[int] = []
+    fill = StaticInputs.fill
+    monkeypatch.setattr(
+        StaticInputs, "fill", lambda self, arrays, size, *rest: (sizes.append(size), fill(self, arrays, size, *rest))[1]
+    )
+    for eager, cost in ((True, 0.0), (False, 2.0), (False, 0.0)):
+        sizes.clear()
+        monkeypatch.setattr(decode_graphs, "_CAPTURE_COST", cost)
+        with LLM(str(checkpoints[family]), enforce_eager=eager, **options) as llm:
+            outputs.append(generate_together(llm, prompts, params))
+            assert (llm.engine.runner.graphs is None) == eager
+        assert eager or (set(sizes) >= {1, 2, 3, 4, 5}) == (cost == 0)
+    assert outputs[0] == outputs[1] == outputs[2]
