@@ -150,9 +150,9 @@ def segments(data: bytes) -> Iterator[tuple[int, int]]:
             at += 1
 
 
-def jpeg_of_scans(scans: int, side: int) -> bytes:
+def jpeg_of_scans(scans: int, picture: Image.Image) -> bytes:
     """A progressive JPEG of `scans` scans: its last one is repeated."""
-    data = encoded(gradient(side).convert("RGB"), "JPEG", progressive=True)
+    data = encoded(picture.convert("RGB"), "JPEG", progressive=True)
     starts = [at for marker, at in segments(data) if marker == 0xDA]
     assert len(starts) == 10
     last = data[starts[-1] : -2]
@@ -162,7 +162,7 @@ def jpeg_of_scans(scans: int, side: int) -> bytes:
 def test_as_many_scans_as_programs_write_are_read() -> None:
     """Whatever its size; more where the image is small, as Pillow decodes it."""
     for scans, side in ((10, 1000), (20, 1000), (100, 400)):
-        data = jpeg_of_scans(scans, side)
+        data = jpeg_of_scans(scans, gradient(side))
         assert load_image(data, LIMIT).tobytes() == Image.open(BytesIO(data)).tobytes()
 
 
@@ -234,7 +234,7 @@ def heavy_decoding() -> dict[str, tuple[type[MediaError], bytes]]:
     parts = 1_000_000
     tiles: dict[int, int | list[int]] = {322: 1, 323: 1, 324: [8] * parts, 325: [1] * parts}
     return {
-        "scans": (MediaTimeoutError, jpeg_of_scans(20_000, 1000)),
+        "scans": (MediaTimeoutError, jpeg_of_scans(20_000, gradient(1000))),
         "scans hidden where a decoder resynchronizes": (MediaError, hidden_scans(20_000)),
         "tiles of a pixel": (MediaTimeoutError, tiff({**GREY, 256: 1000, 257: 1000, 259: 1, **tiles})),
         "scans in a TIFF": (MediaError, jpeg_in_tiff(grey_scans(20_000), 1000)),

@@ -22,11 +22,14 @@ from corellm.server.options import ServerConfig
 from corellm.server.receiving import receive_body
 from corellm.server.stages import stage
 from corellm.server.tasks import cancelled
+from corellm.worker.allocator import return_freed_memory
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no keys."""
 FORM_ROUTES = frozenset({"/v1/audio/transcriptions"})
 """Whose bodies are forms with a file; all others are JSON."""
+_LARGE_BYTES = 4 << 20
+"""Of a request whose memory goes back to the system once it has ended, and no others of this size are in the server."""
 
 
 class Gate:
@@ -80,6 +83,9 @@ class Gate:
             self._intake.leave(exchange, exchange.num_bytes)
             self._on_end(exchange, route)
             exchange.release()
+            if exchange.num_bytes >= _LARGE_BYTES > self._intake.num_bytes:
+                # its chunks lay between blocks that stay, where the allocator gives nothing back by itself
+                await asyncio.to_thread(return_freed_memory)
 
     def _below_root(self, path: str) -> str:
         """The path within the application, where a proxy passes its own prefix on."""
