@@ -26,6 +26,7 @@ from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.config_overrides import override_config
 from corellm.worker.defaults import ModelDefaults
+from corellm.worker.deferred_imports import import_deferring
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     path, entry = located.path, located.entry
+    import_deferring()  # before adapters and automatic classes import all of transformers
     adapter = entry.load()
     trusted = config.model.trust_remote_code
     hf_config = checkpoints.load_hf_config(
