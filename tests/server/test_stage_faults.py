@@ -115,7 +115,8 @@ def test_row_23_a_fault_costs_its_own_request(served: Command, times: int, *, st
         for stage, (path, body) in STAGES.items():
             for _ in range(times):
                 status, error = error_of(served.http, path, {**body, "stream": stream})
-                assert status == (200 if stage == "sampler" and stream else 500), (stage, error)  # it has begun
+                begun = {200} if stage == "sampler" and stream else set()  # if its first token was sent by then
+                assert status in {500} | begun, (stage, error)
                 assert (error["type"], error["code"]) == ("server_error", "internal_error"), stage
                 assert "secret" not in error["message"]
                 incident = re.fullmatch(r"internal error (\w+); the server's log has its cause", error["message"])
