@@ -253,12 +253,12 @@ def test_a_finished_output_outlives_the_engine(llm: AsyncLLM) -> None:
 
     async def main() -> None:
         stream = llm.generate("USER: a ASSISTANT:", GREEDY)
-        await anext(stream)
+        outputs = [await anext(stream)]
         await free_blocks(llm)
         await asyncio.to_thread(llm.close)
-        rest = [output async for output in stream]
-        assert rest[-1].finished
-        assert len(rest[-1].outputs[0].token_ids) == 12
+        outputs += [output async for output in stream]
+        assert outputs[-1].finished
+        assert len(outputs[-1].outputs[0].token_ids) == 12
 
     asyncio.run(main())
 
@@ -274,7 +274,7 @@ def test_duplicate_id(llm: AsyncLLM) -> None:
     """Refused at once, and the first goes on."""
 
     async def main() -> None:
-        first = llm.generate("USER: a ASSISTANT:", GREEDY, request_id="x")
+        first = llm.generate("USER: a ASSISTANT:", SamplingParams(max_tokens=500, ignore_eos=True), request_id="x")
         await anext(first)
         with pytest.raises(InvalidParameterError, match="'x' is running already"):
             await anext(llm.generate("USER: b ASSISTANT:", GREEDY, request_id="x"))

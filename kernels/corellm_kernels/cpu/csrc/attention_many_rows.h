@@ -72,8 +72,8 @@ template <class T, class C> static void attend_many(Rows<T, C>& rows) {
     float *const keys = scores + 4 * KEYS, *const values = keys + KEYS * width;  // [width, KEYS], [KEYS, value_width]
     const float* copies[KEYS];
     for (int64_t i = 0; i < KEYS; i++) copies[i] = values + i * value_width;
-    for (int64_t first = rows.begin(); first < rows.seen; first += KEYS) {
-        Part<C> part = rows.part(first);
+    for (int64_t first = rows.piece.begin(rows.a); first < rows.seen; first += KEYS) {
+        Part<C> part(rows.a, rows.piece, first);
         for (int64_t h = 0; h < rows.piece.kv_heads; h++) {
             for (int64_t i = 0; i < part.count; i += LANES)
                 copy_columns(part.keys + i, h * part.key_distance, rows.a.size, keys + i);
@@ -89,7 +89,7 @@ template <class T, class C> static void attend_many(Rows<T, C>& rows) {
                 for (int64_t i = 0; i < count; i += COLUMNS)
                     score_columns<block>(rows.queries + row * width, keys + i, width, scores + i);
                 for (int r = 0; r < block; r++) rows.weigh(row + r, first, count, factors, scores + r * KEYS);
-                add_all<block>(scores, copies, 0, count, value_width, rows.outs + row * value_width);
+                add_all<block>(scores, copies, 0, nullptr, count, value_width, rows.outs + row * value_width);
             });
         }
     }

@@ -18,22 +18,50 @@ constexpr float LOWEST = std::numeric_limits<float>::lowest();  // finite: its d
 
 static inline int64_t padded(int64_t size) { return (size + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
-// Up to KEYS keys and their values, where the cache has them; those of the next head lie `distance` behind them.
+// `count` query tokens of a sequence from `first`; of each of `kv_heads` key/value heads `group` query heads, the first of
+// all is `head`. A token's keys of all heads lie side by side, and are read together.
+struct Piece {
+    int64_t seq, first, count, head, group, kv_heads;
+
+    // The position of the first query in its sequence.
+    int64_t position(const AttentionArgs& a) const { return a.lens[seq] - (a.starts[seq + 1] - a.starts[seq]) + first; }
+
+    // Keys of the last query; none in padding.
+    int64_t seen(const AttentionArgs& a) const { return a.lens[seq] < 1 ? 0 : position(a) + count; }
+
+    // Where the parts that the queries see begin.
+    int64_t begin(const AttentionArgs& a) const {
+        return a.window ? std::max<int64_t>(0, position(a) - a.window + 1) / KEYS * KEYS : 0;
+    }
+};
+
+// Up to KEYS keys and their values from `first` on, where the cache has them; those of the next head lie `distance` behind
+// them. Behind its end are keys and values that no query sees.
 template <class C> struct Part {
-    int64_t count;  // none behind the end
+    int64_t count, key_distance, value_distance;
     const C *keys[KEYS], *values[KEYS];
-    int64_t key_distance, value_distance;
+
+    Part() = default;
+    Part(const AttentionArgs& a, const Piece& piece, int64_t first)
+        : count(std::clamp<int64_t>(piece.seen(a) - first, 0, KEYS)), key_distance(a.key_strides[2]),
+          value_distance(a.value_strides[2]) {
+        int64_t kv_head = piece.head / (a.heads / a.kv_heads);
+        const C* key = (const C*)a.key_cache + kv_head * key_distance;
+        const C* value = (const C*)a.value_cache + kv_head * value_distance;
+        const int64_t* block = a.tables + piece.seq * a.table_stride + first / a.block_size;
+        int64_t within = first % a.block_size, i = 0;
+        for (; i < count; i++) {
+            keys[i] = key + *block * a.key_strides[0] + within * a.key_strides[1];
+            values[i] = value + *block * a.value_strides[0] + within * a.value_strides[1];
+            if (++within == a.block_size) within = 0, block++;
+        }
+        for (; i < KEYS; i++) keys[i] = count ? keys[0] : key, values[i] = count ? values[0] : value;
+    }
 };
 
 // What the factors of an int8 cache are for a part of keys.
 struct Factors {
     float keys[KEYS], values[KEYS];
-};
-
-// `count` query tokens of a sequence from `first`; of each of `kv_heads` key/value heads `group` query heads, the first of
-// all is `head`. A token's keys of all heads lie side by side, and are read together.
-struct Piece {
-    int64_t seq, first, count, head, group, kv_heads;
 };
 
 // A cached row from `i` on, zeros behind its end.
@@ -61,19 +89,30 @@ template <class F> static inline void in_blocks(int64_t first, int64_t end, F do
     if (r < end) does(std::integral_constant<int, 1>(), r);
 }
 
-// Add `count` weighted values, `distance` behind `values`, to `2 * PAIRS` vectors of ROWS rows of the output.
-template <int ROWS, int PAIRS, class E>
+// Ask for 2 * LANES values from `i` on of the row at `from`, before they are read.
+template <class C> static inline void ask_for(const C* from, int64_t i) {
+    constexpr int64_t LINE = 64 / sizeof(C);
+    if (i % LINE == 0)
+#pragma GCC unroll 4
+        for (int64_t next = 0; next < 2 * LANES; next += LINE) __builtin_prefetch(from + i + next);
+}
+
+// Add `count` weighted values, `distance` behind `values`, to `2 * PAIRS` vectors of ROWS rows of the output, from `column`
+// on. Values at `asked` are asked for meanwhile; null, if none are.
+template <int ROWS, int PAIRS, class E, class A>
 static inline void add_values(
-    const float* weights, const E* const* values, int64_t distance, int64_t count, int64_t width, float* out) {
+    const float* weights, const E* const* values, int64_t distance, A asked, int64_t count, int64_t column, int64_t width,
+    float* out) {
     TwoFloats total[ROWS][PAIRS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
-        for (int i = 0; i < PAIRS; i++) total[r][i] = load_two(out + r * width + i * 2 * LANES);
+        for (int i = 0; i < PAIRS; i++) total[r][i] = load_two(out + r * width + column + i * 2 * LANES);
     for (int64_t key = 0; key < count; key++) {
 #pragma GCC unroll 8
         for (int i = 0; i < PAIRS; i++) {
-            TwoFloats v = load_two(values[key] + distance + i * 2 * LANES);
+            if constexpr (!std::is_null_pointer_v<A>) ask_for(asked[key], column + i * 2 * LANES);
+            TwoFloats v = load_two(values[key] + distance + column + i * 2 * LANES);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 total[r][i].first += weights[r * KEYS + key] * v.first;
@@ -85,20 +124,20 @@ static inline void add_values(
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
         for (int i = 0; i < PAIRS; i++) {
-            store(out + r * width + i * 2 * LANES, total[r][i].first);
-            store(out + r * width + i * 2 * LANES + LANES, total[r][i].second);
+            store(out + r * width + column + i * 2 * LANES, total[r][i].first);
+            store(out + r * width + column + i * 2 * LANES + LANES, total[r][i].second);
         }
 }
 
 // The same for all columns.
-template <int ROWS, class E>
+template <int ROWS, class E, class A>
 static inline void add_all(
-    const float* weights, const E* const* values, int64_t distance, int64_t count, int64_t width, float* out) {
+    const float* weights, const E* const* values, int64_t distance, A asked, int64_t count, int64_t width, float* out) {
     constexpr int PAIRS = 4 / ROWS, AT_ONCE = PAIRS * 2 * LANES;
     int64_t i = 0;
     for (; i + AT_ONCE <= width; i += AT_ONCE)
-        add_values<ROWS, PAIRS>(weights, values, distance + i, count, width, out + i);
-    for (; i < width; i += 2 * LANES) add_values<ROWS, 1>(weights, values, distance + i, count, width, out + i);
+        add_values<ROWS, PAIRS>(weights, values, distance, asked, count, i, width, out);
+    for (; i < width; i += 2 * LANES) add_values<ROWS, 1>(weights, values, distance, asked, count, i, width, out);
 }
 
 // Its rows: for each key/value head, for each token, `group` queries.
@@ -110,9 +149,7 @@ template <class T, class C> struct Rows {
     const int64_t heads_of_one = a.heads / a.kv_heads, kv_head = piece.head / heads_of_one;
     const int64_t of_one = piece.count * piece.group, all = of_one * piece.kv_heads;  // of one key/value head, of all
     const int64_t width = padded(a.size), value_width = padded(a.value_size);
-    const int64_t start = a.starts[piece.seq], len = a.lens[piece.seq];
-    const int64_t position = len - (a.starts[piece.seq + 1] - start) + piece.first;  // of the first query
-    const int64_t seen = len < 1 ? 0 : position + piece.count;  // keys of the last query; none in padding
+    const int64_t position = piece.position(a), seen = piece.seen(a);
     float* const queries = scratch<1>(all * (width + value_width + 2));  // [all, width]
     float* const outs = queries + all * width;                           // [all, value_width]
     float *const mosts = outs + all * value_width, *const totals = mosts + all;  // [all]
@@ -134,28 +171,6 @@ template <class T, class C> struct Rows {
     // The last key that a row sees, and the first.
     int64_t last_key(int64_t row) const { return position + row % of_one / piece.group; }
     int64_t first_key(int64_t row) const { return a.window ? std::max<int64_t>(0, last_key(row) - a.window + 1) : 0; }
-
-    // Where the parts that the rows see begin.
-    int64_t begin() const { return first_key(0) / KEYS * KEYS; }
-
-    // The keys and values from `first` on, of the first key/value head.
-    Part<C> part(int64_t first) const {
-        Part<C> part;
-        part.count = std::min(KEYS, seen - first);
-        part.key_distance = a.key_strides[2], part.value_distance = a.value_strides[2];
-        if (part.count <= 0) return part;
-        const int64_t* block = a.tables + piece.seq * a.table_stride + first / a.block_size;
-        int64_t within = first % a.block_size, i = 0;
-        for (; i < part.count; i++) {
-            part.keys[i] = (const C*)a.key_cache + *block * a.key_strides[0] + within * a.key_strides[1] +
-                           kv_head * a.key_strides[2];
-            part.values[i] = (const C*)a.value_cache + *block * a.value_strides[0] + within * a.value_strides[1] +
-                             kv_head * a.value_strides[2];
-            if (++within == a.block_size) within = 0, block++;
-        }
-        for (; i % LANES; i++) part.keys[i] = part.keys[0];  // no query sees their scores
-        return part;
-    }
 
     // Of the key/value head `h` of the piece.
     void read_factors(int64_t first, int64_t count, int64_t h, Factors& factors) const {
@@ -218,7 +233,7 @@ template <class T, class C> struct Rows {
 
   private:
     int64_t place(int64_t row, int64_t token_stride, int64_t head_stride) const {
-        int64_t token = start + piece.first + row % of_one / piece.group;
+        int64_t token = a.starts[piece.seq] + piece.first + row % of_one / piece.group;
         return token * token_stride + (piece.head + row / of_one * heads_of_one + row % piece.group) * head_stride;
     }
 };
