@@ -10,6 +10,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from PIL import Image
+
 from bench.soak.connection import PATIENT, Manner
 from bench.soak.tally import Outcome
 from tests.media import test_audio, test_image, videos
@@ -157,7 +159,7 @@ def video(number: int) -> bytes:
 @cache
 def scans() -> bytes:
     """An image that keeps a decoder busy until its time is up."""
-    return jpeg_of_scans(4000, 1000)
+    return jpeg_of_scans(4000, Image.new("L", (1000, 1000)))
 
 
 def url(kind: str, data: bytes) -> str:
