@@ -60,8 +60,10 @@ template <> struct Format<bfloat16> {
     }
 
     static inline Row pack(const bfloat16* x, int64_t group, int64_t k) {
-        uint32_t low = x[2 * group].bits, high = 2 * group + 1 < k ? x[2 * group + 1].bits : 0;
-        return low | high << 16;
+        if (2 * group + 1 == k) return x[2 * group].bits;
+        Row pair;
+        memcpy(&pair, x + 2 * group, sizeof pair);
+        return pair;
     }
 };
 #else

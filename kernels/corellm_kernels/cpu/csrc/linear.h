@@ -42,6 +42,8 @@ constexpr int64_t AHEAD = 512;  // weights, of which 1 or 2 KiB are on their way
 
 constexpr int64_t DEPTH_AT_ONCE = 256;  // of which a panel in float32 stays in the first cache
 
+constexpr int64_t ROWS_AT_ONCE = 1 << 17;  // packed values of rows, which stay in the second cache
+
 // Panels multiplied at once by blocks of so many rows: as many as there are accumulators for.
 constexpr int panels_at_once(int rows) {
     int panels = 1;
@@ -153,14 +155,19 @@ static const float* unpacked(const bfloat16* panel, int64_t start, int64_t stop)
     return to;
 }
 
-// Write sums `[m, width]`, whose columns start at `column`.
+// Write sums `[rows, width]`, whose rows start at `row`, and columns at `column`.
 template <class T, class W>
-static void finish(const LinearArgs& a, int64_t column, int64_t width, const float* sums) {
+static void finish(
+    const LinearArgs& a, int64_t row, int64_t rows, int64_t column, int64_t width, const float* sums) {
     int64_t columns = std::min(width, a.n - column);
-    for (int64_t r = 0; r < a.m; r++) {
+    for (int64_t r = row; r < row + rows; r++) {
         T* out = (T*)a.out + r * a.out_stride + column;
         const T* residual = a.residual ? (const T*)a.residual + r * a.residual_stride + column : nullptr;
-        const float* from = sums + r * width;
+        const float* from = sums + (r - row) * width;
+        for (int64_t i = 0; i < columns; i += 64 / sizeof(T)) {  // rows are too far apart for the processor to foresee them
+            __builtin_prefetch(out + 8 * a.out_stride + i, 1);
+            if (residual) __builtin_prefetch(residual + 8 * a.residual_stride + i);
+        }
         float factor = ROUNDS<W> ? row_factors<W>(a)[r] : 1.f;
         int64_t i = 0;
         for (; i + LANES <= columns; i += LANES) {
@@ -179,27 +186,29 @@ static void finish(const LinearArgs& a, int64_t column, int64_t width, const flo
     }
 }
 
-// Multiply all blocks of rows and `COUNT` panels from `panel`, a part of the depth after the other.
-template <class T, class W, int COUNT> static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t panel) {
+// Multiply blocks of rows from `begin` to `end` and `COUNT` panels from `panel`, a part of the depth after the other.
+template <class T, class W, int COUNT>
+static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t begin, int64_t end, int64_t panel) {
     using Packed = Format<W>;
     int64_t groups = (a.k + Packed::GROUP - 1) / Packed::GROUP, panel_size = groups * Packed::GROUP * PANEL;
     int64_t at_once = blocks.count == 1 ? groups : DEPTH_AT_ONCE / Packed::GROUP / COUNT;
-    float* sums = scratch<0>(blocks.count * MAX_ROWS * COUNT * PANEL);
+    int64_t count = end - begin, top = blocks.first(begin);
+    float* sums = scratch<0>(count * MAX_ROWS * COUNT * PANEL);
     const W* weight = (const W*)a.weight + panel * panel_size;
     for (int64_t start = 0; start < groups; start += at_once) {
         int64_t stop = std::min(groups, start + at_once), depth = stop - start;
         const float* wide = nullptr;
         if constexpr (WIDENS<W>)
-            if (COUNT == 1 && blocks.count >= 3) wide = unpacked(weight, start, stop);
+            if (COUNT == 1 && count >= 3) wide = unpacked(weight, start, stop);
         const W *from = weight + start * Packed::GROUP * PANEL, *next = weight + stop * Packed::GROUP * PANEL;
-        int64_t share = depth * Packed::GROUP * PANEL / blocks.count;
-        for (int64_t block = 0; block < blocks.count; block++) {
+        int64_t share = depth * Packed::GROUP * PANEL / count;
+        for (int64_t block = begin; block < end; block++) {
             if (blocks.count > (WIDENS<W> ? 2 : 3) && !ROUNDS<W>)
-                for (int64_t i = block * share; i < (block + 1) * share; i += 64 / sizeof(W))
+                for (int64_t i = (block - begin) * share; i < (block - begin + 1) * share; i += 64 / sizeof(W))
                     __builtin_prefetch(next + i, 0, 2);
             int64_t first = blocks.first(block), rows = blocks.rows(block);
             auto* x = (const typename Packed::Row*)a.rows + (first * groups + start * rows) * Packed::UNITS;
-            float* to = sums + first * COUNT * PANEL;
+            float* to = sums + (first - top) * COUNT * PANEL;
             if constexpr (WIDENS<W>)
                 if (wide) {
                     multiply_rows<float, 1, false>(rows, x, wide, 0, depth * Packed::UNITS, start > 0, to);
@@ -211,19 +220,23 @@ template <class T, class W, int COUNT> static void multiply_piece(const LinearAr
                 multiply_rows<W, COUNT, true>(rows, x, from, panel_size, depth, start > 0, to);
         }
     }
-    finish<T, W>(a, panel * PANEL, COUNT * PANEL, sums);
+    finish<T, W>(a, top, blocks.first(end) - top, panel * PANEL, COUNT * PANEL, sums);
 }
 
 template <class T, class W, int COUNT> static void multiply_panels(const LinearArgs& a, const Blocks& blocks, Team& team) {
-    int64_t panels = (a.n + PANEL - 1) / PANEL, pieces = (panels + COUNT - 1) / COUNT;
+    // as many blocks of rows at once as stay in the second cache while panels are read
+    int64_t depth = (a.k + Format<W>::GROUP - 1) / Format<W>::GROUP * Format<W>::UNITS;
+    int64_t parts = std::min(blocks.count, (a.m * depth + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE);
+    int64_t panels = (a.n + PANEL - 1) / PANEL, columns = (panels + COUNT - 1) / COUNT, pieces = parts * columns;
     int64_t pieces_at_once = std::max<int64_t>(1, pieces / (8 * team.size));
     for (int64_t taken; (taken = team.take() * pieces_at_once) < pieces;)
         for (int64_t piece = taken; piece < std::min(pieces, taken + pieces_at_once); piece++) {
-            int64_t panel = piece * COUNT;
+            int64_t part = piece / columns, panel = piece % columns * COUNT;
+            int64_t begin = blocks.count * part / parts, end = blocks.count * (part + 1) / parts;
             if (panel + COUNT <= panels)
-                multiply_piece<T, W, COUNT>(a, blocks, panel);
+                multiply_piece<T, W, COUNT>(a, blocks, begin, end, panel);
             else
-                for (; panel < panels; panel++) multiply_piece<T, W, 1>(a, blocks, panel);
+                for (; panel < panels; panel++) multiply_piece<T, W, 1>(a, blocks, begin, end, panel);
         }
 }
 

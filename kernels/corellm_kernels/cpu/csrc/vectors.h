@@ -161,6 +161,12 @@ static inline void transpose(Floats* rows) {
 
 static inline void store(float* to, Floats values) { memcpy(to, &values, sizeof values); }
 
+#if defined(__AVX512BF16__)
+static inline void store(bfloat16* to, Floats values) {
+    __m256bh halves = _mm512_cvtneps_pbh((__m512)values);  // to nearest, ties to even; 0 for what is no normal number
+    memcpy(to, &halves, sizeof halves);
+}
+#else
 static inline void store(bfloat16* to, Floats values) {
     Words bits = (Words)values;
     Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
@@ -176,6 +182,7 @@ static inline void store(bfloat16* to, Floats values) {
 #endif
     memcpy(to, &halves, sizeof halves);
 }
+#endif
 
 static inline Floats floats(Floats values) { return values; }
 static inline Floats floats(Ints values) { return __builtin_convertvector(values, Floats); }
