@@ -67,6 +67,7 @@ def assert_close(
 @example(m=37, n=129, k=257, bias=True)  # a part of a panel, a part of the depth, an odd depth
 @example(m=2, n=17, k=513, bias=True)
 @example(m=3, n=16, k=9000, bias=False)
+@example(m=70, n=37, k=9000, bias=True)  # more rows than stay in the second cache
 def test_it_equals_the_exact_product(dtype: torch.dtype, quantize: bool, m: int, n: int, k: int, bias: bool) -> None:
     linear, x = layer(n, k, dtype, bias=bias), rows(m, k, dtype)
     assert_close(PackedLinear(linear, quantize=quantize)(x), x, linear, quantize=quantize)
@@ -117,7 +118,7 @@ def test_rows_of_zeros_and_of_tiny_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
-@pytest.mark.parametrize(("n", "k"), [(64, 700), (100, 33), (176, 1024)])
+@pytest.mark.parametrize(("n", "k"), [(64, 700), (100, 33), (176, 1024), (37, 5000)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_row_is_the_same_bits_alone_and_among_others(
     dtype: torch.dtype, quantize: bool, n: int, k: int, bias: bool
