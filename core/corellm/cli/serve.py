@@ -9,10 +9,10 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from corellm.allocator import return_large_blocks
 from corellm.cli.extras import needs_extra
 from corellm.cli.server_arguments import add_server, configured
 from corellm.server.options import ServerConfig
-from corellm.worker.allocator import return_large_blocks
 
 if TYPE_CHECKING:
     from corellm.server.tracing import Tracing

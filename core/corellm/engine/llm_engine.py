@@ -11,6 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from corellm.allocator import keep_freed_memory, return_freed_memory
 from corellm.config import EngineConfig
 from corellm.engine import maintenance
 from corellm.engine.atomic import atomic
@@ -23,7 +24,6 @@ from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidPa
 from corellm.outputs import RequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
-from corellm.worker.allocator import keep_freed_memory, return_freed_memory
 from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.fork_safety import NotPicklable, check_process
 from corellm.worker.process import collector_paused, set_up_threads

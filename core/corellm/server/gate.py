@@ -14,6 +14,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from corellm.allocator import return_freed_memory
 from corellm.server.errors import ApiError, as_api_error
 from corellm.server.exchange import Exchange
 from corellm.server.intake import Intake
@@ -22,7 +23,6 @@ from corellm.server.options import ServerConfig
 from corellm.server.receiving import receive_body
 from corellm.server.stages import stage
 from corellm.server.tasks import cancelled
-from corellm.worker.allocator import return_freed_memory
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no keys."""

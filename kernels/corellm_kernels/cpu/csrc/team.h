@@ -41,7 +41,7 @@ struct Team {
             spins < 2000 ? relax() : (void)sched_yield();  // the thread that is waited for may need this processor
     }
 
-    // The next piece of work nobody has, counted since the last barrier.
+    // Take a piece of work: returns its number, counted from 0 since the last barrier.
     int64_t take() { return __atomic_fetch_add(&shared->next, 1, __ATOMIC_RELAXED); }
 
     // This thread's part of `count` equal pieces.

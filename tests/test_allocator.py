@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import resource, sys
-from corellm.worker.allocator import keep_freed_memory, return_freed_memory
+from corellm.allocator import keep_freed_memory, return_freed_memory
 
 def use():
     blocks = [bytearray(8 << 20) for _ in range(16)]
@@ -29,7 +29,7 @@ print(again, faults(use))
 
 HOLES = """
 import sys
-from corellm.worker.allocator import return_large_blocks
+from corellm.allocator import return_large_blocks
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) >> 8
