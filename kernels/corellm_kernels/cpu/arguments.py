@@ -111,6 +111,7 @@ class AttentionArguments(Structure):
         ("value_size", c_int64),
         ("block_size", c_int64),
         ("window", c_int64),
+        ("causal", c_int64),
         ("scale", c_float),
         ("softcap", c_float),
     ]

@@ -82,6 +82,7 @@ class CompiledAttention(AttentionBackend):
             value_size=value_size,
             block_size=cache.block_size,
             window=call.sliding_window or 0,
+            causal=1,
             scale=call.scale,
             softcap=call.softcap or 0.0,
         )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from corellm_kernels.cpu.activation_layers import fuse_activations
+from corellm_kernels.cpu.encoder_attention import use_in_encoders
 from corellm_kernels.cpu.kernel_set import CPU_KERNELS
 from corellm_kernels.cpu.linear import pack_linears
 from corellm_kernels.cpu.patches import pack_patches
@@ -30,6 +31,7 @@ def fuse_for_cpu(model: nn.Module, quantization: str | None = None) -> list[str]
     steps: list[tuple[Callable[[nn.Module], int], str]] = [
         (fuse_activations, "activation: one kernel"),
         (pack_patches, "convolution over patches: a product"),
+        (use_in_encoders, "configuration: attention of encoders in one kernel"),
     ]
     if quantization == "int8":
         steps.append((partial(pack_linears, quantize=True), "Linear: packed weights of 8 bits"))

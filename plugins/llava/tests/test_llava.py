@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +51,27 @@ def test_equals_the_hf_processor(model: tuple[LLM, Any], parts: list[Any]) -> No
             assert torch.equal(feature.data["pixel_values"].data, want["pixel_values"][i])
             place = feature.placeholder
             assert set(got.token_ids[place.offset : place.end]) == {llm.engine.context.hf_config.image_token_id}
+
+
+@pytest.mark.parametrize("vision", ["clip", "siglip"])
+@pytest.mark.parametrize(("chosen", "unused"), [(-2, 1), (-1, 0), (1, 2), ([1, -3], 2), ([0, -1], 0)])
+def test_layers_behind_the_chosen_ones_are_not_computed(
+    tmp_path: Path, vision: str, chosen: int | list[int], unused: int
+) -> None:
+    """Embeddings are those of transformers, also where the unused layers would give no numbers."""
+    path = make_tiny_checkpoint(tmp_path, vision=vision, vision_feature_layer=chosen)
+    theirs = transformers.LlavaForConditionalGeneration.from_pretrained(path).eval()
+    layers = next(x for x in theirs.model.vision_tower.modules() if isinstance(x, torch.nn.ModuleList))
+    for layer in layers[len(layers) - unused :]:
+        for parameter in layer.parameters():
+            torch.nn.init.constant_(parameter, torch.nan)
+    theirs.save_pretrained(path)
+    pixels = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+    with LLM(str(path), dtype="float32") as llm, torch.inference_mode():
+        runner = llm.engine.runner
+        ours = runner.hooks.get_multimodal_embeddings(
+            model=runner.model, modality="image", mm_kwargs={"pixel_values": pixels}
+        )
+        wanted = theirs.get_image_features(pixels).pooler_output
+        assert runner.model.model.vision_tower(pixels).last_hidden_state.isfinite().all()
+    torch.testing.assert_close(torch.stack(list(ours)), torch.stack(list(wanted)), rtol=1e-4, atol=1e-4)

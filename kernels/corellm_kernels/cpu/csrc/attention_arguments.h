@@ -18,7 +18,7 @@ struct AttentionArgs {
     int64_t key_strides[3], value_strides[3];  // of block, slot, head
     float* key_scale;                            // of int8 caches: [blocks, slots, kv_heads], contiguous; or null
     float* value_scale;
-    const int64_t* slots;                        // [tokens]; -1 for those that are not written
+    const int64_t* slots;                        // [tokens]; -1 for those that are not written; or null, if none are
     const int64_t* tables;                       // [seqs, table_stride]
     int64_t table_stride;
     const int64_t* lens;                         // [seqs]: tokens in the cache, with this step's
@@ -26,5 +26,6 @@ struct AttentionArgs {
     void* out;                                   // [tokens, heads, value_size]
     int64_t out_stride, out_head_stride;
     int64_t tokens, seqs, heads, kv_heads, size, value_size, block_size, window;  // window: 0 for none
+    int64_t causal;                              // whether a token sees none behind it
     float scale, softcap;                        // softcap: 0 for none
 };

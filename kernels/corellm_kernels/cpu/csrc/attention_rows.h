@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "attention_arguments.h"
+#include "attention_units.h"
 #include "rotation.h"
 #include "scratch.h"
 #include "vectors.h"
@@ -27,7 +28,9 @@ struct Piece {
     int64_t position(const AttentionArgs& a) const { return a.lens[seq] - (a.starts[seq + 1] - a.starts[seq]) + first; }
 
     // Keys of the last query; none in padding.
-    int64_t seen(const AttentionArgs& a) const { return a.lens[seq] < 1 ? 0 : position(a) + count; }
+    int64_t seen(const AttentionArgs& a) const {
+        return a.lens[seq] < 1 ? 0 : a.causal ? position(a) + count : a.lens[seq];
+    }
 
     // Where the parts that the queries see begin.
     int64_t begin(const AttentionArgs& a) const {
@@ -64,21 +67,18 @@ struct Factors {
     float keys[KEYS], values[KEYS];
 };
 
-// A cached row from `i` on, zeros behind its end.
-template <class C> static inline TwoFloats load_row(const C* from, int64_t i, int64_t size) {
-    if (i + 2 * LANES <= size) return load_two(from + i);
-    C rest[2 * LANES] = {};
-    memcpy(rest, from + i, (size - i) * sizeof(C));
-    return load_two(rest);
+// The 2 * LANES values at `from`; where only `size` are left, a copy in `rest` with zeros behind them.
+template <class C> static inline const C* whole(const C* from, int64_t size, C* rest) {
+    if (size >= 2 * LANES) return from;
+    memset(rest, 0, 2 * LANES * sizeof(C));
+    memcpy(rest, from, size * sizeof(C));
+    return rest;
 }
 
-// Copy a cached row in the order in which `load_two` reads it.
-template <class C> static inline void copy_row(const C* from, int64_t size, float* to) {
-    for (int64_t i = 0; i < size; i += 2 * LANES) {
-        TwoFloats two = load_row(from, i, size);
-        store(to + i, two.first);
-        store(to + i + LANES, two.second);
-    }
+// Copy a row, with zeros behind it.
+template <class C> static inline void copy_padded(const C* from, int64_t size, C* to) {
+    memcpy(to, from, size * sizeof(C));
+    std::fill(to + size, to + padded(size), C{});
 }
 
 // Call `does(count, first row)` for blocks of four rows, then of two, then of one.
@@ -97,26 +97,25 @@ template <class C> static inline void ask_for(const C* from, int64_t i) {
         for (int64_t next = 0; next < 2 * LANES; next += LINE) __builtin_prefetch(from + i + next);
 }
 
-// Add `count` weighted values, `distance` behind `values`, to `2 * PAIRS` vectors of ROWS rows of the output, from `column`
-// on. Values at `asked` are asked for meanwhile; null, if none are.
-template <int ROWS, int PAIRS, class E, class A>
+// Add weighted values to `2 * PAIRS` vectors of ROWS rows of the output, from `column` on. `values(unit, column)` gives two
+// vectors of a unit of values; `count` units have weights.
+template <int ROWS, int PAIRS, class C, class F>
 static inline void add_values(
-    const float* weights, const E* const* values, int64_t distance, A asked, int64_t count, int64_t column, int64_t width,
-    float* out) {
+    const float* weights, F values, int64_t count, int64_t column, int64_t width, float* out) {
     TwoFloats total[ROWS][PAIRS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
         for (int i = 0; i < PAIRS; i++) total[r][i] = load_two(out + r * width + column + i * 2 * LANES);
-    for (int64_t key = 0; key < count; key++) {
+    for (int64_t unit = 0; unit < count; unit++) {
 #pragma GCC unroll 8
         for (int i = 0; i < PAIRS; i++) {
-            if constexpr (!std::is_null_pointer_v<A>) ask_for(asked[key], column + i * 2 * LANES);
-            TwoFloats v = load_two(values[key] + distance + column + i * 2 * LANES);
+            TwoFloats v = values(unit, column + i * 2 * LANES);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
-                total[r][i].first += weights[r * KEYS + key] * v.first;
-                total[r][i].second += weights[r * KEYS + key] * v.second;
+                Floats weight = in_all_lanes(weights + r * KEYS + unit);
+                total[r][i].first = Units<C>::add(total[r][i].first, weight, v.first);
+                total[r][i].second = Units<C>::add(total[r][i].second, weight, v.second);
             }
         }
     }
@@ -129,39 +128,43 @@ static inline void add_values(
         }
 }
 
-// The same for all columns.
-template <int ROWS, class E, class A>
-static inline void add_all(
-    const float* weights, const E* const* values, int64_t distance, A asked, int64_t count, int64_t width, float* out) {
+// The same for all columns, for `count` keys.
+template <int ROWS, class C, class F>
+static inline void add_all(const float* weights, F values, int64_t count, int64_t width, float* out) {
     constexpr int PAIRS = 4 / ROWS, AT_ONCE = PAIRS * 2 * LANES;
-    int64_t i = 0;
-    for (; i + AT_ONCE <= width; i += AT_ONCE)
-        add_values<ROWS, PAIRS>(weights, values, distance, asked, count, i, width, out);
-    for (; i < width; i += 2 * LANES) add_values<ROWS, 1>(weights, values, distance, asked, count, i, width, out);
+    int64_t units = (count + Units<C>::VALUES - 1) / Units<C>::VALUES, i = 0;
+    for (; i + AT_ONCE <= width; i += AT_ONCE) add_values<ROWS, PAIRS, C>(weights, values, units, i, width, out);
+    for (; i < width; i += 2 * LANES) add_values<ROWS, 1, C>(weights, values, units, i, width, out);
 }
 
 // Its rows: for each key/value head, for each token, `group` queries.
 template <class T, class C> struct Rows {
-    static constexpr bool ZIPPED = std::is_same_v<C, bfloat16>;  // rows are in the order of `load_two`
+    static constexpr bool ZIPPED = std::is_same_v<C, bfloat16>;  // outputs are in the order of `load_two`
+    static constexpr bool PAIRED = Units<C>::VALUES == 2;        // queries are not scaled, and no longer floats
 
     const AttentionArgs& a;
     const Piece piece;
     const int64_t heads_of_one = a.heads / a.kv_heads, kv_head = piece.head / heads_of_one;
     const int64_t of_one = piece.count * piece.group, all = of_one * piece.kv_heads;  // of one key/value head, of all
     const int64_t width = padded(a.size), value_width = padded(a.value_size);
+    const int64_t units = width / Units<C>::VALUES;
     const int64_t position = piece.position(a), seen = piece.seen(a);
-    float* const queries = scratch<1>(all * (width + value_width + 2));  // [all, width]
-    float* const outs = queries + all * width;                           // [all, value_width]
+    float* const queries = scratch<1>(all * (units + value_width + 2));  // [all, units]
+    float* const outs = queries + all * units;                           // [all, value_width]
     float *const mosts = outs + all * value_width, *const totals = mosts + all;  // [all]
 
     Rows(const AttentionArgs& a, const Piece& piece) : a(a), piece(piece) {
         for (int64_t row = 0; row < all; row++) {
             const T* from = (const T*)a.query + place(row, a.query_stride, a.query_head_stride);
-            float* to = queries + row * width;
-            for (int64_t i = 0; i < a.size; i++) to[i] = widened(from[i]) * a.scale;
-            std::fill(to + a.size, to + width, 0.f);
-            if (ZIPPED)
-                for (int64_t i = 0; i < width; i += 2 * LANES) unzip(to + i);
+            float* to = queries + row * units;
+            if constexpr (PAIRED) {
+                copy_padded(from, a.size, (T*)to);
+            } else {
+                for (int64_t i = 0; i < a.size; i++) to[i] = widened(from[i]) * a.scale;
+                std::fill(to + a.size, to + width, 0.f);
+                if (ZIPPED)
+                    for (int64_t i = 0; i < width; i += 2 * LANES) unzip(to + i);
+            }
         }
         std::fill(outs, outs + all * value_width, 0.f);
         std::fill(mosts, mosts + all, LOWEST);
@@ -169,8 +172,13 @@ template <class T, class C> struct Rows {
     }
 
     // The last key that a row sees, and the first.
-    int64_t last_key(int64_t row) const { return position + row % of_one / piece.group; }
+    int64_t last_key(int64_t row) const { return a.causal ? position + row % of_one / piece.group : seen - 1; }
     int64_t first_key(int64_t row) const { return a.window ? std::max<int64_t>(0, last_key(row) - a.window + 1) : 0; }
+
+    // Rows of a key/value head that see none of the keys from `first` on: those before.
+    int64_t blind(int64_t first) const {
+        return a.causal ? std::clamp<int64_t>(first - position, 0, piece.count) * piece.group : 0;
+    }
 
     // Of the key/value head `h` of the piece.
     void read_factors(int64_t first, int64_t count, int64_t h, Factors& factors) const {
@@ -194,6 +202,7 @@ template <class T, class C> struct Rows {
         Floats most = splat(mosts[row]);
         for (int64_t i = 0; i < whole; i += LANES) {
             Floats s = load(scores + i);
+            if (PAIRED) s *= a.scale;
             if (sizeof(C) == 1) s *= load(factors.keys + i);
             if (a.softcap > 0) s = a.softcap * hyperbolic_tangent(s / a.softcap);
             if (first + i + LANES > last + 1 || first + i < begin) {
@@ -208,7 +217,7 @@ template <class T, class C> struct Rows {
         for (int64_t i = 0; i < whole; i += LANES) {
             Floats weight = weight_of(load(scores + i) - now);
             added += weight;
-            store(scores + i, sizeof(C) == 1 ? weight * load(factors.values + i) : weight);
+            Units<C>::store_weights(scores, i, sizeof(C) == 1 ? weight * load(factors.values + i) : weight);
         }
         totals[row] = totals[row] * shrink + sum(added);
         if (shrink != 1.f) {

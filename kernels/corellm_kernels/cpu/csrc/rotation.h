@@ -51,6 +51,7 @@ static inline void keep(int8_t* to, const float* from, int64_t size, float* scal
 }
 
 template <class T, class C> static void rotate_and_write(const AttentionArgs& a, Team& team) {
+    if (!a.cos && !a.slots) return;
     float* row = scratch<0>(std::max(a.size, a.value_size));
     for (int64_t token = team.first(a.tokens); token < team.last(a.tokens); token++) {
         if (a.cos) {
@@ -60,7 +61,7 @@ template <class T, class C> static void rotate_and_write(const AttentionArgs& a,
                 keep(query, row, a.rotary_size, nullptr);
             }
         }
-        int64_t slot = a.slots[token];
+        int64_t slot = a.slots ? a.slots[token] : -1;
         if (slot < 0) continue;
         int64_t block = slot / a.block_size, within = slot % a.block_size;
         for (int64_t head = 0; head < a.kv_heads; head++) {

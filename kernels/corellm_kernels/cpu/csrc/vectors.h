@@ -42,6 +42,13 @@ static_assert(sizeof(bfloat16) == 2, "arrays of it are arrays of uint16");
 
 static inline Floats splat(float x) { return x - Floats{}; }
 
+// The 32 bits at `from`, a float or two values of bfloat16, in each lane.
+static inline Floats in_all_lanes(const float* from) {
+    uint32_t bits;
+    memcpy(&bits, from, sizeof bits);
+    return (Floats)(bits - Words{});
+}
+
 template <class To, class From> static inline To bits_of(From value) {
     static_assert(sizeof(To) == sizeof(From), "bits are not converted");
     To to;
@@ -305,21 +312,35 @@ static inline Floats error_function(Floats x) {
 
 // --- sums over lanes --------------------------------------------------------------------------------------------------
 
-static inline float sum(Floats x) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-    return lanes[0];
+// Lanes from WIDTH on in front of the others.
+template <int WIDTH> static inline Floats turned(Floats x) {
+#if LANES == 16
+    return __builtin_shufflevector(
+        x, x, WIDTH, WIDTH + 1, WIDTH + 2, WIDTH + 3, WIDTH + 4, WIDTH + 5, WIDTH + 6, WIDTH + 7, WIDTH + 8, WIDTH + 9,
+        WIDTH + 10, WIDTH + 11, WIDTH + 12, WIDTH + 13, WIDTH + 14, WIDTH + 15);
+#elif LANES == 8
+    return __builtin_shufflevector(
+        x, x, WIDTH, WIDTH + 1, WIDTH + 2, WIDTH + 3, WIDTH + 4, WIDTH + 5, WIDTH + 6, WIDTH + 7);
+#else
+    return __builtin_shufflevector(x, x, WIDTH, WIDTH + 1, WIDTH + 2, WIDTH + 3);
+#endif
 }
 
-static inline float largest(Floats x) {
-    float lanes[LANES], most;
-    store(lanes, x);
-    most = lanes[0];
-    for (int i = 1; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
-    return most;
+// All lanes as one, of two lanes each time.
+template <int WIDTH = LANES / 2, class F> static inline float folded(Floats x, F both) {
+    x = both(turned<WIDTH>(x), x);
+    if constexpr (WIDTH > 1)
+        return folded<WIDTH / 2>(x, both);
+    else
+        return x[0];
 }
+
+static inline float sum(Floats x) {
+    return folded(x, [](Floats a, Floats b) { return a + b; });
+}
+
+// NaN only if the first lane is.
+static inline float largest(Floats x) { return folded(x, at_least); }
 
 // Lane i of the result is the sum over the lanes of x[i].
 static inline Floats sums(const Floats* x) {
