@@ -263,7 +263,7 @@ struct Exponential {
     Floats power;  // e^r
 };
 
-static inline Exponential parts_of_exponential(Floats x) {
+__attribute__((always_inline)) static inline Exponential parts_of_exponential(Floats x) {
     Floats shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2^23: the sum's low bits are the nearest integer
     Floats n = shifted - 12582912.f;
     Floats r = x - n * 0.693359375f;
@@ -289,7 +289,7 @@ static inline Floats exponential(Floats x) {
 }
 
 // e^x of no positive x, in fewer instructions; 0 below -87.7. Keeps NaN.
-static inline Floats weight_of(Floats x) {
+__attribute__((always_inline)) static inline Floats weight_of(Floats x) {
     Exponential parts = parts_of_exponential(at_least(splat(-88.f), x));  // n = -127 makes the factor 0
     return parts.power * (Floats)((parts.n + 127) << 23);
 }
