@@ -93,7 +93,7 @@ def rounded_in_transformers(path: Path) -> list[tuple[list[int], torch.Tensor]]:
     """Tokens and log-probabilities of `generate`, of a model whose weights were replaced by their rounded values."""
     model = LlavaForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval().requires_grad_(False)
     for module in model.modules():
-        if is_quantizable(module):
+        if isinstance(module, torch.nn.Linear) and is_quantizable(module):
             rounded, factors = round_rows(module.weight)
             module.weight.copy_(rounded * factors[:, None])
     processor, wanted = AutoProcessor.from_pretrained(path), []

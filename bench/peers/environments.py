@@ -78,7 +78,7 @@ def process_variables(threads: int, environment: Environment | None) -> dict[str
         "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     if environment is None:
-        return variables | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+        return variables | {"PYTHONPATH": str(ROOT)}
     extra = _vllm_variables(environment, threads) if environment.name == "vllm" else {}
     return variables | environment.variables() | extra
 

@@ -6,6 +6,7 @@ Knows processes and files; what is measured within a process is in `worker`, wha
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -118,6 +119,7 @@ class Benchmark:
         if (target / "openvino_language_model.xml").exists():
             return None
         unfinished = target.with_name(f"{target.name}-unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
         command = [
             str(environment.python.with_name("optimum-cli")), "export", "openvino", "--model",
             str(self._model(size, SIDES["corellm"])), "--task", "image-text-to-text", "--weight-format",

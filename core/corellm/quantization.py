@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corellm.plain_linears import plain_linears, without_values
+
 _LEVELS = 127
 _FEWEST_OUTPUTS = 32
 """Layers with fewer stay as they are, as heads of classes and routers of few experts: few weights decide much there."""
@@ -33,9 +35,9 @@ def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return rounded, factors
 
 
-def is_quantizable(module: nn.Module) -> bool:
-    """Whether a module is a plain linear layer with so many outputs that 8 bits are worth it."""
-    return type(module) is nn.Linear and module.out_features >= _FEWEST_OUTPUTS and module.weight.is_floating_point()
+def is_quantizable(linear: nn.Linear) -> bool:
+    """Whether a linear layer has so many outputs that 8 bits are worth it."""
+    return linear.out_features >= _FEWEST_OUTPUTS and linear.weight.is_floating_point()
 
 
 class Int8Linear(nn.Module):
@@ -48,6 +50,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = without_values(linear.weight)
         rounded, factors = round_rows(linear.weight.detach())
         self.register_buffer("rounded", rounded)
         self.register_buffer("factors", factors)
@@ -65,8 +68,9 @@ def quantize_linears(model: nn.Module) -> int:
     One after the other: no more than one weight is in memory twice.
     """
     count = 0
-    for parent in [*model.modules()]:
-        for name in [name for name, child in parent.named_children() if is_quantizable(child)]:
-            setattr(parent, name, Int8Linear(getattr(parent, name)))
+    for parent, name in plain_linears(model):
+        linear: nn.Linear = getattr(parent, name)
+        if is_quantizable(linear):
+            setattr(parent, name, Int8Linear(linear))
             count += 1
     return count

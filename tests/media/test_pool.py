@@ -152,11 +152,15 @@ def test_trusted_forms_never_cross(media_pool: MediaPool) -> None:
     assert load_video(np.zeros((2, 8, 8, 3), np.uint8), MultiModalConfig(), idle).num_frames == 2
 
 
-def test_a_pool_can_start_before_its_first_file() -> None:
+def test_a_pool_can_start_before_its_first_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the background; one that cannot start, or is closed meanwhile, says so with its first file only."""
     pool = MediaPool(1, 60.0)
+    read, decode = [], pool.image
+    monkeypatch.setattr(pool, "image", lambda *given: read.append(decode(*given)))
     pool.start()
     join_starting()
+    monkeypatch.undo()
+    assert [image.size for image in read] == [(1, 1)]
     started = pool._children._children[0]._running
     assert started is not None
     load_image(PNG, LIMIT, pool=pool)

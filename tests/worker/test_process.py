@@ -57,6 +57,13 @@ def test_the_users_wishes_stay(wish: dict[str, str]) -> None:
     assert not added
 
 
+def test_a_number_set_after_the_first_load_stays() -> None:
+    code = "import torch; from corellm.worker.process import set_up_threads as s; s(); n = torch.get_num_threads();"
+    code += "torch.set_num_threads(n + 1); s(); print(torch.get_num_threads() - n)"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    assert subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, check=True).stdout == b"1\n"
+
+
 @pytest.mark.parametrize(("granted", "cpus"), [(None, 4), (1, 1), (3, 3), (9, 4)])
 def test_a_containers_quota_counts(granted: int | None, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processors by affinity, as many of them as the container grants."""

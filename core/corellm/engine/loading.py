@@ -197,7 +197,7 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
     if kv_dtype in QUANTIZED and kv_dtype not in backend.quantized_dtypes(context.device):
         raise ConfigError(
             f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the attention backend {backend.name!r} has no such cache "
-            f"on {context.device}; leave it out"
+            f"on {context.device} in {context.dtype}; use dtype='bfloat16', or leave it out"
         )
     return backend, kv_dtype
 

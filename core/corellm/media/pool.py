@@ -79,7 +79,7 @@ class MediaPool:
         file = BytesIO()
         Image.new("RGB", (1, 1)).save(file, "JPEG")
         with contextlib.suppress(CorellmError):
-            self.image(file.getvalue(), "the first image", 1, ["JPEG"])
+            self.image(file.getvalue(), "the first image", 1, ["jpeg"])
 
     def close(self) -> None:
         """End the children; what is being decoded, or asked for later, fails."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -48,7 +49,8 @@ def import_deferring() -> None:
             continue
         sys.modules[name] = deferred = _Deferred(name, function)
         try:
-            importlib.import_module(module)
+            with suppress(ImportError):  # by another name in other versions: then all is imported, later
+                importlib.import_module(module)
         finally:
             if sys.modules.get(name) is deferred:
                 del sys.modules[name]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from corellm.plain_linears import plain_linears, without_values
+
 
 class PackedLinear(nn.Module):
     """`nn.Linear` in inference, on a packed weight."""
@@ -16,7 +18,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias = linear.bias
+        self.weight, self.bias = without_values(linear.weight), linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.eval()
 
@@ -45,8 +47,7 @@ def pack_linears(model: nn.Module) -> int:
     One after the other: no more than one weight is in memory twice.
     """
     count = 0
-    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
-        for name in [name for name, child in parent.named_children() if type(child) is nn.Linear]:
-            setattr(parent, name, PackedLinear(getattr(parent, name)))
-            count += 1
+    for parent, name in plain_linears(model):
+        setattr(parent, name, PackedLinear(getattr(parent, name)))
+        count += 1
     return count

@@ -25,8 +25,14 @@ def _affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+_threads_set: list[bool] = []
+"""Not empty after the first load: what the user sets from then on stays."""
+
+
 def set_up_threads() -> None:
-    """Make torch use the usable processors, and its idle threads sleep soon; settings of the user stay.
+    """Make torch use the usable processors, and its idle threads sleep soon.
+
+    `OMP_NUM_THREADS` stays, and so does what the user sets after this was called first.
 
     Raises:
         OtherProcessError: this is a fork of a process that called this; torch would wait for ever.
@@ -34,8 +40,9 @@ def set_up_threads() -> None:
     claim_process()
     import torch
 
-    if "OMP_NUM_THREADS" not in os.environ:
+    if not _threads_set and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(usable_cpus())
+    _threads_set.append(True)
     shorten_spinning(_affinity())
 
 

@@ -19,6 +19,7 @@ _KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
 }
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class FusedActivation(nn.Module):
@@ -31,18 +32,21 @@ class FusedActivation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation of `x`, of any shape."""
+        if x.dtype not in _DTYPES or not x.dim():
+            return _KNOWN[self.name](x)
         return activation(x.contiguous(), self.name)
 
 
 def fuse_activations(model: nn.Module) -> int:
     """Replace modules that compute one of the known activations; return how many."""
-    points = torch.cat([torch.linspace(-6, 6, 64), draw(torch.empty(0), 64) * 20]).view(2, 64)
+    near, far = torch.linspace(-6, 6, 64, dtype=torch.float32), draw(torch.empty(0, dtype=torch.float32), 64) * 20
+    points = torch.stack([near, far])
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if [*child.children(), *child.parameters(), *child.buffers()] or not is_plain(child, frozenset()):
                 continue
-            given = outcome(partial(child, points))
+            given = outcome(partial(child, points.clone()))  # some work in place
             known = next((key for key, function in _KNOWN.items() if agree(given, function(points))), None)
             if known is not None:
                 setattr(parent, name, FusedActivation(known))

@@ -133,3 +133,14 @@ class SampleArguments(Structure):
         ("tokens", c_void_p),
         ("peaks", c_void_p),
     ]
+
+
+ARGUMENTS: dict[str, type[Structure]] = {
+    "linear": LinearArguments,
+    "pack": PackArguments,
+    "norm": NormArguments,
+    "silu": ActivationArguments,
+    "attention": AttentionArguments,
+    "sample": SampleArguments,
+}
+"""Of a kernel each."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
+from corellm.errors import ContractError
 from corellm_kernels.cpu.arguments import AttentionArguments
 from corellm_kernels.cpu.library import empty, launch, pointer, unavailable
 from corellm_kernels.cpu.memory import PlanMemory
@@ -44,6 +45,12 @@ class CompiledAttention(AttentionBackend):
 
     def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """See `AttentionBackend.forward`."""
+        given_dtypes = (call.query.dtype, call.key.dtype, call.value.dtype)
+        if given_dtypes != (call.query.dtype,) * 3 or cache.key.dtype not in (call.query.dtype, torch.int8):
+            raise ContractError(
+                f"queries, keys and values of {', '.join(map(str, given_dtypes))} with a cache of {cache.key.dtype}; "
+                "give all in the cache's type"
+            )
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value))
         num_tokens, heads, size = query.shape
         kv_heads, value_size = value.shape[1:]

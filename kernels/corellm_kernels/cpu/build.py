@@ -67,7 +67,9 @@ def compiler() -> str | None:
 
 def build() -> str:
     """Compile what is not current. Return one line that says what was done, or why not."""
-    if is_current():
+    sets = instruction_sets(platform.machine())
+    missing = [name for name in sets if not (is_current() and library_path(name).is_file())]
+    if not missing:
         return "CPU kernels: up to date"
     command = compiler()
     if sys.platform != "linux":
@@ -76,32 +78,35 @@ def build() -> str:
         return "CPU kernels: no C++ compiler (g++, clang++ or $CXX); corellm runs without them, slower"
     BUILT.mkdir(exist_ok=True)
     (BUILT / "version").unlink(missing_ok=True)
-    sets = instruction_sets(platform.machine())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failures = [
-            text for text in pool.map(lambda name: _compile(command, library_path(name), sets[name]), sets) if text
-        ]
-    if len(failures) == len(sets):
-        return f"CPU kernels: {command} failed; corellm runs without them, slower: {failures[0]}"
+        done = dict(
+            zip(missing, pool.map(lambda name: _compile(command, library_path(name), sets[name]), missing), strict=True)
+        )
+    failed = {name: text for name, text in done.items() if text is not None}
+    made = [name for name in sets if name not in failed]
+    reason = next(iter(failed.values()), "")
+    if not made:
+        return f"CPU kernels: {command} failed; corellm runs without them, slower: {reason}"
     (BUILT / "version").write_text(version(), encoding="ascii")
-    made = ", ".join(name for name in sets if library_path(name).is_file())
-    return f"CPU kernels: built for {made}"
+    less = f"; {command} failed for {', '.join(failed)}: {reason}" if failed else ""
+    return f"CPU kernels: built for {', '.join(made)}{less}"
 
 
 def _compile(command: str, path: Path, options: list[str]) -> str | None:
     """Compile one library; return the compiler's first error, None if there is none."""
     path.unlink(missing_ok=True)
     made = path.with_suffix(f".{os.getpid()}")  # another process must not load a library that is half written
-    line = [*shlex.split(command), *_OPTIONS, *options, "-o", str(made), str(SOURCES / "kernels.cpp")]
     try:
+        line = [*shlex.split(command), *_OPTIONS, *options, "-o", str(made), str(SOURCES / "kernels.cpp")]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for quotes that do not close
         return str(error)
-    if done.returncode:
-        made.unlink(missing_ok=True)
-        return next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-    made.replace(path)
-    return None
+    if done.returncode == 0 and made.is_file():
+        made.replace(path)
+        return None
+    made.unlink(missing_ok=True)
+    first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+    return first or f"it wrote no library and ended with {done.returncode}"
 
 
 def build_sanitized(name: str, path: Path) -> str | None:

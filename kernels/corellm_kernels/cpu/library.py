@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from corellm.errors import ConfigError
-from corellm_kernels.cpu.arguments import Call
+from corellm_kernels.cpu.arguments import ARGUMENTS, Call
 from corellm_kernels.cpu.build import BUILT, instruction_sets, is_current, library_path
 from corellm_kernels.cpu.memory import PlanMemory
 
@@ -156,6 +156,9 @@ def _candidates(wanted: str) -> list[Path]:
 
 def _declare(library: ctypes.CDLL) -> None:
     library.corellm_kernel.argtypes, library.corellm_kernel.restype = [ctypes.c_char_p, c_int64], c_void_p
+    for name, given in ARGUMENTS.items():
+        if library.corellm_kernel(f"{name}_float32".encode(), sizeof(given)) is None:
+            raise OSError(f"{library._name} is of another version: it has no kernel {name} for {given.__name__}")
     library.corellm_run.argtypes, library.corellm_run.restype = [c_void_p, c_int64, c_int64], None
     library.corellm_use.argtypes, library.corellm_use.restype = [c_void_p] * 3, None
     openmp = _openmp()
@@ -165,14 +168,9 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _openmp() -> ctypes.CDLL | None:
-    """Return the OpenMP runtime that torch has loaded; LLVM's and Intel's have GNU's functions, too."""
-    torch.get_num_threads()
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = {line.split()[-1] for line in maps if line.rstrip().endswith((".so", ".so.1", ".so.5"))}
-    found = [path for path in sorted(paths) if os.path.basename(path).startswith(("libgomp", "libiomp5", "libomp"))]
-    inside_torch = [path for path in found if f"{os.sep}torch" in path]
-    for path in inside_torch or found:
-        library = ctypes.CDLL(path)
-        if hasattr(library, "GOMP_parallel"):
-            return library
+    """Return the OpenMP runtime that torch is linked to; LLVM's and Intel's have GNU's functions, too."""
+    linked = ctypes.CDLL(torch._C.__file__)  # looks names up in what it is linked to, as well
+    if hasattr(linked, "GOMP_parallel"):
+        return linked
+    logger.warning("no OpenMP runtime behind torch: the compiled kernels run on one thread")
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from corellm.plain_linears import plain_linears, without_values
 from corellm.quantization import is_quantizable, round_rows
 from corellm_kernels.cpu.arguments import LinearArguments, PackArguments
 from corellm_kernels.cpu.huge_pages import HugePages
@@ -32,6 +33,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
         weight, self._scale = round_rows(linear.weight.detach()) if quantize else (linear.weight.detach(), None)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        self.weight = without_values(linear.weight)
         self._packed = _packed(weight, memory or HugePages())
         self._bias = None if linear.bias is None else linear.bias.detach().float()
         self.eval()
@@ -81,12 +83,11 @@ def pack_linears(model: nn.Module, *, quantize: bool = False) -> int:
         quantize: round the weights of those that `corellm.quantization` finds worth it, and leave the others.
     """
     count, memory = 0, HugePages()
-    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
-        for name in [name for name, child in parent.named_children() if type(child) is nn.Linear]:
-            linear: nn.Linear = getattr(parent, name)
-            if linear.weight.dtype in _DTYPES and (is_quantizable(linear) or not quantize):
-                setattr(parent, name, PackedLinear(linear, quantize=quantize, memory=memory))
-                count += 1
+    for parent, name in plain_linears(model):
+        linear: nn.Linear = getattr(parent, name)
+        if linear.weight.dtype in _DTYPES and (is_quantizable(linear) or not quantize):
+            setattr(parent, name, PackedLinear(linear, quantize=quantize, memory=memory))
+            count += 1
     return count
 
 

@@ -38,6 +38,7 @@ class PlanMemory:
             return torch.empty(shape, dtype=dtype)
         address = self._take(nbytes)
         owner = (ctypes.c_char * nbytes).from_address(address)  # lives as long as the tensor's storage
+        owner.block = self._blocks[address]  # type: ignore[attr-defined]  # outlives this, if the tensor does
         weakref.finalize(owner, self._free.append, address).atexit = False
         return torch.frombuffer(owner, dtype=dtype).view(shape)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from corellm.plain_linears import without_values
 from corellm_kernels.cpu.linear import PackedLinear
+from corellm_kernels.fusion.layer_swap import is_plain
 
 
 class PatchProduct(nn.Module):
@@ -23,8 +25,7 @@ class PatchProduct(nn.Module):
         if convolution.bias is not None:
             linear.bias = nn.Parameter(convolution.bias.detach(), requires_grad=False)
         self._product = PackedLinear(linear)
-        self.weight = torch.empty(0, dtype=weight.dtype)
-        """Without values: models ask for the type."""
+        self.weight = without_values(weight)
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,7 +45,7 @@ def pack_patches(model: nn.Module) -> int:
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, (nn.Conv2d, nn.Conv3d)) and _is_of_patches(child):
+            if isinstance(child, (nn.Conv2d, nn.Conv3d)) and _is_of_patches(child) and is_plain(child, frozenset()):
                 setattr(parent, name, PatchProduct(child))
                 count += 1
     return count

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import Array, Structure
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -22,10 +24,16 @@ from corellm_kernels.cpu.arguments import Call
 from corellm_kernels.cpu.library import recording, run
 from corellm_kernels.cpu.memory import PlanMemory
 
+_READS = "reads a value of the step"
 _REFUSED = {
-    torch.Tag.data_dependent_output: "reads a value of the step",
+    torch.Tag.data_dependent_output: _READS,
     torch.Tag.dynamic_output_shape: "has an output whose shape depends on values",
 }
+_READERS = {
+    getattr(Tensor, name)
+    for name in ("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__dlpack__")
+}
+"""What gives values to Python; torch's dispatcher does not see all of it."""
 
 
 class RecordedPlan:
@@ -56,8 +64,17 @@ class RecordedPlan:
             part()
 
 
+class _NoReads(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Refuses functions that give values to Python."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _READERS:
+            raise NotCapturable(f"{resolve_name(function)} {_READS}")
+        return function(*args, **(kwargs or {}))
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes kernels and torch's functions in the order in which they ran."""
+    """Notes kernels and torch's functions in the order in which they ran; refuses what reads values."""
 
     def __init__(self, memory: PlanMemory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,7 +88,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note what this thread does inside the block."""
         recording.recorder = self
         try:
-            with self:
+            with _NoReads(), self:
                 yield
         finally:
             recording.recorder = None
@@ -84,7 +101,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tag in function.tags:
-            if tag in _REFUSED:
+            if tag in _REFUSED and not _indexes_by_numbers(function, args):
                 raise NotCapturable(f"{function} {_REFUSED[tag]}")
         before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in function.tags else None
         output = function(*args, **kwargs)
@@ -92,6 +109,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if before is not None and (kwargs.get("generator") or not torch.equal(before, torch.get_rng_state())):
             raise NotCapturable(f"{function} draws random numbers")
         results = [self._unowned(x) for x in _tensors(output)]
+        if function is torch.ops.aten.lift_fresh.default:  # a constant, which the step may write to
+            self._done.append(partial(results[0].copy_, results[0].clone()))
+            return output
         if not str(function).startswith(("aten.empty", "aten.new_empty")):
             given = {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
             fresh = [x.untyped_storage().data_ptr() not in given for x in results]
@@ -118,6 +138,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if done is not None:
                 parts.append(done)
         return parts
+
+
+def _indexes_by_numbers(function: Any, args: Any) -> bool:
+    """Whether a function is an index by numbers, whose shape does not depend on them; by masks it would."""
+    if function is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
 
 
 def _run_all(calls: Array[Call]) -> Callable[[], None]:

@@ -45,7 +45,7 @@ def _sampled(
     temperature, top_p, min_p, uniforms = (_as(x, torch.float64) for x in (temperature, top_p, min_p, uniforms))
     top_k = _as(top_k, torch.int32)
     num_rows, vocab = logits.shape
-    tokens, largest = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+    tokens, largest = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.float32)
     given = SampleArguments(
         logits.data_ptr(), logits.stride(0), num_rows, vocab, pointer(temperature), pointer(top_k), pointer(top_p),
         pointer(min_p), pointer(uniforms), tokens.data_ptr(), largest.data_ptr(),

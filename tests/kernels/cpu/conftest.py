@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from corellm_kernels.cpu.build import compiler
 from corellm_kernels.cpu.library import unavailable
@@ -17,3 +19,14 @@ def kernels() -> None:
     if reason is not None:
         assert compiler() is None or os.environ.get("CORELLM_CPU_KERNELS") == "off", reason
         pytest.skip(reason)
+
+
+SetDtype = Callable[[torch.dtype], None]
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[SetDtype]:
+    """Set torch's default type for the rest of a test."""
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from corellm.attention.backend import AttentionCall, AttentionMetadata, LayerCache, Rotary
 from corellm.attention.reference import ReferenceAttention
+from corellm.errors import ContractError
 from corellm_kernels.cpu.backend import CompiledAttention
 from corellm_kernels.gpu.rotary import rotate_and_cache_reference
 
@@ -209,6 +211,39 @@ def test_padding_reads_and_writes_nothing() -> None:
     assert torch.equal(output[1], torch.zeros(4, 8))
     assert cache.key[1, 1:].isnan().all()
     assert cache.key[2].isnan().all()
+
+
+@pytest.mark.parametrize(("key", "cached"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_mixed_types_are_refused(key: torch.dtype, cached: torch.dtype) -> None:
+    step = Step(4, 2, 16)
+    step.key = step.key.to(key)
+    cache = LayerCache(*(torch.zeros(step.shape, dtype=cached) for _ in range(2)))
+    call = AttentionCall(step.query, step.key, step.value, 0.2)
+    with pytest.raises(ContractError, match=r"with a cache of torch\..*; give all in the cache's type"):
+        CompiledAttention().forward(call, cache, step.metadata())
+
+
+def test_threads_leave_no_memory_behind() -> None:
+    """Each has memory of its own inside the library."""
+    step = Step(4, 2, 64)
+    cache = LayerCache(torch.zeros(step.shape), torch.zeros(step.shape))
+
+    def grown(count: int) -> int:
+        before = status_kib("VmRSS")
+        for _ in range(count):
+            thread = threading.Thread(target=step.run, args=(cache,))
+            thread.start()
+            thread.join()
+        return status_kib("VmRSS") - before
+
+    grown(50)
+    assert grown(100) < 4_000
+
+
+def status_kib(name: str) -> int:
+    """A number of `/proc/self/status`."""
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

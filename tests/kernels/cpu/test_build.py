@@ -57,6 +57,33 @@ def test_a_compiler_that_fails(
     assert "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [("false", "it wrote no library and ended with 1"), ("true", "ended with 0"), ('g++ "', "No closing quotation")],
+)
+def test_a_compiler_that_says_nothing(command: str, reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", command)
+    line = build.build()
+    assert line.startswith(f"CPU kernels: {command} failed; corellm runs without them, slower")
+    assert reason in line
+    assert not build.is_current()
+
+
+def test_what_could_not_be_built_is_named_and_tried_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "instruction_sets", lambda machine: {"newest": ["-mnewest"], "plain": []})
+    picky = f'case "$*" in *-mnewest*) echo error: newest? >&2; exit 1;; esac\n{COPY}'
+    use_compiler(monkeypatch, tmp_path / "c++", picky)
+    first = build.build()
+    assert first.startswith("CPU kernels: built for plain; ")
+    assert first.endswith("failed for newest: error: newest?")
+    assert build.is_current()
+    use_compiler(monkeypatch, tmp_path / "c++", COPY)
+    assert build.build() == "CPU kernels: built for newest, plain"
+    assert build.build() == "CPU kernels: up to date"
+
+
 def test_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
@@ -88,6 +115,10 @@ def test_the_user_wants_what_there_is_not(tmp_path: Path, monkeypatch: pytest.Mo
     for path in (str(tmp_path / "other.so"), _ctypes.__file__):  # no library, and one of others
         with pytest.raises(ConfigError, match=r"CORELLM_CPU_KERNELS='.*; leave it out to have one chosen"):
             load(monkeypatch, path)
+    monkeypatch.setitem(library.ARGUMENTS, "norm", library.Call)
+    with pytest.raises(ConfigError, match=r"is of another version: it has no kernel norm for Call; leave it out"):
+        load(monkeypatch, str(build.library_path("plain")))
+    monkeypatch.undo()
     monkeypatch.setattr(library, "library_path", lambda name: Path("/no/such/library.so"))
     with pytest.raises(ConfigError, match="CORELLM_CPU_KERNELS='plain': not built, or not for this processor"):
         load(monkeypatch, "plain")

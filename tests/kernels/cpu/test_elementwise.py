@@ -18,6 +18,7 @@ from corellm_kernels.cpu.activations import (
     silu_and_mul,
 )
 from corellm_kernels.cpu.norms import layer_norm, norm_heads, rms_norm
+from tests.kernels.cpu.conftest import SetDtype
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7}
 WIDTHS = [1, 7, 8, 33, 512, 2049]
@@ -104,9 +105,12 @@ def test_large_and_missing_numbers(name: str) -> None:
     torch.testing.assert_close(ours[:-1], torchs[:-1], rtol=1e-6, atol=1e-30)
 
 
-def test_modules_are_recognized_by_what_they_compute() -> None:
-    """Those of transformers and torch; others stay, and so does a module with a hook."""
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16, torch.float64])
+def test_modules_are_recognized_by_what_they_compute(default: torch.dtype, default_dtype: SetDtype) -> None:
+    """Those of transformers and torch, whatever torch's default type is; others stay, and those with hooks."""
+    default_dtype(default)
     known = [ACT2FN[name] for name in ("quick_gelu", "gelu", "gelu_pytorch_tanh", "gelu_new", "silu", "relu")]
+    known.append(nn.ReLU(inplace=True))  # before those that change no positive number
     others = [nn.Identity(), nn.Dropout(), nn.Softmax(dim=-1), nn.Tanh(), nn.LeakyReLU(), ACT2FN["relu2"], nn.Flatten()]
     hooked = nn.ReLU()
     hooked.register_forward_hook(lambda *_: None)
@@ -115,7 +119,9 @@ def test_modules_are_recognized_by_what_they_compute() -> None:
     x = draw(3, 50, dtype=torch.float32) * 4
     for fused, original in zip(model[0], known, strict=True):
         assert isinstance(fused, FusedActivation)
-        torch.testing.assert_close(fused(x), original(x), rtol=2e-5, atol=1e-5)
+        torch.testing.assert_close(fused(x), original(x.clone()), rtol=2e-5, atol=1e-5)
+        torch.testing.assert_close(fused(x.double()), original(x.double()))  # a type without kernels
+        torch.testing.assert_close(fused(x[0, 0]), original(x[0, 0].clone()))
         assert fused(x.t()).shape == (50, 3)
     assert [*model[1]] == [*others, hooked]
 

@@ -194,6 +194,17 @@ def test_layers_of_a_model_are_packed_and_their_weights_dropped() -> None:
     assert torch.allclose(model["head"](model["inner"](embedding.weight[:3])), want, atol=1e-5)
 
 
+def test_layers_with_hooks_stay_and_packed_ones_state_their_type() -> None:
+    hooked, own = layer(32, 32, torch.float32), layer(32, 32, torch.float32)
+    hooked.register_forward_hook(lambda module, given, output: output * 2)
+    own.forward = lambda x: x * 3  # type: ignore[method-assign]
+    model = nn.Sequential(hooked, own, layer(32, 32, torch.bfloat16), layer(8, 32, torch.bfloat16))
+    assert pack_linears(model, quantize=True) == 1
+    assert pack_linears(model) == 1
+    assert [*model[:2]] == [hooked, own]
+    assert [x.weight.dtype for x in model[2:]] == [torch.bfloat16] * 2
+
+
 def test_layers_that_are_worth_it_are_rounded() -> None:
     model = nn.Sequential(layer(32, 8, torch.float32), layer(31, 32, torch.float32), layer(64, 31, torch.bfloat16))
     assert pack_linears(model, quantize=True) == 2

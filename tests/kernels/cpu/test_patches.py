@@ -35,7 +35,7 @@ def test_only_those_over_patches_are_replaced() -> None:
         nn.Conv2d(3, 4, 2, stride=2, dilation=2), nn.Conv2d(3, 4, 2, stride=2, padding="valid"),
         nn.Conv2d(3, 4, 2, stride=2, dtype=torch.float16), nn.Conv1d(3, 4, 2, stride=2),
     ]  # fmt: skip
-    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 2, stride=2)), *kept).requires_grad_(False)
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 2, stride=2)), *kept).requires_grad_(False).eval()
     assert pack_patches(model) == 1
     assert isinstance(model[0][0], PatchProduct)
     assert [*model][1:] == kept

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -91,7 +92,14 @@ def test_a_tensor_keeps_its_memory_as_long_as_a_view_of_it_lives() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "a value on the host": (lambda x: x + x.sum().item(), "_local_scalar_dense.default reads a value of the step"),
+    "a value on the host": (lambda x: x + x.sum().item(), r"torch.Tensor.item reads a value of the step"),
+    "a branch": (lambda x: x + 1 if (x > 3).any() else x, r"torch.Tensor.__bool__ reads a value of the step"),
+    "a list": (lambda x: x * x.tolist()[0], r"torch.Tensor.tolist reads a value of the step"),
+    "an array": (lambda x: x + torch.tensor(np.asarray(x)), r"torch.Tensor.__array__ reads a value of the step"),
+    "a number": (lambda x: x * float(x[0]), r"torch.Tensor.__float__ reads a value of the step"),
+    "an index": (lambda x: x + [1, 2, 3][x[:1].long()], r"torch.Tensor.__index__ reads a value of the step"),
+    "a range": (lambda x: x + torch.arange(x[0].long()).sum(), "reads a value of the step"),
+    "a mask": (lambda x: x[x > 0], "index.Tensor has an output whose shape depends on values"),
     "a shape by value": (lambda x: x.nonzero(), "nonzero.default has an output whose shape depends on values"),
     "random numbers": (lambda x: x + torch.rand(3), "rand.default draws random numbers"),
 }
@@ -100,8 +108,37 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_replayed_is_refused(kind: str) -> None:
     step, reason = REFUSED[kind]
-    with pytest.raises(NotCapturable, match=reason):
-        RecordedPlan(PlanMemory()).capture(lambda: step(torch.ones(3)))
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode, pytest.raises(NotCapturable, match=reason):
+            RecordedPlan(PlanMemory()).capture(lambda: step(torch.ones(3)))
+
+
+def test_constants_and_indices_of_a_step() -> None:
+    """A constant is new in every replay; an index by numbers takes what they are then."""
+    x, at = torch.tensor([5.0, 6.0, 7.0]), torch.tensor([0, 2])
+
+    def step() -> Tensor:
+        constant = torch.tensor([0.0, 1.0, 2.0])
+        constant += x
+        return constant[at]
+
+    with torch.inference_mode():
+        plan = RecordedPlan(PlanMemory())
+        output = plan.capture(step)
+        for numbers in ([0, 2], [1, 1], [2, 0]):
+            at.copy_(torch.tensor(numbers))
+            x.add_(1)
+            plan.replay()
+            assert output.tolist() == step().tolist()
+
+
+def test_a_result_outlives_its_plan() -> None:
+    memory = PlanMemory()
+    result = memory.empty((1000,), torch.float32).fill_(1.0)
+    del memory
+    gc.collect()
+    assert [torch.zeros(1000) for _ in range(20)]
+    assert result.sum() == 1000
 
 
 @pytest.fixture(scope="module")

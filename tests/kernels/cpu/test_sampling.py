@@ -9,6 +9,7 @@ from corellm import LLM, SamplingParams
 from corellm.worker.logit_edits import collect_edits
 from corellm.worker.sampler import FAILED, Sampler
 from corellm_kernels.cpu.sampling import sample
+from tests.kernels.cpu.conftest import SetDtype
 from tests.kernels.test_sampling import SAMPLERS, assert_chosen, run, state
 
 TRUNCATIONS = [
@@ -33,6 +34,16 @@ def test_tokens_are_those_of_the_worker(dtype: torch.dtype, vocab: int) -> None:
     logits = (torch.randn(len(params), vocab, generator=generator) * 3).to(dtype)
     uniforms = torch.rand(len(params), dtype=torch.float64, generator=generator)
     assert_chosen(run(sample, logits, params, uniforms), logits, params, uniforms)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_torchs_default_type_does_not_matter(default: torch.dtype, default_dtype: SetDtype) -> None:
+    logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0))
+    wanted = sample(logits)
+    default_dtype(default)
+    for ours, theirs in zip(sample(logits), wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
 
 
 def test_edits_come_first_and_hide_nothing_broken() -> None:

@@ -130,7 +130,8 @@ template <> struct Format<int8_t> {
         }
     }
 
-    // What 1 stands for in the integers of a row: NaN if one of its values is no number, or infinite.
+    // What 1 stands for in the integers of a row: NaN if one of its values is no number or infinite, or if their magnitudes
+    // together exceed 2.6e36.
     template <class T> static float step(const T* x, int64_t k) {
         Floats most = {}, all = {}, invalid = {};
         int64_t i = 0;

@@ -80,7 +80,7 @@ class Llava:
 
 
 def _skip_layers(tower: Any, chosen: Sequence[int]) -> None:
-    """Let layers behind the chosen hidden states return their input. The first hidden state is the first layer's input."""
+    """Let layers behind the chosen hidden states, the first of which is the first layer's input, return their input."""
     from torch import nn
 
     count = tower.config.num_hidden_layers

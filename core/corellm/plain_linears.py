@@ -1,0 +1,28 @@
+"""Linear layers that may be replaced by others of the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+def plain_linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield parent and name of every `nn.Linear` inside a model, but for those with hooks or a `forward` of their own.
+
+    Holds no layer: one that is replaced is freed before the next is made.
+    """
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
+        for name in [name for name, child in parent.named_children() if _is_plain(child)]:
+            yield parent, name
+
+
+def without_values(weight: Tensor) -> Tensor:
+    """Return an empty tensor of a weight's type and device, which models ask a layer for."""
+    return torch.empty(0, dtype=weight.dtype, device=weight.device)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return type(module) is nn.Linear and not hooked
