@@ -73,6 +73,8 @@ def run(scheduler: Scheduler, steps: int | None) -> list[float]:
 class FreeGraphs:
     """Captured steps that only copy their inputs; stands in for `DecodeGraphs`."""
 
+    asynchronous = False
+
     def __init__(self, num_seqs: int, vocab_size: int) -> None:
         self._inputs = StaticInputs(num_seqs, BLOCK, 1, torch.device("cpu"))
         self._logits = torch.randn(num_seqs, vocab_size)
@@ -98,8 +100,10 @@ def host_step(num_seqs: int, *, stream: bool) -> float:
     spent = []
     for _ in range(140):
         start = time.perf_counter()
-        engine.step()
+        outputs = engine.step()
         spent.append(1e3 * (time.perf_counter() - start))
+        if failed := [output for output in outputs if output.finished]:
+            raise RuntimeError(f"{failed[0]} ended before the measurement did")
     engine.shutdown()
     return statistics.median(spent[40:])
 
