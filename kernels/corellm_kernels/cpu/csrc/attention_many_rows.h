@@ -44,9 +44,9 @@ static inline void copy_units(const C* const* from, int64_t distance, int64_t si
     }
 }
 
-// Scores of ROWS queries, `units` apart, with COLUMNS keys of `depth` units: to `scores`, rows KEYS apart. What `score` adds
-// in one lane is added here in one sum, and the sums in the order in which it adds lanes: the results are the same. Where
-// there are fewer keys, the scores behind them have no meaning, and are not read.
+// Scores of ROWS queries, `units` apart, with COLUMNS keys of `depth` units: to `scores`, rows KEYS apart. What `score`
+// adds in one lane is added here in one sum, and the sums in the order in which it adds lanes: the results are the same.
+// Where there are fewer keys, the scores behind them have no meaning, and are not read.
 template <int ROWS, class C>
 static inline void score_columns(const float* queries, int64_t units, const float* keys, int64_t depth, float* scores) {
     constexpr int LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2;
@@ -59,9 +59,11 @@ static inline void score_columns(const float* queries, int64_t units, const floa
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) k[v] = load(keys + i * KEYS + v * LANES);
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++)
+            for (int r = 0; r < ROWS; r++) {
+                Floats query = in_all_lanes(queries + r * units + i);
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; v++) sum[r][v] = Units<C>::add(sum[r][v], in_all_lanes(queries + r * units + i), k[v]);
+                for (int v = 0; v < VECTORS; v++) sum[r][v] = Units<C>::add(sum[r][v], query, k[v]);
+            }
         }
         int level = 0;
 #pragma GCC unroll 4
@@ -86,7 +88,8 @@ template <class T, class C> static void attend_many(Rows<T, C>& rows) {
     const int64_t units = rows.units, value_width = rows.value_width;
     const int64_t depth = rows.ZIPPED && VALUES == 1 ? units : (rows.a.size + VALUES - 1) / VALUES;  // zeros behind it
     float* const scores = scratch<2>(KEYS * (4 + units + value_width));  // [4, KEYS]
-    float *const keys = scores + 4 * KEYS, *const values = keys + KEYS * units;  // [units, KEYS], [KEYS / VALUES, value_width]
+    float* const keys = scores + 4 * KEYS;                               // [units, KEYS]
+    float* const values = keys + KEYS * units;                           // [KEYS / VALUES, value_width]
     auto value = [&](int64_t unit, int64_t column) { return load_two(values + unit * value_width + column); };
     for (int64_t first = rows.piece.begin(rows.a); first < rows.seen; first += KEYS) {
         Part<C> part(rows.a, rows.piece, first);
