@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
@@ -21,7 +22,6 @@ from PIL import Image
 
 from corellm.testing import ContractBroken
 from corellm_qwen_vl import hf_oracle
-from tests.mutants.mutant import Mutant
 
 
 @dataclass
@@ -51,7 +51,16 @@ class Verdict:
         return "\n".join(lines)
 
 
-def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | None = None) -> Verdict:
+class Edit(Protocol):
+    """Changes a copy of a plugin."""
+
+    def apply(self, package: Path) -> None:
+        """Make the change in the copy, which lies at `package`."""
+
+
+def examine(
+    contract: str, rules: Sequence[str], where: Path, mutant: Edit | None = None, *, first: bool = False
+) -> Verdict:
     """Return the verdict of a contract class's rules.
 
     Args:
@@ -59,13 +68,14 @@ def examine(contract: str, rules: Sequence[str], where: Path, mutant: Mutant | N
         rules: by name; none for all.
         where: an empty directory for the copy.
         mutant: the mistake to make first; of named rules, those after a broken one are not run.
+        first: stop at the first broken rule of all.
     """
     verdict = Verdict()
     # as an author runs it, but nothing is printed, and plugins of the outer run stay out
     options = ["--disable-plugin-autoload", "--assert=plain", "--import-mode=importlib", "-W", "error"]
     options += [f"-pno:{name}" for name in ("terminal", "cacheprovider", "faulthandler", "unraisableexception")]
     options += [f"--config-file={os.devnull}", f"--rootdir={where}", f"--basetemp={where / 'temporary'}"]
-    options += ["--exitfirst"] if rules and mutant is not None else []
+    options += ["--exitfirst"] if first or (rules and mutant is not None) else []
     nodes = [f"{contract}::{rule}" for rule in rules] or [contract]
     with _settings_kept(), _copied(contract.partition(".")[0], where, mutant):
         status = pytest.main([*options, "--pyargs", *nodes], plugins=[_Collector(verdict)])
@@ -115,7 +125,7 @@ def _settings_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _copied(package: str, where: Path, mutant: Mutant | None) -> Iterator[None]:
+def _copied(package: str, where: Path, mutant: Edit | None) -> Iterator[None]:
     """Import a copy of a plugin's package in its place."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
