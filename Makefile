@@ -7,7 +7,7 @@ MINUTES ?= 20
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants docs docs-serve lint bench gpu-bench peers bench-peers wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants changes docs docs-serve lint bench gpu-bench peers bench-peers wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -66,6 +66,9 @@ soak: setup      ## mixed, broken and hostile load on a server for MINUTES, draw
 
 mutants: setup   ## which rules of the contract catch which broken adapter (an hour or more)
 	$(BIN)/python -m tests.mutants.survey
+
+changes: setup   ## which single changes of adapters' own source the contract catches (hours; FAMILIES=llava for one)
+	$(BIN)/python -m tests.mutants.systematic_survey $(FAMILIES)
 
 lint: setup      ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

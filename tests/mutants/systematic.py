@@ -1,4 +1,4 @@
-"""Mutants made from an adapter's own source: constants, operators, arguments, conditions, statements and hooks, one at a time.
+"""Mutants made from an adapter's own source, one change at a time: constants, operators, arguments, statements, hooks.
 
 `changes` yields them. Knows Python's syntax tree; knows no rule and no family.
 """
