@@ -66,8 +66,9 @@ def changes(package: Path, file: str) -> Iterator[Change]:
             if left_out is None:
                 yield Change(file, node.lineno, around[id(node)], _short(node), _short(target), source)
             else:
-                outer = isinstance(left_out, ast.FunctionDef) and not isinstance(node, ast.FunctionDef)
-                own = left_out.name if outer else around[id(node)]
+                own = around[id(node)]
+                if isinstance(left_out, ast.FunctionDef) and not isinstance(node, ast.FunctionDef):
+                    own = left_out.name
                 yield Change(file, left_out.lineno, own, _short(left_out), "left out", source)
 
 
@@ -82,8 +83,9 @@ def _functions(tree: ast.AST, name: str = "", *, inside: bool = False) -> dict[i
     """Return the name of the outermost function around each node, of the class outside functions."""
     found: dict[int, str] = {}
     for child in ast.iter_child_nodes(tree):
-        opens = isinstance(child, (ast.ClassDef, ast.FunctionDef)) and not inside
-        own = child.name if opens else name
+        own = name
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and not inside:
+            own = child.name
         found[id(child)] = own
         found |= _functions(child, own, inside=inside or isinstance(child, ast.FunctionDef))
     return found
