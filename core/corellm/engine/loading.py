@@ -40,7 +40,7 @@ from corellm.quantization import quantize_linears
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
-from corellm.worker.decoder_probe import probe_decoder
+from corellm.worker.decoder_probe import probe_decoder, refuse_attention_within_items
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
 from corellm.worker.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
@@ -234,6 +234,8 @@ def _load_weights(
         max_len=wanted_len(config, context),
         softcaps=backend.softcaps,
     )
+    if hooks.get_supported_mm_limits():
+        refuse_attention_within_items(model, width, context.dtype, context.device)
     embedding_size = model_width(model)
     pooler = building.build_pooler(config, context, model, use, width) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]

@@ -1,16 +1,19 @@
-"""What a text decoder asks of attention, found at load by running two tokens through it.
+"""What a model asks of attention, found at load by running a few tokens through its text decoder, then through all.
 
 What the engine does not compute is refused here, with the reason, so that a step need not look: masks that are not
 causal within a window, arguments of attention that change its result, layers that do not attend through the engine.
+The model around the decoder may state other masks than the decoder does: where an item's tokens see each other.
 Meanwhile the decoder's attention has another name, under which transformers states masks as functions. Knows
 transformers' attention and mask functions; knows no model family.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, NoReturn
 
 import torch
@@ -20,8 +23,15 @@ from corellm.attention.paged import ATTENTION_NAME
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
 from corellm.worker.kv_cache import LayerLayout
 
+logger = logging.getLogger(__name__)
+
 _PROBE_NAME = "corellm_probe"
 _NUM_TOKENS = 2
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
+"""Arguments that tell transformers' models which tokens are an item's."""
+_IMAGE_IN_TEXT = (0, 1, 1, 0)
+"""Their value for an image of two tokens between two tokens of text. Some models mark the image by ones (Gemma 3), some
+what sees the image by zeros (PaliGemma): here either is more than one token."""
 _HARMLESS = frozenset(
     {"dropout", "is_causal", "position_ids", "cache_position", "position_embeddings", "use_cache", "deterministic"}
     | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
@@ -41,7 +51,7 @@ class _Probe:
     """Gets what layers pass to attention, as `paged`.
 
     Args:
-        decoder: its class, for messages.
+        decoder: its class, or that of the model around it, for messages.
         max_len: positions that masks are looked at for.
         softcaps: whether the attention backend caps scores.
         device: of the decoder.
@@ -95,13 +105,41 @@ class _Probe:
             return
         zero = torch.zeros_like(self._keys[0, 0])
         stated = torch.as_tensor(mask.sees(zero, zero, self._queries, self._keys))
-        ours = self._keys <= self._queries
-        if window is not None:
-            ours &= self._keys > self._queries - window
+        ours = self.seen(window)
         if not torch.equal(stated.expand_as(ours), ours):
             within = "" if window is None else f" within a window of {window}"
             self.refuse(f"states a mask that is not the causal one{within} that its attention is asked for")
         self._causal.add((mask, window))
+
+    def seen(self, window: int | None) -> Tensor:
+        """Which keys each query sees in the engine's attention: those up to itself, within the window."""
+        seen = self._keys <= self._queries
+        return seen if window is None else seen & (self._keys > self._queries - window)
+
+
+class _ItemProbe(_Probe):
+    """Looks at masks alone, while some tokens are said to be an item's; all else was checked on the decoder.
+
+    Masks are tensors `[..., tokens, tokens]`: a decoder states its own unless it is given one.
+    """
+
+    def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Note nothing."""
+
+    def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
+        """Check that a mask, if there is any, is the causal one.
+
+        Raises:
+            CheckpointError: it is not.
+        """
+        if mask is None:
+            return
+        given = mask if mask.dtype == torch.bool else mask >= 0  # floating ones are added to scores
+        if not bool((given[..., self._queries[:, 0], :] == self.seen(window)).all()):
+            self.refuse(
+                "lets the tokens of an item see each other (attention both ways within an item); corellm's attention "
+                "is causal"
+            )
 
 
 def _probe_attention(
@@ -132,14 +170,25 @@ def _state_mask(*, mask_function: Callable[..., Any], **_: Any) -> _StatedMask:
     return _StatedMask(mask_function)
 
 
+def _make_mask(**arguments: Any) -> Tensor | None:
+    """As transformers does for torch's attention, but also a causal one, which that can do without."""
+    from transformers.masking_utils import sdpa_mask
+
+    mask: Tensor | None = sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
+    return mask
+
+
 @contextmanager
-def _probing(decoder: nn.Module) -> Iterator[None]:
-    """Let the decoder's layers call `_probe_attention` inside the block."""
+def _probing(model: nn.Module, masks: Callable[..., Any]) -> Iterator[None]:
+    """Inside the block, let the layers of a text decoder, or of that in a model, call `_probe_attention`.
+
+    `masks` makes what they get as their masks.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_PROBE_NAME, _probe_attention)
-    AttentionMaskInterface.register(_PROBE_NAME, _state_mask)
-    found = {id(config): config for module in decoder.modules() if (config := getattr(module, "config", None))}
+    AttentionMaskInterface.register(_PROBE_NAME, masks)
+    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     paged: list[Any] = [c for c in found.values() if getattr(c, "_attn_implementation", None) == ATTENTION_NAME]
     try:
         for config in paged:
@@ -175,7 +224,7 @@ def probe_decoder(
     """
     probe = _Probe(type(language_model).__name__, max_len, softcaps, device)
     try:
-        with _probing(language_model):
+        with _probing(language_model, _state_mask):
             output = language_model(
                 inputs_embeds=torch.zeros(1, _NUM_TOKENS, hidden_size, dtype=dtype, device=device),
                 position_ids=torch.arange(_NUM_TOKENS, device=device)[None],
@@ -205,3 +254,33 @@ def probe_decoder(
             f"{hidden_size}: it must return the decoder without its output layer"
         )
     return probe.layers, hidden
+
+
+@torch.inference_mode()
+def refuse_attention_within_items(model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a model whose items' tokens see each other, by running it with tokens that are said to be an image's.
+
+    A model that takes no such argument is not run. One that cannot be run so is taken: its decoder was probed.
+
+    Args:
+        model: the whole model, around the decoder.
+        hidden_size: width of its embeddings.
+        dtype, device: of the model.
+
+    Raises:
+        CheckpointError: the mask that it states is not the causal one.
+    """
+    accepted = signature(model.forward).parameters
+    types = torch.tensor([_IMAGE_IN_TEXT], device=device)
+    marks = {name: types for name in _TOKEN_TYPES if name in accepted}
+    if not marks:
+        return
+    probe = _ItemProbe(type(model).__name__, types.shape[1], softcaps=True, device=device)
+    embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
+    try:
+        with _probing(model, _make_mask):
+            model(inputs_embeds=embeds, use_cache=False, paged=probe, **marks)
+    except (CheckpointError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        logger.debug("%s was not probed with an item: %s: %s", probe.decoder, type(error).__name__, error)

@@ -136,10 +136,16 @@ class GreedyRules(ContractRules):
         same = completion.token_ids == want.token_ids
         if with_items:
             hook = "get_multimodal_embeddings, merge_multimodal_embeddings or get_rope_positions"
-            fix = "look at the encoder's input, the order of its embeddings, how they are merged, then at the positions"
+            fix = (
+                "look at the encoder's input, the order of its embeddings, how they are merged, at the positions, then "
+                "at the mask: corellm's attention is causal, also within an item"
+            )
         else:
             hook = "load_model, get_language_model, get_input_embeddings or compute_logits"
-            fix = "look at what is done to embeddings and logits, then at how weights are loaded"
+            fix = (
+                "look at what is done to embeddings and logits, at how weights are loaded, then at the mask: corellm's "
+                "attention is causal"
+            )
         self.require(
             same and worst <= TOLERANCE,
             hook,

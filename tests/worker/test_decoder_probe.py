@@ -1,0 +1,181 @@
+"""Models whose items' tokens see each other are refused at load; transformers itself shows which these are."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from corellm import LLM
+from corellm.attention.paged import register_attention
+from corellm.errors import CheckpointError
+from corellm.hookspecs import LoadConfig
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.worker.decoder_probe import refuse_attention_within_items
+from corellm.worker.defaults import load_transformers_model
+
+WIDTH = 64
+IMAGE = [0, 0, 1, 1, 1, 0]
+"""Types of tokens: an image of three in text."""
+PREFIX = [0, 0, 0, 0, 0, 0]
+"""As PaliGemma has it for an image and the text after it."""
+TEXT: dict[str, Any] = {
+    "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 400, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+
+
+def _gemma3() -> Any:
+    text = transformers.Gemma3TextConfig(
+        **TEXT, sliding_window=4, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=16
+    )
+    return transformers.Gemma3Config(
+        text_config=text, vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+        mm_tokens_per_image=4, image_token_index=9, boi_token_index=7, eoi_token_index=8,
+    )  # fmt: skip
+
+
+def _paligemma() -> Any:
+    return transformers.PaliGemmaConfig(
+        text_config=transformers.GemmaConfig(**TEXT),
+        vision_config=transformers.SiglipVisionConfig(**VISION, projection_dim=WIDTH, vision_use_head=False),
+        image_token_index=9, projection_dim=WIDTH,
+    )  # fmt: skip
+
+
+def _qwen2_vl() -> Any:
+    text = {name: value for name, value in TEXT.items() if name != "head_dim"}
+    return transformers.Qwen2VLConfig(
+        text_config={**text, "rope_parameters": ROPE},
+        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2},
+        image_token_id=9, video_token_id=10, vision_start_token_id=7, vision_end_token_id=8,
+    )  # fmt: skip
+
+
+MODELS: dict[str, tuple[Any, str, list[int]]] = {
+    "Gemma3ForConditionalGeneration": (_gemma3, "token_type_ids", IMAGE),
+    "PaliGemmaForConditionalGeneration": (_paligemma, "token_type_ids", PREFIX),
+    "Qwen2VLForConditionalGeneration": (_qwen2_vl, "mm_token_type_ids", IMAGE),
+}
+"""How to make a configuration, and how the model is told which tokens are an image's."""
+BOTH_WAYS = ["Gemma3ForConditionalGeneration", "PaliGemmaForConditionalGeneration"]
+
+
+def probe(model: nn.Module) -> None:
+    """Run the probe on a model."""
+    refuse_attention_within_items(model, WIDTH, torch.float32, torch.device("cpu"))
+
+
+def load(architecture: str, path: Path) -> Any:
+    """A random model with its text decoder on the engine's attention, as at load."""
+    register_attention()
+    cls = getattr(transformers, architecture)
+    make_config, *_ = MODELS[architecture]
+    config = LoadConfig(path, torch.float32, torch.device("cpu"), "corellm_paged", load_format="dummy")
+    return load_transformers_model(cls, make_config(), config)
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_which_models_see_later_tokens_of_an_image(architecture: str) -> None:
+    """In transformers, a later token of the image changes the output of an earlier one, or it does not."""
+    make_config, name, types = MODELS[architecture]
+    model = getattr(transformers, architecture)(make_config()).eval()
+    randomize_weights(model, 0)
+    embeds = torch.randn(1, len(types), WIDTH, generator=torch.Generator().manual_seed(0))
+    changed = embeds.clone()
+    changed[:, 4] += 1
+
+    def run(given: Tensor) -> Tensor:
+        with torch.inference_mode():
+            output: Tensor = model(inputs_embeds=given, use_cache=False, **{name: torch.tensor([types])}).logits
+            return output
+
+    differs = (run(embeds) - run(changed)).abs().amax(-1)[0] > 1e-6
+    assert bool(differs[4])
+    assert bool(differs[:4].any()) == (architecture in BOTH_WAYS)
+
+
+@pytest.mark.parametrize("architecture", BOTH_WAYS)
+def test_a_model_that_attends_both_ways_within_an_item_is_refused(architecture: str, tmp_path: Path) -> None:
+    """By its name, with the reason and the way out; its attention is the engine's again."""
+    model = load(architecture, tmp_path)
+    with pytest.raises(
+        CheckpointError,
+        match=rf"^{architecture} lets the tokens of an item see each other \(attention both ways within an item\); "
+        "corellm's attention is causal; run this checkpoint with transformers' own generate$",
+    ):
+        probe(model)
+    assert model.get_decoder().config._attn_implementation == "corellm_paged"
+
+
+def test_a_causal_model_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is run with an image's tokens, and states the causal mask."""
+    ran = []
+    model = load("Qwen2VLForConditionalGeneration", tmp_path)
+    model.model.register_forward_hook(lambda *_: ran.append(1))
+    with caplog.at_level("DEBUG", logger="corellm.worker.decoder_probe"):
+        probe(model)
+    assert ran
+    assert not caplog.messages
+
+
+def test_a_model_that_cannot_be_run_so_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither one that takes no types of tokens, which is not run, nor one that fails."""
+
+    class Plain(nn.Module):
+        def forward(self, inputs_embeds: Tensor) -> None:
+            raise AssertionError("it was run")
+
+    class Failing(nn.Module):
+        def forward(self, inputs_embeds: Tensor, token_type_ids: Tensor, **more: Any) -> None:
+            raise ValueError("pixel_values are missing")
+
+    with caplog.at_level("DEBUG", logger="corellm.worker.decoder_probe"):
+        probe(Plain())
+        probe(Failing())
+    assert caplog.messages == ["Failing was not probed with an item: ValueError: pixel_values are missing"]
+
+
+ADAPTER = """
+    from corellm.hookspecs import hookimpl
+    class Adapter:
+        contract = 1
+        supported_mm_limits = {"image": None}
+        placeholders = {"image": "<image>"}
+        mm_fields_config = {}
+        def __init__(self, context): self.context = context
+        @hookimpl
+        def get_dummy_mm_data(self): return {}
+        @hookimpl
+        def get_prompt_updates(self): return []
+        @hookimpl
+        def get_multimodal_embeddings(self): return []
+"""
+
+
+def test_a_plugin_for_such_a_model_is_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any item is processed."""
+    (tmp_path / "toy_gemma3.py").write_text(textwrap.dedent(ADAPTER))
+    info = tmp_path / "toy_gemma3-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-gemma3\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[corellm.models]\nGemma3ForConditionalGeneration = toy_gemma3:Adapter\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    checkpoint = tmp_path / "checkpoint"
+    config = _gemma3()
+    config.architectures = ["Gemma3ForConditionalGeneration"]
+    config.save_pretrained(checkpoint)
+    train_tokenizer(["<image>"]).save_pretrained(checkpoint)
+    with pytest.raises(CheckpointError, match=r"^Gemma3ForConditionalGeneration lets the tokens of an item see"):
+        LLM(str(checkpoint), dtype="float32", load_format="dummy").close()
