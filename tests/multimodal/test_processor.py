@@ -115,6 +115,24 @@ def test_a_placeholder_without_any_item() -> None:
         make(Toy()).process([1, IMAGE], {})
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "get_supported_mm_limits", "get_data_parser", "get_dummy_text", "get_dummy_mm_data",
+        "get_mm_max_tokens_per_item",
+    ],
+)  # fmt: skip
+def test_hooks_that_fail_at_load_are_named(hook: str) -> None:
+    """With the error and its place, as those of a request."""
+
+    def failing(self: Toy) -> None:
+        raise KeyError("width")
+
+    broken = type("Broken", (Toy,), {hook: hookimpl(failing)})
+    with pytest.raises(ProcessingError, match=rf"^{hook} failed with KeyError: 'width' \(.*test_processor\.py:\d+\)$"):
+        _ = make(broken()).profile
+
+
 def test_errors_name_the_item() -> None:
     """The second image is broken, or found to be when it is processed; a list of uuids has the wrong length."""
     with pytest.raises(MediaError, match="image 1: "):

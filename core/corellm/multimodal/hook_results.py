@@ -1,13 +1,14 @@
-"""Calls processing hooks and checks the types of their results, so that a forgotten `return` is named at once."""
+"""Calls processing hooks; names the one that raised, or that returned a wrong type, as a forgotten `return` does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
 import pluggy
 
-from corellm.errors import ContractError
+from corellm.errors import ContractError, CorellmError, ProcessingError, raised_at
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -40,3 +41,18 @@ def call_hook(hook: Callable[_P, _R], *_: _P.args, **arguments: _P.kwargs) -> _R
         forgotten = " (a forgotten return?)" if result is None else ""
         raise ContractError(f"{name} returned {result!r:.80}{forgotten}; it must return {meaning}")
     return cast(_R, result)
+
+
+@contextmanager
+def adapter_errors(what: str) -> Iterator[None]:
+    """Raise `ProcessingError` for any untyped error of an adapter or its processor.
+
+    Args:
+        what: the hook, or what the adapter does, for the message.
+    """
+    try:
+        yield
+    except CorellmError:
+        raise
+    except Exception as error:
+        raise ProcessingError(f"{what} failed with {type(error).__name__}: {error} ({raised_at(error)})") from error

@@ -7,26 +7,18 @@ engine; invalid items are refused here, before the engine gets the request.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 from corellm.config import MultiModalConfig
-from corellm.errors import (
-    ContractError,
-    CorellmError,
-    EmbeddingInputError,
-    PlaceholderError,
-    ProcessingError,
-    raised_at,
-)
+from corellm.errors import ContractError, EmbeddingInputError, PlaceholderError
 from corellm.media.pool import MediaPool
 from corellm.multimodal.cache import ProcessorCache
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem, split_items
 from corellm.multimodal.hashing import hash_item, hash_uuid
-from corellm.multimodal.hook_results import call_hook
+from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import NO_LIMITS, check_counts, lowered_limits
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, name_item_in_errors
@@ -71,7 +63,8 @@ class MultiModalProcessor:
         self._namespace = tuple(namespace)
         self._seq_len = seq_len
         self._executor = executor
-        self.limits = lowered_limits(call_hook(hooks.get_supported_mm_limits), config)
+        with adapter_errors("get_supported_mm_limits"):
+            self.limits = lowered_limits(call_hook(hooks.get_supported_mm_limits), config)
 
     def with_config(self, config: MultiModalConfig) -> MultiModalProcessor:
         """A processor of the same model, and its processes, with other limits and its own cache."""
@@ -92,7 +85,8 @@ class MultiModalProcessor:
         return self._parser_with(self.config, self._pool)
 
     def _parser_with(self, limits: MultiModalConfig, pool: MediaPool | None) -> DataParser:
-        parser = self.hooks.get_data_parser()
+        with adapter_errors("get_data_parser"):
+            parser = self.hooks.get_data_parser()
         parser.limits, parser.pool = limits, pool  # the operator's, also for an adapter's own parser
         return parser
 
@@ -109,7 +103,7 @@ class MultiModalProcessor:
     @cached_property
     def kwargs(self) -> KwargsByModality:
         """The operator's processor arguments, divided by modality. The hook is called once, at load."""
-        with _adapter_errors("get_mm_kwargs_names"):
+        with adapter_errors("get_mm_kwargs_names"):
             names = {modality: kwargs_names(self.hooks, modality) for modality in self.limits}
         return KwargsByModality(self.config.mm_processor_kwargs, names)
 
@@ -200,7 +194,7 @@ class MultiModalProcessor:
             modality: self._process_items(items[modality], identifiers[modality], kwargs[modality])
             for modality in counts
         }
-        with _adapter_errors("get_prompt_updates"):
+        with adapter_errors("get_prompt_updates"):
             tokens = self.unexpanded(token_ids, counts)
             updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
@@ -314,7 +308,7 @@ class MultiModalProcessor:
 
     def _process_one(self, items: ModalityItems, i: int, kwargs: Mapping[str, Any]) -> tuple[MultiModalKwargsItem, int]:
         modality = items.modality
-        with name_item_in_errors(modality, i), _adapter_errors(f"{modality} {i}: the processor"):
+        with name_item_in_errors(modality, i), adapter_errors(f"{modality} {i}: the processor"):
             hf_inputs = call_hook(
                 self.hooks.call_hf_processor,
                 prompt=call_hook(self.hooks.get_dummy_text, mm_counts={modality: 1}),
@@ -337,24 +331,13 @@ class MultiModalProcessor:
         parser = self._parser_with(NO_LIMITS, None)  # the operator's limits are for what users send
 
         def expand(modality: str, text: str, data: Mapping[str, Any]) -> tuple[list[int], MultiModalFeature]:
-            with _adapter_errors(f"the {modality} of get_dummy_mm_data"):
+            with adapter_errors(f"the {modality} of get_dummy_mm_data"):
                 tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), {})
             return tokens, feature
 
         return measure_profile(
             self.hooks, self.limits, parser.modality_parsers(), expand, self._seq_len, self.config.dummy_options
         )
-
-
-@contextmanager
-def _adapter_errors(what: str) -> Iterator[None]:
-    """Raise `ProcessingError` for any untyped error of an adapter or its processor."""
-    try:
-        yield
-    except CorellmError:
-        raise
-    except Exception as error:
-        raise ProcessingError(f"{what} failed with {type(error).__name__}: {error} ({raised_at(error)})") from error
 
 
 def _embedding_item(items: EmbeddingItems, i: int) -> MultiModalKwargsItem:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import ContractError
-from corellm.multimodal.hook_results import call_hook
+from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.hook_callers import HookCallers
 
@@ -52,6 +52,7 @@ def measure_profile(
 
     Raises:
         ContractError: the hooks contradict each other.
+        ProcessingError: a hook raised.
     """
     max_tokens: dict[str, int] = {}
     max_embeds: dict[str, int] = {}
@@ -65,8 +66,10 @@ def measure_profile(
                 f"reads {', '.join(readable)}"
             )
         counts = {modality: 1}
-        text = call_hook(hooks.get_dummy_text, mm_counts=counts)
-        data = call_hook(hooks.get_dummy_mm_data, seq_len=seq_len, mm_counts=counts, mm_options=options)
+        with adapter_errors("get_dummy_text"):
+            text = call_hook(hooks.get_dummy_text, mm_counts=counts)
+        with adapter_errors("get_dummy_mm_data"):
+            data = call_hook(hooks.get_dummy_mm_data, seq_len=seq_len, mm_counts=counts, mm_options=options)
         tokens, feature = expand(modality, text, data)
         place = feature.placeholder
         if limit != 0:
@@ -76,9 +79,10 @@ def measure_profile(
         mask = place.is_embed or (True,) * place.length
         span = tokens[place.offset : place.end]
         token_modality.update({token: modality for token, embeds in zip(span, mask, strict=True) if embeds})
-    stated = hooks.get_mm_max_tokens_per_item(
-        seq_len=seq_len, mm_counts={modality: limit or 1 for modality, limit in limits.items()}
-    )
+    with adapter_errors("get_mm_max_tokens_per_item"):
+        stated = hooks.get_mm_max_tokens_per_item(
+            seq_len=seq_len, mm_counts={modality: limit or 1 for modality, limit in limits.items()}
+        )
     for modality, most in (stated or {}).items():
         if most < min(max_tokens.get(modality, 0), seq_len):
             raise ContractError(
