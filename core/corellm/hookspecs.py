@@ -349,6 +349,9 @@ def get_prompt_updates(
 ) -> Sequence[PromptUpdate]:
     """State how each item's placeholder gets into the prompt. Required.
 
+    Called for each request with items, and once at load without any, `mm_items` and `out_mm_kwargs` being empty: the
+    targets returned then are refused in a prompt of text alone.
+
     Args:
         mm_items: the parsed items; `mm_items["image"].num_embeddings(i)` is the number of precomputed embeddings, None
             for an image. An item that came as its uuid alone has no media (`is_uuid_only`): use its tensors.

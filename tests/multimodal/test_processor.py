@@ -21,7 +21,7 @@ from corellm.errors import (
     UnsupportedModalityError,
 )
 from corellm.hookspecs import hookimpl
-from corellm.multimodal import dummy_audios, dummy_images, dummy_videos
+from corellm.multimodal import PromptReplacement, PromptUpdateDetails, dummy_audios, dummy_images, dummy_videos
 from tests.multimodal.toy import IMAGE, Toy, make, make_image
 
 
@@ -113,6 +113,63 @@ def test_a_placeholder_without_any_item() -> None:
     """Also where the request has no items at all, and for any token that would take an embedding."""
     with pytest.raises(SurplusPlaceholderError, match=r"'I' \(token 9\) at position 1"):
         make(Toy()).process([1, IMAGE], {})
+
+
+FRAME = 7
+"""Begins an image and takes no embedding."""
+
+
+class Framed(Toy):
+    """Its placeholder is no token that takes embeddings, as Gemma's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    @hookimpl
+    def get_dummy_text(self) -> str:
+        return chr(FRAME)
+
+    @hookimpl
+    def get_prompt_updates(self, mm_items: Any, out_mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
+        self.asked.append(len(mm_items))
+
+        def replacement(i: int) -> PromptUpdateDetails:
+            width = int(out_mm_kwargs["image"][i]["pixel_values"].data[0])
+            return PromptUpdateDetails.select_token_id([FRAME, *[IMAGE] * width], IMAGE)
+
+        return [PromptReplacement("image", target=chr(FRAME), replacement=replacement)]
+
+
+def test_a_placeholder_that_takes_no_embedding_without_any_item() -> None:
+    """It is refused in a prompt of text alone; the adapter is asked for it once, at load."""
+    adapter = Framed()
+    processor = make(adapter)
+    assert processor.process([1, FRAME], {"image": make_image(2)})[0] == [1, FRAME, IMAGE, IMAGE]
+    assert adapter.asked == [1, 0, 1]  # the dummy, no item, the image
+    with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* for 0 images; write one per image") as caught:
+        processor.process([1, FRAME, 2], {})
+    assert (caught.value.modality, caught.value.expected, caught.value.got) == ("image", 0, 1)
+    with pytest.raises(SurplusPlaceholderError, match=r"'I' \(token 9\) at position 1"):
+        processor.process([1, IMAGE], {})
+    assert processor.process([1, 2], {}) == ([1, 2], [])
+    assert adapter.asked == [1, 0, 1]
+
+
+def test_an_adapter_that_needs_items_for_its_updates(caplog: pytest.LogCaptureFixture) -> None:
+    """It loads and serves; its placeholder in a prompt of text alone stays text."""
+
+    class Eager(Framed):
+        @hookimpl
+        def get_prompt_updates(self, mm_items: Any, out_mm_kwargs: Mapping[str, Any]) -> list[PromptReplacement]:
+            assert out_mm_kwargs["image"]
+            return super().get_prompt_updates(mm_items, out_mm_kwargs)
+
+    processor = make(Eager())
+    with caplog.at_level("DEBUG", logger="corellm.multimodal.profile"):
+        assert processor.process([1, FRAME], {}) == ([1, FRAME], [])
+    assert caplog.messages == ["get_prompt_updates cannot be called without an item: KeyError: 'image'"]
+    assert processor.process([FRAME], {"image": make_image(2)})[0] == [FRAME, IMAGE, IMAGE]
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ class MultiModalProcessor:
             return list(updates)
 
         if not kwargs:
-            return []
+            return list(self.profile.targets)
         if len(kwargs) == 1 or not any(kwargs.values()):
             return updates_for(next(iter(kwargs.values())))
         updates: list[Any] = []
@@ -336,7 +336,13 @@ class MultiModalProcessor:
             return tokens, feature
 
         return measure_profile(
-            self.hooks, self.limits, parser.modality_parsers(), expand, self._seq_len, self.config.dummy_options
+            self.hooks,
+            self.limits,
+            parser.modality_parsers(),
+            expand,
+            self._tokenize,
+            self._seq_len,
+            self.config.dummy_options,
         )
 
 

@@ -6,6 +6,7 @@ processed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,11 @@ from typing import Any
 from corellm.errors import ContractError
 from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.items import MultiModalItems
+from corellm.multimodal.prompt_updates import PromptUpdate, targets_without
 from corellm.plugin.hook_callers import HookCallers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ class DummyProfile:
     """The dummy items themselves, one per modality."""
     prompts: Sequence[Sequence[int]]
     """The expanded prompt of each dummy item."""
+    targets: Sequence[PromptUpdate]
+    """Updates whose targets hold none of these tokens, and stand for an item all the same: a prompt of text alone must
+    not hold them. Empty if the adapter cannot name them without an item."""
 
 
 def measure_profile(
@@ -37,6 +45,7 @@ def measure_profile(
     limits: Mapping[str, int | None],
     readable: Collection[str],
     expand: Callable[[str, str, Mapping[str, Any]], tuple[list[int], MultiModalFeature]],
+    tokenize: Callable[[str], Sequence[int]],
     seq_len: int,
     options: Mapping[str, Mapping[str, int]],
 ) -> DummyProfile:
@@ -47,6 +56,7 @@ def measure_profile(
         limits: most items per prompt, by modality.
         readable: modalities that the model's parser reads.
         expand: `(modality, dummy text, dummy media)` to the expanded prompt and its one item.
+        tokenize: text to token ids, without special tokens added.
         seq_len: the longest sequence the engine serves.
         options: the operator's limits on the sizes of items, by modality.
 
@@ -92,4 +102,23 @@ def measure_profile(
         if modality in max_tokens:
             max_embeds[modality] = max(max_embeds[modality], most)
             max_tokens[modality] = max(max_tokens[modality], most)
-    return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts)
+    targets = _other_targets(hooks, limits, tokenize, token_modality)
+    return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts, targets)
+
+
+def _other_targets(
+    hooks: HookCallers,
+    modalities: Collection[str],
+    tokenize: Callable[[str], Sequence[int]],
+    placeholder_token_ids: Collection[int],
+) -> Sequence[PromptUpdate]:
+    """Ask the adapter for its updates without an item; return those whose targets hold no token of a placeholder."""
+    if not modalities:
+        return ()
+    try:
+        updates = call_hook(hooks.get_prompt_updates, mm_items=MultiModalItems(), mm_kwargs={}, out_mm_kwargs={})
+        own = [update for update in updates if update.modality in modalities]
+        return targets_without(placeholder_token_ids, own, tokenize)
+    except Exception as error:
+        logger.debug("get_prompt_updates cannot be called without an item: %s: %s", type(error).__name__, error)
+        return ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import index as as_int
 
 from corellm.errors import ContractError, PromptError
@@ -66,6 +66,20 @@ def apply_prompt_updates(
     refuse_expanded(prompt, binder.edits)
     refuse_surplus(prompt, binder.edits, leftover, counts, reserved)
     return _assemble(prompt, binder.edits, counts)
+
+
+def targets_without(
+    token_ids: Collection[int], updates: Iterable[PromptUpdate], tokenize: Callable[[str], Sequence[int]]
+) -> list[PromptUpdate]:
+    """Return the updates that replace a target which no item changes, and which holds none of some tokens."""
+    resolver = PromptResolver(tokenize)
+    replacing = [update for update in updates if isinstance(update, PromptReplacement)]
+    fixed = [(update, resolver.fixed_target(update)) for update in replacing]
+    return [
+        update
+        for update, target in fixed
+        if target is not None and target.kind == "tokens" and not {*as_token_ids(target.chars)} & {*token_ids}
+    ]
 
 
 class _Binder:

@@ -65,7 +65,7 @@ class PlaceholderRules(ContractRules):
                         f"the prompt {text!r} with {len(media)} items",
                         PlaceholderError,
                         fix="name the tokens that take embeddings by PromptUpdateDetails.select_token_id, so that the "
-                        "core knows them",
+                        "core knows them; let the hook be called without items, for its targets",
                     ),
                 ):
                     subject.llm.generate({"prompt": text, "multi_modal_data": media}, GREEDY, use_tqdm=False)
