@@ -172,6 +172,42 @@ def test_an_adapter_that_needs_items_for_its_updates(caplog: pytest.LogCaptureFi
     assert processor.process([FRAME], {"image": make_image(2)})[0] == [FRAME, IMAGE, IMAGE]
 
 
+class Scaled(Toy):
+    """An image has as many embeddings as it is wide, times the argument `scale`, or as are given."""
+
+    @hookimpl
+    def get_prompt_updates(
+        self, mm_items: Any, mm_kwargs: Mapping[str, Any], out_mm_kwargs: Mapping[str, Any]
+    ) -> list[PromptReplacement]:
+        def replacement(i: int) -> list[int]:
+            given = mm_items["image"].num_embeddings(i)
+            width = given or int(out_mm_kwargs["image"][i]["pixel_values"].data[0]) * mm_kwargs.get("scale", 1)
+            return [IMAGE] * width
+
+        return [PromptReplacement("image", target=[IMAGE], replacement=replacement)]
+
+
+def test_a_requests_arguments_keep_to_the_plan() -> None:
+    """An item may have as many embeddings as the dummy; what arguments give beyond is refused, in any request."""
+    processor, images = make(Scaled()), [make_image(2), make_image(6)]
+    assert len(processor.process([IMAGE] * 2, {"image": images}, {"scale": 3})[0]) == 24
+    for _ in range(2):  # processed, and from the cache
+        with pytest.raises(
+            ProcessorKwargsError,
+            match=r"^image 1: mm_processor_kwargs \{'scale': 4\} of the request give it 24 embeddings, more than the "
+            r"20 for which memory was planned at start; leave them out, or start with them, LLM\(",
+        ) as caught:
+            processor.process([IMAGE] * 2, {"image": images}, {"scale": 4})
+        assert (caught.value.modality, caught.value.item) == ("image", 1)
+        assert (caught.value.expected, caught.value.got) == (20, 24)
+    assert len(processor.process([IMAGE], {"image": make_image(25)})[0]) == 25  # larger, but by itself
+    assert len(processor.process([IMAGE], {"image_embeds": torch.zeros(1, 25, 8)}, {"scale": 4})[0]) == 25
+    planned = make(Scaled(), mm_processor_kwargs={"scale": 4}, limit_mm_per_prompt={"image": {"width": 20}})
+    assert len(planned.process([IMAGE] * 2, {"image": images}, {"scale": 4})[0]) == 32
+    with pytest.raises(ProcessorKwargsError, match=r"kwargs=...\) or larger sizes in limit_mm_per_prompt$"):
+        planned.process([IMAGE], {"image": make_image(6)}, {"images_kwargs": {"scale": 14}})
+
+
 @pytest.mark.parametrize(
     "hook",
     [

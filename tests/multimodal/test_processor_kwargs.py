@@ -132,6 +132,10 @@ class Both(Toy):
         return {"image": 2, "video": 2}
 
     @hookimpl
+    def get_mm_max_tokens_per_item(self) -> Mapping[str, int]:
+        return {"video": 3}
+
+    @hookimpl
     def get_mm_kwargs_names(self, modality: str) -> list[str]:
         return {"image": ["size"], "video": ["size", "fps"]}[modality]
 

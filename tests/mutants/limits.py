@@ -125,6 +125,13 @@ MUTANTS = (
         "        least + 15 * (isqrt(least * groups) + 1) + groups,\n",
         new="        least,\n",
     ),
+    LLAVA.edited(
+        "images are taken to be square",
+        "test_arguments_keep_to_the_plan",
+        "get_prompt_updates",
+        old="        height, width = pixel_values.shape[-2:]\n",
+        new="        height, width = pixel_values.shape[-2:]\n        assert height == width\n",
+    ),
     QWEN2.edited(
         "dummies forget that a sequence may be short",
         "test_a_short_context",

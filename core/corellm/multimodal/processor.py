@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from corellm.config import MultiModalConfig
-from corellm.errors import ContractError, EmbeddingInputError, PlaceholderError
+from corellm.errors import ContractError, EmbeddingInputError, PlaceholderError, ProcessorKwargsError
 from corellm.media.pool import MediaPool
 from corellm.multimodal.cache import ProcessorCache
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem, split_items
@@ -139,7 +139,12 @@ class MultiModalProcessor:
         names = read_uuids(uuids)
         items = self.parse(with_uuid_items(mm_data, names), names)
         placeholders = self.profile.placeholder_token_ids
-        return self._expand(token_ids, items, placeholders, mm_kwargs=mm_kwargs, uuids=names, salt=cache_salt)
+        expanded, features = self._expand(
+            token_ids, items, placeholders, mm_kwargs=mm_kwargs, uuids=names, salt=cache_salt
+        )
+        if mm_kwargs:
+            self._check_planned(features, mm_kwargs)
+        return expanded, features
 
     def unexpanded(self, token_ids: Sequence[int], counts: Mapping[str, int]) -> list[int]:
         """The prompt as placeholders are looked for in it: with what the family adds or removes whatever the items.
@@ -263,6 +268,25 @@ class MultiModalProcessor:
         check_counts(counts, self.limits, self.config)
         check_uuids(uuids or {}, counts)
         return self._parser.parse(mm_data)
+
+    def _check_planned(self, features: Sequence[MultiModalFeature], mm_kwargs: Mapping[str, Any]) -> None:
+        """Refuse an item to which a request's arguments give more embeddings than memory was planned for.
+
+        Raises:
+            ProcessorKwargsError: names both numbers, and how to allow more.
+        """
+        asked, operators = self.kwargs.resolve(mm_kwargs), self.kwargs.resolve(None)
+        for feature in features:
+            modality, got = feature.modality, feature.placeholder.num_embeds
+            planned = self.profile.max_embeds[modality]
+            if got > planned and not feature.precomputed and asked[modality] != operators[modality]:
+                sizes = " or larger sizes in limit_mm_per_prompt" if self.config.dummy_options.get(modality) else ""
+                raise ProcessorKwargsError(
+                    f"{modality} {feature.item}: mm_processor_kwargs {dict(mm_kwargs)!r:.100} of the request give it "
+                    f"{got} embeddings, more than the {planned} for which memory was planned at start; leave them out, "
+                    f"or start with them, LLM(..., mm_processor_kwargs=...){sizes}",
+                    modality=modality, item=feature.item, expected=planned, got=got,
+                )  # fmt: skip
 
     def _check_embeddings(self, items: MultiModalItems) -> None:
         """Refuse precomputed embeddings where the model cannot use them."""

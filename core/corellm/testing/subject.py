@@ -197,6 +197,15 @@ def extreme_items(subject: Subject, modality: str) -> list[Any]:
     return [make_audio(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]
 
 
+def large_item(subject: Subject, modality: str) -> Any:
+    """Return an item that is larger than tiny models take."""
+    if modality == "image":
+        return make_image(640, 480, 0)
+    if modality == "video":
+        return make_video(40, 160, 120, 0)
+    return make_audio(31 * subject.sampling_rate, subject.sampling_rate, 0)
+
+
 def describe_prompt(parts: Sequence[Part]) -> str:
     """Return a description of a prompt for a message."""
     return " ".join(repr(part) if isinstance(part, str) else f"[{describe(part[1])}]" for part in parts)

@@ -121,7 +121,6 @@ def test_dummy_is_the_worst_case(llm: LLM, size: Any) -> None:
         {"resample": 0},
         {"padding_value": 0.0},
         {"padding_mode": "edge"},
-        {"do_resize": False},
     ],
     ids=str,
 )
@@ -131,6 +130,16 @@ def test_processor_arguments(llm: LLM, processor: Any, kwargs: dict[str, Any]) -
     got = process(llm, QUESTION, image, **kwargs)
     assert_same(got, processor(text=QUESTION, images=image, return_tensors="pt", **kwargs))
     assert got.features[0].identifier != process(llm, QUESTION, image).features[0].identifier
+
+
+def test_images_as_large_as_they_are(llm: LLM, processor: Any) -> None:
+    """A request may leave out resizing where its image has no more patches than planned."""
+    small, large = make_image(130, 100), make_image(300, 270)
+    got = process(llm, QUESTION, small, do_resize=False)
+    assert_same(got, processor(text=QUESTION, images=small, return_tensors="pt", do_resize=False))
+    planned = llm.engine.input_processor.mm_processor.profile.max_embeds["image"]
+    with pytest.raises(ProcessorKwargsError, match=rf"^image 0: .* give it 90 embeddings, more than the {planned} for"):
+        process(llm, QUESTION, large, do_resize=False)
 
 
 @pytest.mark.parametrize(

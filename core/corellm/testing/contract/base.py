@@ -79,7 +79,7 @@ class ContractRules(Rules):
         accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
         return list(self.processor_kwargs) or [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
 
-    def taken(self, subject: Subject, modality: str, item: Any, what: str) -> list[MultiModalFeature]:
+    def taken(self, subject: Subject, modality: str, item: Any, what: str, **kwargs: Any) -> list[MultiModalFeature]:
         """Return an item processed, as a list of one, or an empty list where it is refused with a `RequestError`.
 
         Args:
@@ -87,12 +87,13 @@ class ContractRules(Rules):
             modality: the item's.
             item: of any size and form.
             what: describes the item in the message of another error.
+            **kwargs: the request's `mm_processor_kwargs`.
         """
         __tracebackhide__ = True
         fix = "refuse what cannot be processed with a MediaError that says why"
         with self.expecting(f"{what} is taken, or refused with a RequestError", hook="call_hf_processor", fix=fix):
             try:
-                return subject.features(modality, item)
+                return subject.features(modality, item, **kwargs)
             except RequestError:
                 return []
 

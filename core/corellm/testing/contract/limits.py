@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ from corellm.errors import MediaTooLargeError, MultiModalError, RequestError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.subject import Subject, describe, extreme_items
+from corellm.testing.subject import Subject, describe, extreme_items, large_item
 
 OPERATORS_BOUNDS = {
     "image": {"max_image_pixels": 400},
@@ -19,6 +20,16 @@ OPERATORS_BOUNDS = {
     "audio": {"max_audio_seconds": 0.05},
 }
 """Bounds below the smallest item of `Subject.item`."""
+ENLARGING: Sequence[Mapping[str, Any]] = (
+    {"do_resize": False},
+    {"do_resize": False, "do_center_crop": False},
+    {"do_resize": False, "do_pad": False},
+    {"min_pixels": 10**6, "max_pixels": 10**6},
+    {"num_frames": 64},
+    {"fps": 100.0},
+    {"truncation": False},
+)
+"""A request's arguments that, where the processor takes them, may give an item more embeddings than planned."""
 
 
 class LimitRules(ContractRules):
@@ -184,6 +195,21 @@ class LimitRules(ContractRules):
                         expected=f"{describe(item)} becomes at most {most} tokens",
                         got=feature.placeholder.length,
                         fix="make the dummy larger and state more in get_mm_max_tokens_per_item, or refuse the item",
+                    )
+
+    def test_arguments_keep_to_the_plan(self, subject: Subject) -> None:
+        """Whatever a request's arguments, a large item has at most as many embeddings as planned for, or is refused."""
+        for modality in subject.modalities:
+            planned, item = subject.processor.profile.max_embeds[modality], large_item(subject, modality)
+            for kwargs in ENLARGING:
+                what = f"{describe(item)} with {dict(kwargs)}"
+                for feature in self.taken(subject, modality, item, what, **kwargs):
+                    self.require(
+                        feature.placeholder.num_embeds <= planned,
+                        "call_hf_processor",
+                        expected=f"{what} has at most {planned} embeddings",
+                        got=feature.placeholder.num_embeds,
+                        fix="refuse such an item, or such arguments, with a ProcessorKwargsError",
                     )
 
     def _stated(self, subject: Subject) -> Any:
