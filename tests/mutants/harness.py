@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,11 @@ class Verdict:
         """Return the failure of a rule; without parameters, that of its first case to fail."""
         return next((broken for name, broken in self.caught.items() if rule in (name, name.partition("[")[0])), None)
 
+    def tells(self, mutant: Mutant) -> bool:
+        """Whether the first rule that broke names a hook with the mutant's mistake."""
+        first = next(iter(self.caught.values()), None)
+        return first is not None and not set(mutant.hooks).isdisjoint(hooks_named(first))
+
     def __str__(self) -> str:
         """Return the verdict as the message of a failing test."""
         lines = [f"kept: {', '.join(self.passed) or 'none'}"]
@@ -49,6 +55,11 @@ class Verdict:
         lines += [f"{rule} crashed:\n{trace}" for rule, trace in self.crashed.items()]
         lines += [f"{rule} was not run: {why}" for rule, why in self.not_run.items()]
         return "\n".join(lines)
+
+
+def hooks_named(broken: ContractBroken) -> set[str]:
+    """Return the hooks that a failure says to look at."""
+    return set(re.split(", | and | or ", broken.hook))
 
 
 class Edit(Protocol):

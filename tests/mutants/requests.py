@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import LLAVA, QWEN2
+from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2, QWEN_VL
 
 MUTANTS = (
     # --- arguments ----------------------------------------------------------------------------------------------------
@@ -77,6 +77,75 @@ MUTANTS = (
         """,
     ),
     # --- the same every time ------------------------------------------------------------------------------------------
+    LLAVA.given(
+        "a number of calls goes into pixels",
+        "test_the_same_request_twice_gives_the_same",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            self.calls = getattr(self, "calls", 0) + 1
+            return {"pixel_values": outputs["pixel_values"] + 0.01 * self.calls}
+        """,
+    ),
+    FUYU.given(
+        "every second prompt has a token more",
+        "test_the_same_request_twice_gives_the_same",
+        "apply_hf_processor_tokens_only",
+        """
+        @hookimpl(wrapper=True)
+        def apply_hf_processor_tokens_only(self):
+            token_ids = yield
+            self.odd = not getattr(self, "odd", False)
+            return [*token_ids, token_ids[-1]] if self.odd else token_ids
+        """,
+    ),
+    LLAVA.edited(
+        "an image takes as many tokens as it was asked for",
+        "test_the_same_request_twice_gives_the_same",
+        "get_prompt_updates",
+        old="            return [token] * count\n",
+        new="            self.asked = getattr(self, 'asked', 0) + 1\n"
+        "            return [token] * (count + (self.asked > 1) * self.asked)\n",
+    ),
+    AUDIO.edited(
+        "embeddings are scaled by the number of calls",
+        "test_the_same_request_twice_gives_the_same",
+        "get_multimodal_embeddings",
+        old="return [item[:count] for",
+        new="self.calls = getattr(self, 'calls', 0) + 1\n        return [item[:count] * self.calls for",
+    ),
+    QWEN_VL.given(
+        "logits are scaled by the last one's size",
+        "test_the_same_request_twice_gives_the_same",
+        "compute_logits",
+        """
+        @hookimpl
+        def compute_logits(self, model, hidden_states):
+            logits = model.get_output_embeddings()(hidden_states)
+            before, self.scale = getattr(self, "scale", 1.0), float(logits.abs().mean())
+            return logits * before
+        """,
+    ),
+    LLAVA.given(
+        "the decoder's first layer counts its calls",
+        "test_the_same_request_twice_gives_the_same",
+        "load_model",
+        """
+        @hookimpl(wrapper=True)
+        def load_model(self):
+            model = yield
+            self.calls = 0
+
+            def grow(layer, given, output):
+                self.calls += 1
+                return output * (1 + 0.01 * self.calls)
+
+            model.model.language_model.layers[0].mlp.register_forward_hook(grow)
+            return model
+        """,
+    ),
     LLAVA.given(
         "noise is added to pixels",
         "test_cached_equals_uncached",

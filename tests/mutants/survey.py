@@ -1,7 +1,8 @@
 """Runs the whole contract on every mutant and prints which rules catch it: `python -m tests.mutants.survey [WORD ...]`.
 
 Words choose mutants by what is wrong with them. Before them come their plugins' unchanged copies, which must keep every
-rule. It takes some ten seconds for each.
+rule. A mutant is told rightly where the first rule that it breaks, which its author reads first, names a hook with the
+mistake. It takes some ten seconds for each.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main(words: Sequence[str]) -> int:
     transformers.logging.disable_progress_bar()
     chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.wrong for word in words)]
     catches, faults = Counter[str](), 0
+    of_family, caught, told = Counter[str](), Counter[str](), Counter[str]()
     for contract in dict.fromkeys(mutant.contract for mutant in chosen):
         with tempfile.TemporaryDirectory() as where:
             verdict = examine(contract, (), Path(where))
@@ -46,7 +48,13 @@ def main(words: Sequence[str]) -> int:
             verdict = examine(mutant.contract, (), Path(where), mutant)
         print(_told(mutant, verdict), flush=True)
         catches.update({rule.partition("[")[0] for rule in verdict.caught})
+        of_family[mutant.family] += 1
+        caught[mutant.family] += bool(verdict.caught)
+        told[mutant.family] += verdict.tells(mutant)
         faults += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
+    print("\nmutants of each family, how many are caught, and how many of them are told rightly:")
+    for family, count in of_family.items():
+        print(f"  {family:<11} {count:4} mutants {caught[family]:4} caught {told[family]:4} told rightly")
     print(f"\n{len(chosen)} mutants; of each rule, how many it caught:")
     for rule in rules_of(AdapterContract):
         print(f"  {catches[rule]:4} {rule}")

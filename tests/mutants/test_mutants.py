@@ -17,7 +17,7 @@ import pytest
 import corellm_llava
 from corellm.testing import AdapterContract
 from corellm.testing.rules import rules_of
-from tests.mutants.harness import examine
+from tests.mutants.harness import examine, hooks_named
 from tests.mutants.mutant import LLAVA, Mutant
 from tests.mutants.mutants import CONTRACTS, MUTANTS, PARTS
 
@@ -34,7 +34,7 @@ class Part:
         verdict = examine(mutant.contract, [mutant.rule], tmp_path, mutant)
         broken = verdict.broken(mutant.rule)
         assert broken is not None, str(verdict)
-        assert set(re.split(", | and | or ", broken.hook)) & set(mutant.hooks), str(broken)
+        assert hooks_named(broken) & set(mutant.hooks), str(broken)
         first, *lines = str(broken).splitlines()
         assert first == f"{broken.hook} breaks a rule of the contract"
         parts = [re.match(r"  (rule|expected|got|fix)  +\S", line) for line in lines]

@@ -144,6 +144,16 @@ class Subject:
 
     # --- the encoder ------------------------------------------------------------------------------------------------
 
+    def embed_mask(self, processed: ProcessedPrompt) -> Any:
+        """Return which tokens of a processed prompt take embeddings, `[tokens]` bool."""
+        import torch
+
+        mask = torch.zeros(len(processed.token_ids), dtype=torch.bool)
+        for feature in processed.features:
+            place = feature.placeholder
+            mask[place.offset : place.end] = torch.tensor(place.is_embed or (True,) * place.length)
+        return mask
+
     def embed(self, features: Sequence[MultiModalFeature]) -> list[Any]:
         """Return the encoder's embeddings of items that can be joined, unchecked: one entry per item."""
         import torch

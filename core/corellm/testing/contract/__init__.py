@@ -21,13 +21,14 @@ from corellm.testing.contract.media import MediaRules
 from corellm.testing.contract.packaging import PackagingRules
 from corellm.testing.contract.placeholders import PlaceholderRules
 from corellm.testing.contract.processing import ProcessingRules
+from corellm.testing.contract.repetition import RepetitionRules
 from corellm.testing.contract.surroundings import SurroundingsRules
 from corellm.testing.contract.weights import WeightRules
 
 __all__ = ["AdapterContract", "TextContract"]
 
 
-class TextContract(EngineRules, TurnRules, WeightRules, PackagingRules):
+class TextContract(EngineRules, TurnRules, WeightRules, RepetitionRules, PackagingRules):
     """The rules for an adapter that takes no items: `supported_mm_limits = {}`."""
 
 
@@ -43,6 +44,7 @@ class AdapterContract(
     IndependenceRules,
     ProcessingRules,
     WeightRules,
+    RepetitionRules,
     PackagingRules,
 ):
     """Every rule. A subclass sets `adapter`; `ContractRules` has the other attributes it may set."""

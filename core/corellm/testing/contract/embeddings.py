@@ -132,10 +132,7 @@ class EmbeddingRules(ContractRules):
         """Return the embeddings of a part of a prompt, as the engine makes them."""
         import torch
 
-        mask = torch.zeros(len(processed.token_ids), dtype=torch.bool)
-        for feature in processed.features:
-            place = feature.placeholder
-            mask[place.offset : place.end] = torch.tensor(place.is_embed or (True,) * place.length)
+        mask = subject.embed_mask(processed)
         before = [0, *accumulate(mask.int().tolist())]
         chunk = mask[start:end]
         ids = torch.tensor(processed.token_ids)[start:end].masked_fill(chunk, 0)

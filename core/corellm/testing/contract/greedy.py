@@ -129,11 +129,9 @@ class GreedyRules(ContractRules):
             got=output.prompt_token_ids,
             fix="expand the prompt as the Hugging Face processor does",
         )
-        completion = output.outputs[0]
-        assert completion.logprobs is not None
-        logprobs = [p[t].logprob for p, t in zip(completion.logprobs, completion.token_ids, strict=True)]
+        tokens, logprobs = tokens_and_logprobs(output)
         worst = max((abs(a - b) for a, b in zip(logprobs, want.logprobs, strict=True)), default=0.0)
-        same = completion.token_ids == want.token_ids
+        same = tokens == want.token_ids
         if with_items:
             hook = "get_multimodal_embeddings, merge_multimodal_embeddings or get_rope_positions"
             fix = (
@@ -150,9 +148,17 @@ class GreedyRules(ContractRules):
             same and worst <= TOLERANCE,
             hook,
             expected=f"for {what}: {want.token_ids}",
-            got=f"{'the same' if same else completion.token_ids}, log-probabilities up to {worst:.2g} off",
+            got=f"{'the same' if same else tokens}, log-probabilities up to {worst:.2g} off",
             fix=fix,
         )
+
+
+def tokens_and_logprobs(output: RequestOutput) -> tuple[list[int], list[float]]:
+    """Return the tokens of an output that was asked for with `logprobs`, and the log-probability of each."""
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    tokens = list(completion.token_ids)
+    return tokens, [place[token].logprob for place, token in zip(completion.logprobs, tokens, strict=True)]
 
 
 def _cases(subject: Subject) -> Iterator[Case]:

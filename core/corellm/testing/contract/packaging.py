@@ -7,14 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from corellm.errors import ContractError
 from corellm.hookspecs import CONTRACT_VERSION
-from corellm.llm import LLM
 from corellm.plugin.adapters import find_adapter
 from corellm.plugin.contract import CONTRACT, contract_versions
-from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject
@@ -75,7 +71,7 @@ class PackagingRules(ContractRules):
     def test_the_tiny_checkpoint_is_deterministic(self, tmp_path: Path) -> None:
         """The same seed writes the same files; another seed writes other weights of the same model."""
         first, again, other = (
-            _files(self.make_checkpoint(tmp_path / name, seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+            files_of(self.make_checkpoint(tmp_path / name, seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))
         )
         self.require(
             first == again,
@@ -121,44 +117,7 @@ class PackagingRules(ContractRules):
             fix="return model.eval()",
         )
 
-    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    def test_half_precision(self, subject: Subject, dtype: str, tmp_path: Path) -> None:
-        """In half precision the weights are of that type, and outputs begin as in full precision, but for rounding.
 
-        Loading leaves the process's default dtype and the checkpoint's files unchanged.
-        """
-        import torch
-
-        half = getattr(torch, dtype)
-        before = torch.get_default_dtype(), _files(self.make_checkpoint(tmp_path / "never loaded"))
-        prompts = subject.requests(0)
-        fix = "load in load_config.dtype, and make tensors of your own like those that the hook is given"
-        with (
-            self.expecting(f"{dtype} is served", hook="get_multimodal_embeddings", fix=fix),
-            LLM(str(subject.checkpoint), dtype=dtype) as llm,
-        ):
-            model, hooks = llm.engine.runner.model, llm.engine.input_processor.mm_processor.hooks
-            got = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).dtype
-            self.require(got == half, "load_model", expected=f"embeddings of {dtype}", got=got, fix=fix)
-            params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
-            outputs = [each.generate(prompts, params, use_tqdm=False) for each in (subject.llm, llm)]
-        likely = [[set((one.outputs[0].logprobs or [{}])[0]) for one in given] for given in outputs]
-        shared = [len(full & rounded) for full, rounded in zip(*likely, strict=True)]
-        self.require(
-            min(shared) >= 10,
-            "merge_multimodal_embeddings or get_multimodal_embeddings",
-            expected="of the 20 likeliest first tokens most are those of full precision, for every modality",
-            got=dict(zip(subject.modalities or ["text"], shared, strict=True)),
-            fix="compute in the dtype of what the hook is given, and treat no dtype apart",
-        )
-        self.require(
-            before == (torch.get_default_dtype(), _files(subject.checkpoint)),
-            "load_model",
-            expected="the process's default dtype and the checkpoint's files as they were",
-            got="others",
-            fix="pass the dtype on to what needs it, and write nothing",
-        )
-
-
-def _files(path: Path) -> Mapping[str, bytes]:
+def files_of(path: Path) -> Mapping[str, bytes]:
+    """Return the contents of a directory's files by name."""
     return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
