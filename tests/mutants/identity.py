@@ -96,6 +96,37 @@ MUTANTS = (
         old="        return features\n",
         new='        self.__dict__.setdefault("kept", []).append(features)\n        return features\n',
     ),
+    LLAVA.given(
+        "the output of the processor is kept, of every image",
+        "test_nothing_is_kept",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            self.__dict__.setdefault("kept", []).append(outputs)
+            return outputs
+        """,
+    ),
+    LLAVA.given(
+        "every image is kept",
+        "test_nothing_is_kept",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True, tryfirst=True)
+        def call_hf_processor(self, mm_data):
+            self.__dict__.setdefault("kept", []).extend(mm_data["image"])
+            return (yield)
+        """,
+    ),
+    LLAVA.edited(
+        "copies of the embeddings are kept",
+        "test_nothing_is_kept",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new='        self.__dict__.setdefault("kept", []).extend(part.clone() for part in features)\n'
+        "        return features\n",
+    ),
     FUYU.edited(
         "random numbers are seeded for all",
         "test_the_process_is_left_alone",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2, QWEN_VL
+from tests.mutants.mutant import AUDIO, LLAVA, QWEN2, QWEN_VL
 
 MUTANTS = (
     # --- arguments ----------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ MUTANTS = (
             return {"pixel_values": outputs["pixel_values"] + 0.01 * self.calls}
         """,
     ),
-    FUYU.given(
+    LLAVA.given(
         "every second prompt has a token more",
         "test_the_same_request_twice_gives_the_same",
         "apply_hf_processor_tokens_only",

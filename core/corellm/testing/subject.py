@@ -63,6 +63,14 @@ class Subject:
         rate = self.sampling_rate
         return make_audio(rate // 10 + 1501 * seed % rate, rate, seed)
 
+    def alike(self, modality: str, seed: int) -> Any:
+        """Return an item whose tokens are those of any seed, and whose content is not."""
+        if modality == "image":
+            return make_image(60, 50, seed)
+        if modality == "video":
+            return make_video(4, 60, 50, seed)
+        return make_audio(self.sampling_rate // 2, self.sampling_rate, seed)
+
     @property
     def sampling_rate(self) -> int:
         """Samples per second of the model's audio."""

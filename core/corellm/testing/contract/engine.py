@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.greedy import QUESTIONS, Examination, GreedyRules
-from corellm.testing.items import make_audio, make_image, make_video
 from corellm.testing.subject import Subject, same_data
 
 
@@ -83,7 +80,7 @@ class ItemEngineRules(EngineRules):
         """Two items behind equal token ids never share blocks of the prefix cache; an item and itself do."""
         params = SamplingParams(temperature=0, max_tokens=8, min_tokens=8, logprobs=0)
         for modality in subject.modalities:
-            item, other = (_alike(subject, modality, seed) for seed in (1, 2))
+            item, other = (subject.alike(modality, seed) for seed in (1, 2))
             text = subject.placeholder(modality) + QUESTIONS[2] * 2
             requests = [{"prompt": text, "multi_modal_data": {modality: given}} for given in (item, other, item)]
             with self.expecting("items are processed"):
@@ -126,15 +123,6 @@ class ItemEngineRules(EngineRules):
             )
             want = subject.reference.generate(text, {modality: [other]}, {}, 8)
             self.equal(second, want, f"one {modality} after another with the same tokens", with_items=True)
-
-
-def _alike(subject: Subject, modality: str, seed: int) -> Any:
-    """Return an item whose tokens are those of any seed, and whose content is not."""
-    if modality == "image":
-        return make_image(60, 50, seed)
-    if modality == "video":
-        return make_video(4, 60, 50, seed)
-    return make_audio(subject.sampling_rate // 2, subject.sampling_rate, seed)
 
 
 def _token_ids(output: RequestOutput) -> list[int]:

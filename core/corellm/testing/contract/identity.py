@@ -7,11 +7,11 @@ import gc
 import pickle
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
 from corellm.testing.contract.base import ContractRules
+from corellm.testing.listening import bytes_alive, seen
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject, describe
 
@@ -172,24 +172,44 @@ class IdentityRules(ContractRules):
                     )
 
     def test_nothing_is_kept(self, subject: Subject) -> None:
-        """An item's tensors and embeddings are freed when its request is finished and no cache holds them."""
+        """An item, its tensors and its embeddings are freed when its request is finished and no cache holds them.
+
+        Neither they nor copies of them stay.
+        """
         inputs = subject.fresh(mm_processor_cache_gb=0)
+
+        def use(modality: str, seed: int, *, embeds: bool = True) -> int:
+            """Process an item, and embed it; return the bytes of its tensors or of its embeddings, the fewer."""
+            text, media = subject.prompt([(modality, subject.alike(modality, seed)), "What?"])
+            features = subject.process(text, media, inputs=inputs).features
+            embeddings = subject.embed(features) if embeds else []
+            return min([features[0].data.nbytes, *(int(part.nbytes) for part in embeddings)])
+
+        fix = "keep nothing of a request: the core's bounded caches do"
         for modality in subject.modalities:
-            text, media = subject.prompt([(modality, subject.item(modality, 8)), "What?"])
-            with self.expecting("an item is processed and embedded"):
-                features = subject.process(text, media, inputs=inputs).features
-                embeddings = subject.embed(features)
-            held = {name: elem.data for name, elem in features[0].data.items()} | {"its embeddings": embeddings[0]}
-            alive = {name: weakref.ref(data) for name, data in held.items() if hasattr(data, "__weakref__")}
-            del features, embeddings, held
-            gc.collect()
-            left = sorted(name for name, reference in alive.items() if reference() is not None)
+            for hook, embeds in (("call_hf_processor", False), ("get_multimodal_embeddings", True)):
+                with self.expecting("an item is processed and embedded"), seen(subject) as found:
+                    smallest = use(modality, 1, embeds=embeds)
+                gc.collect()
+                left = sorted({one.name for one in found if one.is_alive()})
+                self.require(
+                    not left,
+                    hook,
+                    expected="nothing of an item is alive after its request",
+                    got=f"still there: {', '.join(left)}",
+                    fix=fix,
+                )
+            before = bytes_alive()
+            with self.expecting("more items are processed and embedded"):
+                for seed in (2, 3, 4):
+                    use(modality, seed)
+            grown = bytes_alive() - before
             self.require(
-                not left,
+                grown < smallest,
                 "call_hf_processor or get_multimodal_embeddings",
-                expected="nothing of an item is alive after its request",
-                got=f"still there: {', '.join(left)}",
-                fix="keep nothing of a request: the core's bounded caches do",
+                expected=f"after three more {modality}s of the same size, no more memory in tensors and arrays",
+                got=f"{grown} bytes more",
+                fix=fix,
             )
 
     def test_a_thousand_items_stay_within_the_cache(self, subject: Subject) -> None:
