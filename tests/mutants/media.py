@@ -101,4 +101,40 @@ MUTANTS = (
             return Parser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=rate)
         """,
     ),
+    # --- values of zero -----------------------------------------------------------------------------------------------
+    LLAVA.given(
+        "images of zeros are dropped by the processor",
+        "test_plain_items_equal_the_hf_processor",
+        ("call_hf_processor", "get_mm_fields_config"),
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            pixels = outputs["pixel_values"]
+            return {"pixel_values": pixels[pixels.flatten(1).any(1)]}
+        """,
+    ),
+    AUDIO.edited(
+        "silent samples are dropped",
+        "test_plain_items_equal_the_hf_processor",
+        "call_hf_processor",
+        old='            mm_data["audio"], sampling_rate=rate,',
+        new='            [samples[samples != 0] for samples in mm_data["audio"]], sampling_rate=rate,',
+    ),
+    LLAVA.edited(
+        "images of zeros are dropped by the encoder",
+        "test_plain_items_reach_the_answers",
+        "get_multimodal_embeddings",
+        old='model.get_image_features(mm_kwargs["pixel_values"])',
+        new="model.get_image_features(\n"
+        '            mm_kwargs["pixel_values"][mm_kwargs["pixel_values"].flatten(1).any(1)]\n'
+        "        )",
+    ),
+    FUYU.edited(
+        "patches of zeros are taken for padding",
+        "test_plain_items_reach_the_answers",
+        "get_multimodal_embeddings",
+        old="model.model.vision_embed_tokens(patches.flatten(0, 1))",
+        new="model.model.vision_embed_tokens(patches.flatten(0, 1)) * patches.flatten(0, 1).any(1, keepdim=True)",
+    ),
 )

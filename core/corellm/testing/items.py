@@ -1,4 +1,4 @@
-"""Media for tests: random items of any size, one of each seed, and odd forms of images."""
+"""Media for tests: random items of any size, one of each seed, odd forms of images, and items without content."""
 
 from __future__ import annotations
 
@@ -84,6 +84,29 @@ def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
     whole = (32767 * make_audio(rate // 2, rate, 5).clip(-1, 1)).astype(np.int16)
     audio = whole.astype(np.float32) / 32768
     return audio, {"floats with their rate": (audio, rate), "integers": (whole, rate), "a WAV file": _wav(whole, rate)}
+
+
+def plain_items(modality: str, rate: int) -> dict[str, Any]:
+    """Return `{description: item}`: black, of one colour, silent. Models take crops of zeros for padding.
+
+    Args:
+        modality: of the items.
+        rate: of audio, samples per second.
+    """
+    import numpy as np
+    from PIL import Image as images
+
+    if modality == "audio":
+        return {"silence": np.zeros(rate // 2, np.float32)}
+    black, coloured = np.zeros((50, 60, 3), np.uint8), np.full((50, 60, 3), (90, 140, 200), np.uint8)
+    if modality == "video":
+        return {
+            "a black video": (np.stack([black] * 4), {"fps": 4.0}),
+            "a video of one colour": (np.stack([coloured] * 4), {"fps": 4.0}),
+        }
+    half = np.concatenate([np.array(make_image(60, 50, 6)), black], axis=1)
+    pixels = {"a black image": black, "an image of one colour": coloured, "a half black image": half}
+    return {what: images.fromarray(image) for what, image in pixels.items()}
 
 
 def _wav(samples: np.ndarray[Any, Any], rate: int) -> bytes:

@@ -76,10 +76,20 @@ class ContractRules(Rules):
 
     def arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
         """Return the processor arguments to try: the author's, else the usual ones that are accepted."""
-        accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
-        return list(self.processor_kwargs) or [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
+        return list(self.processor_kwargs) or self._usual_arguments(subject)
 
-    def taken(self, subject: Subject, modality: str, item: Any, what: str, **kwargs: Any) -> list[MultiModalFeature]:
+    def every_argument(self, subject: Subject) -> list[Mapping[str, Any]]:
+        """Return no arguments, the author's, and the usual ones that the processor takes, if not the adapter."""
+        known = [{}, *self.processor_kwargs]
+        return known + [kwargs for kwargs in self._usual_arguments(subject) if kwargs not in known]
+
+    def _usual_arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
+        accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
+        return [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
+
+    def taken(
+        self, subject: Subject, modality: str, item: Any, what: str, kwargs: Mapping[str, Any] | None = None
+    ) -> list[MultiModalFeature]:
         """Return an item processed, as a list of one, or an empty list where it is refused with a `RequestError`.
 
         Args:
@@ -87,13 +97,13 @@ class ContractRules(Rules):
             modality: the item's.
             item: of any size and form.
             what: describes the item in the message of another error.
-            **kwargs: the request's `mm_processor_kwargs`.
+            kwargs: the request's `mm_processor_kwargs`.
         """
         __tracebackhide__ = True
         fix = "refuse what cannot be processed with a MediaError that says why"
         with self.expecting(f"{what} is taken, or refused with a RequestError", hook="call_hf_processor", fix=fix):
             try:
-                return subject.features(modality, item, **kwargs)
+                return subject.features(modality, item, **(kwargs or {}))
             except RequestError:
                 return []
 

@@ -203,7 +203,7 @@ class LimitRules(ContractRules):
             planned, item = subject.processor.profile.max_embeds[modality], large_item(subject, modality)
             for kwargs in ENLARGING:
                 what = f"{describe(item)} with {dict(kwargs)}"
-                for feature in self.taken(subject, modality, item, what, **kwargs):
+                for feature in self.taken(subject, modality, item, what, kwargs):
                     self.require(
                         feature.placeholder.num_embeds <= planned,
                         "call_hf_processor",

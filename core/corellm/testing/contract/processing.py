@@ -14,6 +14,7 @@ from corellm.llm import LLM
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.fields import TEXT_TENSORS, MultiModalKwargsItem, split_items
 from corellm.testing.contract.base import FEW, ContractRules
+from corellm.testing.items import plain_items
 from corellm.testing.subject import Part, Subject, describe, describe_prompt, extreme_items
 
 WORDS = st.text(
@@ -81,6 +82,22 @@ class ProcessingRules(ContractRules):
                 got=f"{compared} of {len(extreme_items(subject, modality))}",
                 fix="refuse only what the processor cannot take",
             )
+
+    def test_plain_items_equal_the_hf_processor(self, subject: Subject) -> None:
+        """Black items, those of one colour and silence become the processor's tensors, with every argument, too.
+
+        Values of zero are not padding, be they pixels or, with `do_normalize=False`, what the encoder gets.
+        """
+        for modality in subject.modalities:
+            rate = subject.sampling_rate if modality == "audio" else 0
+            for what, item in plain_items(modality, rate).items():
+                parts: list[Part] = [f"{what}: ", (modality, item)]
+                for kwargs in self.every_argument(subject):
+                    if kwargs and not self.taken(subject, modality, item, f"{what} with {dict(kwargs)}", kwargs):
+                        continue
+                    with self.expecting(f"{what} is processed", fix="take zeros as any other values"):
+                        got = subject.process(*subject.prompt(parts), kwargs)
+                    self._same_as_reference(subject, parts, got, self._reference(subject, parts, kwargs), kwargs)
 
     def test_operators_arguments_hold_for_every_request(self, subject: Subject) -> None:
         """Arguments given when the model is loaded apply to every request, as if it had brought them."""
