@@ -209,4 +209,84 @@ MUTANTS = (
         old='model.get_image_features(mm_kwargs["pixel_values"])',
         new='model.get_image_features(mm_kwargs["pixel_values"].sub_(0.1))',
     ),
+    # --- the caller's own data ----------------------------------------------------------------------------------------
+    LLAVA.given(
+        "the caller's image is made smaller in place",
+        "test_inputs_are_not_changed",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_image(self, value):
+                    if hasattr(value, "thumbnail"):
+                        value.thumbnail((32, 32))
+                    return super().load_image(value)
+
+            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        """,
+    ),
+    LLAVA.given(
+        "the image is made smaller in place",
+        "test_inputs_are_not_changed",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self, mm_data):
+            mm_data["image"][0].thumbnail((32, 32))
+            return (yield)
+        """,
+    ),
+    LLAVA.given(
+        "a number is taken out of a list of the caller's arguments",
+        "test_inputs_are_not_changed",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self, mm_kwargs):
+            outputs = yield
+            if "image_mean" in mm_kwargs:
+                mm_kwargs["image_mean"].pop()
+            return outputs
+        """,
+    ),
+    QWEN2.given(
+        "the first frame is made black in the caller's video",
+        "test_inputs_are_not_changed",
+        "get_data_parser",
+        """
+        @hookimpl
+        def get_data_parser(self):
+            from corellm.multimodal import DataParser
+
+            class Parser(DataParser):
+                def load_video(self, value):
+                    if isinstance(value, tuple) and hasattr(value[0], "fill"):
+                        value[0][0] = 0
+                    return super().load_video(value)
+
+            return Parser()
+        """,
+    ),
+    AUDIO.edited(
+        "samples are scaled in place",
+        "test_inputs_are_not_changed",
+        "call_hf_processor",
+        old='        truncation = mm_kwargs.get("truncation", False)\n',
+        new='        mm_data["audio"][0][:] /= 2\n        truncation = mm_kwargs.get("truncation", False)\n',
+    ),
+    LLAVA.given(
+        "messages are changed by the template",
+        "test_inputs_are_not_changed",
+        "make_context",
+        """
+        @hookimpl(wrapper=True)
+        def make_context(self, messages):
+            chat = yield
+            messages[0]["content"].pop()
+            return chat
+        """,
+    ),
 )

@@ -5,9 +5,12 @@ Knows what each hook is given; knows no rule.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.errors import RequestError
 from corellm.testing.subject import Part, Subject
 
@@ -15,42 +18,58 @@ HookCall = tuple[str, Callable[[], Any]]
 """A hook's name, and a function that calls it and returns its result."""
 
 
-def hook_calls(
-    subject: Subject, modality: str | None, item: Any = None, kwargs: Mapping[str, Any] | None = None
-) -> Iterator[HookCall]:
-    """Yield the calls for a request with one item, in their order; each gets what the ones before it returned.
+@dataclass(frozen=True)
+class Request:
+    """What a caller gives: one item or none, in a prompt and in a conversation."""
 
-    Args:
-        subject: the model.
-        modality: of the item; None for a request of text alone.
-        item: as a user gives it.
-        kwargs: the request's `mm_processor_kwargs`.
-    """
+    modality: str | None
+    tokens: list[int]
+    """The prompt."""
+    media: dict[str, list[Any]]
+    messages: list[dict[str, Any]]
+    """The conversation."""
+    kwargs: dict[str, Any]
+    """`mm_processor_kwargs` of both."""
+
+    @classmethod
+    def of(
+        cls, subject: Subject, modality: str | None, item: Any = None, kwargs: Mapping[str, Any] | None = None
+    ) -> Request:
+        """Return a request with one item, or of text alone where `modality` is None."""
+        parts: list[Part] = [(modality, item), "What?"] if modality is not None else ["What?"]
+        text, media = subject.prompt(parts)
+        shown = [{"type": modality, modality: item}] if modality is not None else []
+        messages = [{"role": "user", "content": [*shown, {"type": "text", "text": "What?"}]}]
+        tokens = list(subject.context.tokenizer(text)["input_ids"])
+        return cls(modality, tokens, media, messages, copy.deepcopy(dict(kwargs or {})))
+
+
+def hook_calls(subject: Subject, request: Request) -> Iterator[HookCall]:
+    """Yield the calls for a request, in their order; each gets what the ones before it returned."""
     hooks, inputs = subject.hooks, subject.fresh()  # with a cache: its item is processed once
-    parts: list[Part] = [(modality, item), "What?"] if modality is not None else ["What?"]
-    text, media = subject.prompt(parts)
-    if modality is not None:
-        yield from _item_calls(subject, modality, media, kwargs)
-    tokens = list(subject.context.tokenizer(text)["input_ids"])
-    counts = {name: len(items) for name, items in media.items()}
+    if request.modality is not None:
+        yield from _item_calls(subject, request.modality, request)
+    counts = {name: len(items) for name, items in request.media.items()}
     yield (
         "apply_hf_processor_tokens_only",
-        lambda: hooks.apply_hf_processor_tokens_only(token_ids=list(tokens), mm_counts=counts),
+        lambda: hooks.apply_hf_processor_tokens_only(token_ids=list(request.tokens), mm_counts=counts),
     )
-    yield "get_prompt_updates", lambda: subject.process(tokens, media, kwargs, inputs=inputs)
-    yield "make_context", lambda: _chat(subject, modality, item, kwargs)
-    yield from _model_calls(subject, subject.process(tokens, media, kwargs, inputs=inputs))
+
+    def process() -> ProcessedPrompt:
+        return subject.process(request.tokens, request.media, request.kwargs, inputs=inputs)
+
+    yield "get_prompt_updates", process
+    yield "make_context", lambda: _chat(inputs, request)
+    yield from _model_calls(subject, process())
 
 
-def _item_calls(
-    subject: Subject, modality: str, media: Mapping[str, Any], kwargs: Mapping[str, Any] | None
-) -> Iterator[HookCall]:
+def _item_calls(subject: Subject, modality: str, request: Request) -> Iterator[HookCall]:
     """Yield the calls that make tensors of an item."""
     hooks, processor = subject.hooks, subject.processor
     yield "get_placeholder_str", lambda: hooks.get_placeholder_str(modality=modality, index=0)
     yield "get_dummy_text", lambda: hooks.get_dummy_text(mm_counts={modality: 1})
-    yield "get_data_parser", lambda: processor.parse(media)
-    items, own = processor.parse(media)[modality], processor.kwargs.resolve(kwargs)[modality]
+    yield "get_data_parser", lambda: processor.parse(request.media)
+    items, own = processor.parse(request.media)[modality], processor.kwargs.resolve(request.kwargs)[modality]
     prompt = hooks.get_dummy_text(mm_counts={modality: 1})
 
     def call_hf_processor() -> Mapping[str, Any]:
@@ -61,17 +80,15 @@ def _item_calls(
     yield "get_mm_fields_config", lambda: hooks.get_mm_fields_config(hf_inputs=outputs, mm_kwargs=own)
 
 
-def _chat(subject: Subject, modality: str | None, item: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    """Return a conversation processed; the reason, where the family refuses it."""
-    shown = [{"type": modality, modality: item}] if modality is not None else []
-    messages = [{"role": "user", "content": [*shown, {"type": "text", "text": "What?"}]}]
+def _chat(inputs: InputProcessor, request: Request) -> ProcessedPrompt | str:
+    """Return the conversation processed; the reason, where the family refuses it."""
     try:
-        return subject.inputs.process_chat(messages, mm_processor_kwargs=kwargs)
+        return inputs.process_chat(request.messages, mm_processor_kwargs=request.kwargs)
     except RequestError as error:
         return str(error)
 
 
-def _model_calls(subject: Subject, processed: Any) -> Iterator[HookCall]:
+def _model_calls(subject: Subject, processed: ProcessedPrompt) -> Iterator[HookCall]:
     """Yield the calls that need the model, for a processed prompt."""
     import torch
 

@@ -72,18 +72,34 @@ def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
         rate: of audio, samples per second.
     """
     import numpy as np
+    import torch
 
     if modality == "image":
         image = make_image(40, 30, 5)
-        return image, {"an array": np.array(image), "the bytes of a PNG file": _encoded(image, "PNG")}
+        pixels, file = np.array(image), _encoded(image, "PNG")
+        return image, {
+            "an array": pixels,
+            "a tensor": torch.from_numpy(pixels.transpose(2, 0, 1).copy()),
+            "the bytes of a PNG file": file,
+            "a PNG file in a bytearray": bytearray(file),
+        }
     if modality == "video":
         frames, metadata = make_video(4, 60, 50, 5)
         from PIL import Image as images
 
-        return (frames, metadata), {"a list of images": ([images.fromarray(frame) for frame in frames], metadata)}
+        return (frames, metadata), {
+            "a list of images": ([images.fromarray(frame) for frame in frames], metadata),
+            "a list of arrays": ([frame.copy() for frame in frames], metadata),
+            "a tensor": (torch.from_numpy(frames.transpose(0, 3, 1, 2).copy()), metadata),
+        }
     whole = (32767 * make_audio(rate // 2, rate, 5).clip(-1, 1)).astype(np.int16)
     audio = whole.astype(np.float32) / 32768
-    return audio, {"floats with their rate": (audio, rate), "integers": (whole, rate), "a WAV file": _wav(whole, rate)}
+    return audio, {
+        "floats with their rate": (audio, rate),
+        "a tensor": torch.from_numpy(audio.copy()),
+        "integers": (whole, rate),
+        "a WAV file": _wav(whole, rate),
+    }
 
 
 def plain_items(modality: str, rate: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Listens to a loaded model's hooks: what they are given and return, what of it stays in memory.
+"""Listens to a loaded model's hooks: what they are given and return, whether they write into it or keep it.
 
 Knows pluggy and the kinds of values that hooks have; knows no rule.
 """
@@ -16,6 +16,7 @@ import pluggy
 
 from corellm.media.type_checks import is_array, is_image, is_tensor
 from corellm.media.video import Video
+from corellm.testing.content import content
 from corellm.testing.subject import Subject
 
 Arguments = Mapping[str, Any]
@@ -39,6 +40,26 @@ def listening(
         yield
     finally:
         undo()
+
+
+@contextmanager
+def changed_arguments(subject: Subject) -> Iterator[list[tuple[str, str]]]:
+    """Fill the list with `(hook, argument)` for each argument that a hook wrote into, `inputs_embeds` excepted."""
+    found: list[tuple[str, str]] = []
+    earlier: dict[int, dict[str, Any]] = {}
+
+    def contents(given: Arguments) -> dict[str, Any]:
+        return {name: content(value) for name, value in given.items() if name != "inputs_embeds"}
+
+    def before(hook: str, given: Arguments) -> None:
+        earlier[id(given)] = contents(given)
+
+    def after(hook: str, given: Arguments, result: Any) -> None:
+        kept = earlier.pop(id(given))
+        found.extend((hook, name) for name, value in contents(given).items() if value != kept[name])
+
+    with listening(subject, before, after):
+        yield found
 
 
 @dataclass(frozen=True)

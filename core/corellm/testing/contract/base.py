@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import itertools
@@ -76,16 +77,16 @@ class ContractRules(Rules):
 
     def arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
         """Return the processor arguments to try: the author's, else the usual ones that are accepted."""
-        return list(self.processor_kwargs) or self._usual_arguments(subject)
+        return copy.deepcopy(list(self.processor_kwargs)) or self._usual_arguments(subject)
 
     def every_argument(self, subject: Subject) -> list[Mapping[str, Any]]:
         """Return no arguments, the author's, and the usual ones that the processor takes, if not the adapter."""
-        known = [{}, *self.processor_kwargs]
+        known: list[Mapping[str, Any]] = [{}, *copy.deepcopy(self.processor_kwargs)]
         return known + [kwargs for kwargs in self._usual_arguments(subject) if kwargs not in known]
 
     def _usual_arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
         accepted = accepted_processor_kwargs(subject.context.hf_processor) or frozenset()
-        return [kwargs for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
+        return [copy.deepcopy(kwargs) for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
 
     def taken(
         self, subject: Subject, modality: str, item: Any, what: str, kwargs: Mapping[str, Any] | None = None

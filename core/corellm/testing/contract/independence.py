@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from corellm.config import KWARGS_GROUPS
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.multimodal.fields import group_joinable, join_items, split_items
+from corellm.testing.content import content
 from corellm.testing.contract.base import ContractRules
+from corellm.testing.hook_calls import Request, hook_calls
+from corellm.testing.items import forms_of
+from corellm.testing.listening import changed_arguments
 from corellm.testing.subject import Subject, describe, describe_prompt
 
 
@@ -110,33 +115,42 @@ class IndependenceRules(ContractRules):
                 )
 
     def test_inputs_are_not_changed(self, subject: Subject) -> None:
-        """Media, arguments, prompts and processed tensors are not modified: others use them, too."""
+        """Media in every form, arguments, prompts, messages and tensors are not modified: others use them, too.
+
+        A hook may write into `inputs_embeds`, and into nothing else that it is given.
+        """
         for modality in subject.modalities:
-            item = subject.item(modality, 5)
-            text, media = subject.prompt([(modality, item), "What?"])
-            kwargs = dict(next(iter(self.arguments(subject)), {}))
-            tokens = list(subject.context.tokenizer(text)["input_ids"])
-            given = (media, kwargs, tokens)
-            before = copy.deepcopy(given)
-            with self.expecting("a request is processed"):
-                features = subject.process(tokens, media, kwargs).features
-            self.require(
-                _plain(given) == _plain(before),
-                "call_hf_processor",
-                expected="the request as it was given",
-                got="it was changed",
-                fix="copy what you change: the item, mm_kwargs and token_ids are the caller's",
+            usual, forms = forms_of(modality, subject.sampling_rate if modality == "audio" else 0)
+            for what, item in {describe(usual): usual, **forms}.items():
+                self._leaves_alone(subject, Request.of(subject, modality, item), what)
+            for kwargs in self.every_argument(subject):
+                for given in (kwargs, {KWARGS_GROUPS[modality]: kwargs}):
+                    what = f"{describe(usual)} with {given}"
+                    if self.taken(subject, modality, usual, what, copy.deepcopy(given)):
+                        self._leaves_alone(subject, Request.of(subject, modality, usual, given), what)
+
+    def _leaves_alone(self, subject: Subject, request: Request, what: str) -> None:
+        """Require that neither a hook nor the adapter's parser changes anything of a request."""
+        __tracebackhide__ = True
+        before = content(request)
+        with self.expecting(f"{what} goes through the hooks"), changed_arguments(subject) as changed:
+            for _, call in hook_calls(subject, request):
+                call()
+        for hook, argument in changed:
+            self.fail(
+                hook,
+                expected=f"{what}: {argument} as it was given",
+                got="the hook wrote into it",
+                fix="copy what you change, and what is in it: items, tensors, arguments and messages are the caller's "
+                "or the cache's",
             )
-            data = copy.deepcopy(dict(features[0].data))
-            with self.expecting("the item is embedded"):
-                subject.embed(features)
-            self.require(
-                dict(features[0].data) == data,
-                "get_multimodal_embeddings",
-                expected="the item's tensors as they were",
-                got="the encoder wrote into them",
-                fix="do not write into mm_kwargs: the tensors are the cache's",
-            )
+        self.require(
+            content(request) == before,
+            "get_data_parser",
+            expected=f"{what} and its request as they were given",
+            got="the parser changed them",
+            fix="copy what you change: media are the caller's",
+        )
 
     def test_two_threads_equal_one(self, subject: Subject) -> None:
         """Requests processed by two threads become the same tokens and tensors as one after another."""
@@ -174,12 +188,3 @@ def _difference(one: ProcessedPrompt, other: ProcessedPrompt) -> str:
     if one.token_ids != other.token_ids:
         return f"{len(one.token_ids)} tokens, then {len(other.token_ids)} other ones"
     return "other tensors or placeholders" if one.features != other.features else "nothing"
-
-
-def _plain(value: Any) -> Any:
-    """Return content to compare: images and arrays as bytes."""
-    if isinstance(value, dict):
-        return {key: _plain(element) for key, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(element) for element in value]
-    return (str(type(value)), getattr(value, "size", 0), value.tobytes()) if hasattr(value, "tobytes") else value

@@ -7,7 +7,7 @@ from corellm.sampling_params import SamplingParams
 from corellm.testing.content import content
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.contract.greedy import TOLERANCE, tokens_and_logprobs
-from corellm.testing.hook_calls import hook_calls
+from corellm.testing.hook_calls import Request, hook_calls
 from corellm.testing.subject import Subject
 
 _NO_STATE = (
@@ -26,10 +26,10 @@ class RepetitionRules(ContractRules):
         """
         kinds: list[str | None] = [*subject.modalities] or [None]
         for modality in kinds:
-            item, another = ((modality and subject.item(modality, seed)) for seed in (1, 2))
+            items = [subject.item(modality, seed) if modality is not None else None for seed in (1, 2)]
             with self.expecting("the hooks of a request are called one by one"):
-                calls = zip(hook_calls(subject, modality, item), hook_calls(subject, modality, another), strict=True)
-                for (hook, call), (_, other) in calls:
+                ours, others = (hook_calls(subject, Request.of(subject, modality, item)) for item in items)
+                for (hook, call), (_, other) in zip(ours, others, strict=True):
                     first, at_once = content(call()), content(call())
                     other()
                     for when, again in (("at once", at_once), ("after another request's", content(call()))):
