@@ -33,7 +33,8 @@ Importing the adapter's module must import neither torch nor transformers: keep 
 A hook may take any subset of its arguments, by name; `model` is always the result of `load_model`. The results stated
 below are what the core gets: an implementation may also return None, and then the core's default is called. Hooks
 marked *required* have no default. Hooks run per item, per encoder batch or per load, never per decoded token. What a
-hook raises fails the one request it was called for, or, at load, the load.
+hook raises fails the one request it was called for, or, at load, the load. The same arguments give the same result every
+time; a hook writes into none of them but `inputs_embeds`.
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
 `get_supported_mm_limits`, `get_data_parser`, `get_dummy_*`, `register_processor` (at the first use of
@@ -93,8 +94,9 @@ class AdapterAttributes:
     """`{modality: the prompt text that stands for one item}`: what a media part becomes in a conversation without a
     chat template, and what the Hugging Face processor gets as text with an item. Empty if items have no placeholder.
     Required, unless `get_placeholder_str` or `get_dummy_text` is implemented."""
-    mm_fields_config: Mapping[str, MultiModalFieldConfig]
-    """`{tensor name: how it divides into items}`. Required, unless `get_mm_fields_config` is implemented."""
+    mm_fields_config: Mapping[str, MultiModalFieldConfig | None]
+    """`{tensor name: how it divides into items, or None if the model does not need it}`. Required, unless
+    `get_mm_fields_config` is implemented."""
     refuse_embeddings: str
     """Why precomputed embeddings cannot stand in for items, for the error message. Without it they can."""
 
@@ -325,7 +327,7 @@ def call_hf_processor(
 @_first_result
 def get_mm_fields_config(
     hf_inputs: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
-) -> Mapping[str, MultiModalFieldConfig]:
+) -> Mapping[str, MultiModalFieldConfig | None]:
     """State how each tensor of `call_hf_processor` divides into items, where that depends on the tensors.
 
     Args:
@@ -333,8 +335,8 @@ def get_mm_fields_config(
         mm_kwargs: the processor arguments it was called with.
 
     Returns:
-        `{tensor name: MultiModalFieldConfig.batched(modality) / flat / flat_from_sizes / shared}`. A tensor that is
-        not named is an error. Default: the attribute `mm_fields_config`.
+        `{tensor name: MultiModalFieldConfig.batched(modality) / flat / flat_from_sizes / shared}`, None for a tensor
+        that the model does not need. A tensor that is not named is an error. Default: the attribute `mm_fields_config`.
 
     Example, for patches of all items one after another:
         `return {"patches": MultiModalFieldConfig.flat_from_sizes("image", hf_inputs["grids"].prod(-1))}`

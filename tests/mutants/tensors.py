@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     LLAVA.edited(
         "an image's pixels are said to be shared",
-        "test_fields_divide_and_join",
+        "test_text_and_media_equal_the_hf_processor",
         "get_mm_fields_config",
         old='MultiModalFieldConfig.batched("image")',
         new='MultiModalFieldConfig.shared("image", 1)',

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
-from corellm.errors import MediaError
+from corellm.errors import EmbeddingCountError, MediaError
 from corellm.plugin.contract import CONTRACT
-from corellm.testing import AdapterContract, ContractBroken
+from corellm.testing import AdapterContract, ContractBroken, Reference
+from corellm.testing.content import content
 from corellm.testing.rules import guilty_hook, rules_of
 
 RULES = Path(__file__).with_name("rules.txt").read_text(encoding="utf-8").split()
@@ -163,3 +168,38 @@ def test_the_guilty_hook_is_found() -> None:
     assert guilty_hook(raised.value) == "get_prompt_updates"
     assert "get_prompt_updates" in CONTRACT.hooks
     assert guilty_hook(KeyError("x")) == "the adapter"
+
+
+def test_the_reference_compares_any_value() -> None:
+    """Tensors, lists of them and plain data are the same or not; none is an error."""
+    reference = Reference(Path("nowhere"))
+    ones = torch.ones(2)
+    for ours, theirs in ((ones, ones.clone()), ([ones], [ones.clone()]), (1.5, 1.5), ("square", "square")):
+        assert reference.same("a shared field", ours, theirs)
+    for ours, theirs in ((ones, ones.double()), ([ones], [ones, ones]), (1.5, 2.5), (ones, "square"), (None, ones)):
+        assert not reference.same("a shared field", ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (np.zeros((2, 3)), lambda array: array.fill(1)),
+        (torch.zeros(2, 3), lambda tensor: tensor.T[0].fill_(1)),
+        (Image.new("RGB", (4, 3)), lambda image: image.thumbnail((2, 2))),
+        ({"size": {"height": 4, "mean": [0.1, 0.2]}}, lambda kwargs: kwargs["size"]["mean"].pop()),
+        ([{"role": "user", "content": [{"text": "a"}]}], lambda messages: messages[0]["content"][0].clear()),
+        (bytearray(b"file"), lambda file: file.reverse()),
+    ],
+)
+def test_content_shows_every_change(value: Any, change: Any) -> None:
+    """Content of a copy is equal; after a change in place, be it of a nested value, it is not."""
+    before = content(value)
+    assert content(copy.deepcopy(value)) == before
+    change(value)
+    assert content(value) != before
+
+
+def test_two_hooks_that_contradict_each_other_are_both_named() -> None:
+    """An error about counts names the two hooks that count."""
+    error = EmbeddingCountError("image 0: get_prompt_updates made room for 3, get_multimodal_embeddings returned 4")
+    assert guilty_hook(error) == "get_prompt_updates and get_multimodal_embeddings"

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    import torch
+from corellm.multimodal.nested import same_values
 
 Media = Mapping[str, Sequence[Any]]
 """`{modality: items}`: images `PIL.Image`, videos `(frames, {"fps": ...})`, audio `[num_samples]` float32."""
@@ -83,9 +82,12 @@ class Reference:
             given["sampling_rate"] = self.processor.feature_extractor.sampling_rate
         return dict(self.processor(text=text, return_tensors="pt", **given, **kwargs))
 
-    def same(self, name: str, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        """Whether one item's tensor is the processor's: bit for bit, unless a subclass has a reason to allow more."""
-        return ours.dtype == theirs.dtype and ours.shape == theirs.shape and bool((ours == theirs).all())
+    def same(self, name: str, ours: Any, theirs: Any) -> bool:
+        """Whether one item's value is the processor's: a tensor bit for bit, or a list of tensors, or plain data.
+
+        A subclass may have a reason to allow more.
+        """
+        return same_values(ours, theirs)
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Return transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
@@ -93,6 +95,13 @@ class Reference:
 
     def close(self) -> None:
         """Free the reference's resources; called once, at the end."""
+
+
+def token_ids_of(output: Mapping[str, Any]) -> list[int]:
+    """Return the token ids of what `Reference.process` returned for one prompt."""
+    ids = output["input_ids"]
+    flat: list[int] = list(ids[0] if hasattr(ids[0], "__len__") else ids)
+    return [int(token) for token in flat]
 
 
 def generate_one(model: Any, inputs: Mapping[str, Any], max_tokens: int) -> Continuation:

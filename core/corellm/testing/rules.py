@@ -207,6 +207,8 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
             trace = trace.tb_next
         error = error.__cause__
     named = [name for name in sorted(CONTRACT.hooks, key=len, reverse=True) if name in message]
+    if {"get_prompt_updates", "get_multimodal_embeddings"} <= set(named):
+        return "get_prompt_updates and get_multimodal_embeddings"  # they count differently
     return (named[0] if named else None) or seen or otherwise or by_kind
 
 

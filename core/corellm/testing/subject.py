@@ -14,6 +14,7 @@ from typing import Any
 
 from corellm.config import MultiModalConfig
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
+from corellm.engine.llm_engine import LLMEngine
 from corellm.llm import LLM
 from corellm.multimodal.fields import join_items
 from corellm.multimodal.inputs import MultiModalFeature
@@ -31,12 +32,16 @@ class Subject:
     Args:
         checkpoint: its directory.
         reference: the oracle of the same checkpoint.
+        engine: a loaded one, the caller's to shut down; None to load an `LLM`, which `llm` then is.
     """
 
-    def __init__(self, checkpoint: Path, reference: Reference) -> None:
+    llm: LLM
+
+    def __init__(self, checkpoint: Path, reference: Reference, engine: LLMEngine | None = None) -> None:
         self.checkpoint, self.reference = checkpoint, reference
-        self.llm = LLM(str(checkpoint), dtype="float32")
-        engine = self.llm.engine
+        if engine is None:
+            self.llm = LLM(str(checkpoint), dtype="float32")
+            engine = self.llm.engine
         self.context, self.inputs = engine.context, engine.input_processor
         self.hooks, self.processor = self.inputs.mm_processor.hooks, self.inputs.mm_processor
         self.model = engine.runner.model
@@ -148,7 +153,7 @@ class Subject:
     @property
     def embedding_width(self) -> int:
         """Width of the encoder's embeddings."""
-        return self.llm.engine.runner.encoders.width or self.hidden_size
+        return self.encoders.width or self.hidden_size
 
     # --- the encoder ------------------------------------------------------------------------------------------------
 

@@ -75,12 +75,22 @@ class GreedyRules(ContractRules):
         beginnings = {tuple(e.token_ids[:5]) for e in examination.expected}
         varied = sum(len(set(e.token_ids)) > len(e.token_ids) // 3 for e in examination.expected)
         count = len(examination.cases)
+        of_text = [
+            tuple(e.token_ids[:5]) for c, e in zip(examination.cases, examination.expected, strict=True) if not c.media
+        ]
+        if varied < 0.75 * count:
+            more = "untie the output layer (tie_word_embeddings=False), take no cap and no scale of logits, add a layer"
+        elif len(set(of_text)) > 0.8 * len(of_text):
+            more = "spread what makes embeddings of items (tower, projector) until they are as large as those of text"
+        else:
+            more = "spread the decoder's attention wider, and the embedding table; its norms stay at one"
         self.require(
             len(beginnings) > 0.8 * count and varied >= 0.75 * count,
             "make_tiny_checkpoint",
             expected=f"{count} requests with different, varied outputs",
             got=f"{len(beginnings)} beginnings, {varied} varied",
-            fix="spread the weights wider: corellm.testing.checkpoints.randomize_weights",
+            fix="spread the weights wider: corellm.testing.checkpoints.randomize_weights, after which nothing "
+            f"initialises them again; where that is done, {more}",
         )
 
     @pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix-caching", "no-prefix-caching"])

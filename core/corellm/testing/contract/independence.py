@@ -123,6 +123,8 @@ class IndependenceRules(ContractRules):
             usual, forms = forms_of(modality, subject.sampling_rate if modality == "audio" else 0)
             for what, item in {describe(usual): usual, **forms}.items():
                 self._leaves_alone(subject, Request.of(subject, modality, item), what)
+            if subject.hooks.refuse_embeddings(modality=modality) is None:
+                self._leaves_embeddings_alone(subject, modality, usual)
             for kwargs in self.every_argument(subject):
                 for given in (kwargs, {KWARGS_GROUPS[modality]: kwargs}):
                     what = f"{describe(usual)} with {given}"
@@ -150,6 +152,21 @@ class IndependenceRules(ContractRules):
             expected=f"{what} and its request as they were given",
             got="the parser changed them",
             fix="copy what you change: media are the caller's",
+        )
+
+    def _leaves_embeddings_alone(self, subject: Subject, modality: str, item: Any) -> None:
+        """Require that precomputed embeddings, `item`'s, are not changed."""
+        __tracebackhide__ = True
+        with self.expecting("an item is embedded, and its embeddings are taken in its place"):
+            given = subject.embed(subject.features(modality, item))
+            before = content(given)
+            subject.process("What?" + subject.placeholder(modality), {f"{modality}_embeds": given})
+        self.require(
+            content(given) == before,
+            "get_data_parser",
+            expected="precomputed embeddings as they were given",
+            got="the parser changed them",
+            fix="copy what you change: embeddings are the caller's",
         )
 
     def test_two_threads_equal_one(self, subject: Subject) -> None:

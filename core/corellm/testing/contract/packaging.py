@@ -12,6 +12,7 @@ from corellm.hookspecs import CONTRACT_VERSION
 from corellm.plugin.adapters import find_adapter
 from corellm.plugin.contract import CONTRACT, contract_versions
 from corellm.testing.contract.base import ContractRules
+from corellm.testing.counting import are_contradictory, miscounting_hook_at_load
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject
 from corellm.worker.checkpoint import read_architectures
@@ -104,7 +105,20 @@ class PackagingRules(ContractRules):
         )
         with self.expecting("the tiny checkpoint loads", fix=fix):
             if isinstance(loaded, Exception):
+                if are_contradictory(loaded):
+                    self._tell_miscount(checkpoint, loaded)
                 raise loaded
+
+    def _tell_miscount(self, checkpoint: Path, error: Exception) -> None:
+        """Say which hook is at fault where the dummies' embeddings do not fit their placeholders."""
+        __tracebackhide__ = True
+        modality = str(error).partition(" ")[0]
+        reference = self.reference(checkpoint)
+        try:
+            hook, fix = miscounting_hook_at_load(checkpoint, reference, modality)
+        finally:
+            reference.close()
+        self.fail(hook, expected="as many embeddings as the placeholder takes", got=error, fix=fix)
 
     def test_the_model_is_loaded_for_inference(self, subject: Subject) -> None:
         """Every part of the model is in evaluation mode: dropout would make outputs random."""

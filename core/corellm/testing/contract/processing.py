@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.errors import ProcessorKwargsError
 from corellm.llm import LLM
+from corellm.media.type_checks import is_tensor
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.fields import TEXT_TENSORS, MultiModalKwargsItem, split_items
+from corellm.multimodal.nested import shape_of
 from corellm.testing.contract.base import FEW, ContractRules
 from corellm.testing.items import plain_items
+from corellm.testing.reference import token_ids_of
 from corellm.testing.subject import Part, Subject, describe, describe_prompt, extreme_items
 
 WORDS = st.text(
@@ -31,7 +35,7 @@ class ProcessingRules(ContractRules):
     @given(text=WORDS.filter(bool))
     def test_text_alone_equals_the_hf_processor(self, subject: Subject, text: str) -> None:
         """A prompt without media becomes the token ids that the Hugging Face processor gives."""
-        want = _ids(subject.reference.process(text, {}, {}))
+        want = token_ids_of(self._reference(subject, [text], {}))
         with self.expecting("text is processed"):
             got = subject.process(text).token_ids
         self.require(
@@ -168,9 +172,9 @@ class ProcessingRules(ContractRules):
         __tracebackhide__ = True
         described = describe_prompt(parts) + (f" with {dict(kwargs)}" if kwargs else "")
         self.require(
-            got.token_ids == _ids(want),
+            got.token_ids == token_ids_of(want),
             "get_prompt_updates or apply_hf_processor_tokens_only" + (" or get_mm_kwargs_names" if kwargs else ""),
-            expected=f"for {described}: {_ids(want)}",
+            expected=f"for {described}: {token_ids_of(want)}",
             got=got.token_ids,
             fix="make each item's placeholder as long, and of the same tokens, as the processor makes it; what the "
             "processor does beside placing items belongs into apply_hf_processor_tokens_only, every argument that an "
@@ -180,9 +184,20 @@ class ProcessingRules(ContractRules):
             return
         ignored = {**dict.fromkeys(TEXT_TENSORS, ""), **subject.reference.ignored_tensors}
         tensors = {name: value for name, value in want.items() if name not in ignored and value is not None}
-        with self.expecting("the processor's tensors of the whole prompt divide into its items"):
+        what = "the processor's tensors of the whole prompt divide into its items"
+        with self.expecting(what, hook="get_mm_fields_config"):
             fields = subject.hooks.get_mm_fields_config(hf_inputs=tensors, mm_kwargs=kwargs)
             divided = split_items(tensors, fields)
+        counts = {modality: len(items) for modality, items in divided.items()}
+        given = dict(Counter(feature.modality for feature in got.features))
+        self.require(
+            counts == given,
+            "get_mm_fields_config",
+            expected=f"for {described}: {what}: {given}",
+            got=counts,
+            fix="use batched or flat_from_sizes for what differs from item to item; what all items share is shared by "
+            "as many items as hf_inputs has",
+        )
         for feature in got.features:
             theirs: MultiModalKwargsItem = divided[feature.modality][feature.item]
             self.require(
@@ -195,12 +210,18 @@ class ProcessingRules(ContractRules):
             )
             for name, elem in theirs.items():
                 ours = feature.data[name].data
+                with self.expecting(
+                    f"{name} can be compared with the processor's",
+                    hook="the contract class",
+                    fix="let Reference.same compare what this tensor is, and nothing else",
+                ):
+                    same = subject.reference.same(name, ours, elem.data)
                 self.require(
-                    subject.reference.same(name, ours, elem.data),
+                    same,
                     "call_hf_processor",
                     expected=f"for {described}: the processor's {name} of {feature.modality} {feature.item}, "
-                    f"{tuple(elem.data.shape)}",
-                    got=f"{tuple(ours.shape)} {ours.dtype}, {_where_different(ours, elem.data)}",
+                    f"{shape_of(elem.data)}",
+                    got=f"{shape_of(ours)}, {_where_different(ours, elem.data)}",
                     fix="call the processor as it is called with text and media together; change nothing of its output",
                 )
 
@@ -221,13 +242,9 @@ def _prompts(draw: st.DrawFn, subject: Subject) -> list[Part]:
     return parts if any(parts) else ["x"]  # a prompt may be without text, not without anything
 
 
-def _ids(output: Mapping[str, Any]) -> list[int]:
-    ids = output["input_ids"]
-    flat: list[int] = list(ids[0] if hasattr(ids[0], "__len__") else ids)
-    return [int(token) for token in flat]
-
-
 def _where_different(ours: Any, theirs: Any) -> str:
-    if ours.shape != theirs.shape:
-        return "of another shape"
+    if not is_tensor(ours) or not is_tensor(theirs):
+        return f"{ours!r:.60} instead of {theirs!r:.60}"
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"{ours.dtype} of another shape or dtype than {theirs.dtype}"
     return f"different by up to {float((ours.double() - theirs.double()).abs().max()):.3g}"
