@@ -33,7 +33,7 @@ Importing the adapter's module must import neither torch nor transformers: keep 
 A hook may take any subset of its arguments, by name; `model` is always the result of `load_model`. The results stated
 below are what the core gets: an implementation may also return None, and then the core's default is called. Hooks
 marked *required* have no default. Hooks run per item, per encoder batch or per load, never per decoded token. What a
-hook raises fails the one request it was called for, or, at load, the load. The same arguments give the same result every
+hook raises fails the one request it was called for, or, at load, the load. The same arguments give the same result each
 time; a hook writes into none of them but `inputs_embeds`.
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,

@@ -129,7 +129,7 @@ MUTANTS = (
         """,
     ),
     LLAVA.given(
-        "the decoder's first layer counts its calls",
+        "the decoder counts its calls",
         "test_the_same_request_twice_gives_the_same",
         "load_model",
         """
@@ -138,11 +138,11 @@ MUTANTS = (
             model = yield
             self.calls = 0
 
-            def grow(layer, given, output):
+            def grow(decoder, given, output):
                 self.calls += 1
-                return output * (1 + 0.01 * self.calls)
+                output[0].mul_(1 + 0.05 * self.calls)
 
-            model.model.language_model.layers[0].mlp.register_forward_hook(grow)
+            model.model.language_model.register_forward_hook(grow)
             return model
         """,
     ),

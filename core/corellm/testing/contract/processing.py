@@ -171,6 +171,8 @@ class ProcessingRules(ContractRules):
         """Require the reference's token ids, and its tensors divided into items by the adapter's own fields."""
         __tracebackhide__ = True
         described = describe_prompt(parts) + (f" with {dict(kwargs)}" if kwargs else "")
+        if got.features:  # before the tokens, which depend on them
+            self._same_tensors(subject, described, got, want, kwargs)
         self.require(
             got.token_ids == token_ids_of(want),
             "get_prompt_updates or apply_hf_processor_tokens_only" + (" or get_mm_kwargs_names" if kwargs else ""),
@@ -180,8 +182,18 @@ class ProcessingRules(ContractRules):
             "processor does beside placing items belongs into apply_hf_processor_tokens_only, every argument that an "
             "item depends on into get_mm_kwargs_names",
         )
-        if not got.features:
-            return
+
+    def _same_tensors(
+        self,
+        subject: Subject,
+        described: str,
+        got: ProcessedPrompt,
+        want: Mapping[str, Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Require the reference's tensors, divided into items by the adapter's own fields."""
+        __tracebackhide__ = True
+        hook = "call_hf_processor" + (" or get_mm_kwargs_names" if kwargs else "")
         ignored = {**dict.fromkeys(TEXT_TENSORS, ""), **subject.reference.ignored_tensors}
         tensors = {name: value for name, value in want.items() if name not in ignored and value is not None}
         what = "the processor's tensors of the whole prompt divide into its items"
@@ -218,11 +230,12 @@ class ProcessingRules(ContractRules):
                     same = subject.reference.same(name, ours, elem.data)
                 self.require(
                     same,
-                    "call_hf_processor",
+                    hook,
                     expected=f"for {described}: the processor's {name} of {feature.modality} {feature.item}, "
                     f"{shape_of(elem.data)}",
                     got=f"{shape_of(ours)}, {_where_different(ours, elem.data)}",
-                    fix="call the processor as it is called with text and media together; change nothing of its output",
+                    fix="call the processor as it is called with text and media together, with every argument that the "
+                    "item depends on, and change nothing of its output",
                 )
 
 
