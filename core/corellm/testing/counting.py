@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from corellm.config import EngineConfig
 from corellm.engine.llm_engine import LLMEngine
@@ -30,27 +31,36 @@ def are_contradictory(error: Exception) -> bool:
 
 
 def miscounting_hook(subject: Subject, modality: str) -> tuple[str, str]:
-    """Return the hook that counts the embeddings of an item wrong, and what to change in it.
+    """Return the hook that counts the embeddings of small items wrong, and what to change in it.
+
+    Both hooks where these items do not tell.
+    """
+    for seed in range(0, 42, 7):
+        if found := _miscounting(subject, modality, subject.item(modality, seed)):
+            return found
+    return " and ".join(COUNTING), _BOTH
+
+
+def _miscounting(subject: Subject, modality: str, item: Any) -> tuple[str, str] | None:
+    """Return the same for one item; None where it does not tell.
 
     `get_prompt_updates` where the reference makes other tokens of the prompt, or as many embeddings come as there are
-    tokens of the kind that takes most of them. Both hooks where a small item does not tell.
+    tokens of the kind that takes most of them.
     """
-    text, media = subject.prompt([(modality, subject.item(modality, 0)), "What?"])
+    text, media = subject.prompt([(modality, item), "What?"])
     processed = subject.process(text, media)
     (feature,) = processed.features
     (embeddings,) = subject.embed([feature])
-    place = feature.placeholder
+    room, count = feature.placeholder.num_embeds, len(embeddings)
     if processed.token_ids != token_ids_of(subject.reference.process(text, media, {})):
         return "get_prompt_updates", _MAKE_ROOM
     mask = subject.embed_mask(processed).tolist()
     taking = Counter(token for token, takes in zip(processed.token_ids, mask, strict=True) if takes)
-    if len(embeddings) not in (place.num_embeds, taking.most_common(1)[0][1]):
-        return "get_multimodal_embeddings", _EMBED
-    if len(embeddings) != place.num_embeds:
+    if count != room and count == taking.most_common(1)[0][1]:
         return "get_prompt_updates", _SELECT
-    if embeddings.shape[-1] != subject.embedding_width:
+    if count != room or embeddings.shape[-1] != subject.embedding_width:
         return "get_multimodal_embeddings", _EMBED
-    return " and ".join(COUNTING), _BOTH
+    return None
 
 
 def miscounting_hook_at_load(checkpoint: Path, reference: Reference, modality: str) -> tuple[str, str]:
