@@ -23,6 +23,7 @@ from PIL import Image
 
 from corellm.testing import ContractBroken
 from corellm_qwen_vl import hf_oracle
+from tests.mutants.mutant import Mutant
 
 
 @dataclass

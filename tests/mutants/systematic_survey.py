@@ -13,7 +13,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import importlib
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from rich.progress import track
 
 from corellm.plugin.contract import CONTRACT
 from tests.mutants.equivalent import EQUIVALENT
-from tests.mutants.harness import Verdict, examine
+from tests.mutants.harness import Verdict, examine, hooks_named
 from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN3, QWEN_VL, Plugin
 from tests.mutants.systematic import Change, changes
 
@@ -58,7 +57,7 @@ class Tally:
         self.caught += 1
         if change.where in CONTRACT.hooks:
             self.hooks += 1
-            blamed = re.split(", | and | or ", broken.hook) if broken is not None else []
+            blamed = hooks_named(broken) if broken is not None else set()
             self.told += change.where in blamed
             if change.where not in blamed:
                 said = broken.hook if broken is not None else next(iter(verdict.crashed or verdict.not_run))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from corellm.errors import CheckpointError, ContractError
 from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
 from corellm.multimodal.merging import check_embeddings, write_rows
+from corellm.worker.unused_layers import skip_unused_layers
 
 
 class MergeRows(Protocol):
@@ -125,6 +126,7 @@ def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -
     model = make(cls, hf_config, load_config)
     decoder_config = model.get_decoder().config
     decoder_config._attn_implementation = load_config.attn_implementation
+    skip_unused_layers(model)
     loaded: nn.Module = model.to(load_config.device).eval()
     return loaded
 

@@ -6,7 +6,7 @@ give an embedding for each. This is the adapter to start a new one from.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from corellm.hookspecs import ModelContext, hookimpl
@@ -64,30 +64,8 @@ class Llava:
         class_tokens: int = processor.num_additional_image_tokens
         return patches + class_tokens - int(processor.vision_feature_select_strategy == "default")
 
-    @hookimpl(wrapper=True)
-    def load_model(self) -> Generator[None, Any, Any]:
-        """Layers of the tower behind the last feature layer are not computed: nothing reads what they give."""
-        model = yield
-        chosen = model.config.vision_feature_layer
-        _skip_layers(model.model.vision_tower, [chosen] if isinstance(chosen, int) else chosen)
-        return model
-
     @hookimpl
     def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
         """Tower, feature layers, projector: `[patches, hidden_size]` per image."""
         features: Sequence[Tensor] = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output
         return features
-
-
-def _skip_layers(tower: Any, chosen: Sequence[int]) -> None:
-    """Let layers behind the chosen hidden states, the first of which is the first layer's input, return their input."""
-    from torch import nn
-
-    count = tower.config.num_hidden_layers
-    stacks = [module for module in tower.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    for layer in stacks[0][max(index % (count + 1) for index in chosen) :] if len(stacks) == 1 else ():
-        layer.forward = _unchanged
-
-
-def _unchanged(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-    return hidden_states
