@@ -86,7 +86,7 @@ MUTANTS = (
         "positions of text alone",
         _GREEDY,
         "get_rope_positions",
-        old="        return positions[:, 0], int(offset)",
+        old="        return positions[:, 0], offset",
         new="        return torch.arange(len(token_ids)), 0",
     ),
     QWEN2.edited(

@@ -94,8 +94,8 @@ MUTANTS = (
         "what is generated comes one position late",
         "test_positions",
         "get_rope_positions",
-        old="        return positions[:, 0], int(offset)",
-        new="        return positions[:, 0], int(offset) + 1",
+        old="        return positions[:, 0], offset",
+        new="        return positions[:, 0], offset + 1",
     ),
     QWEN3.edited(
         "positions are forgotten for what is generated",
@@ -110,7 +110,7 @@ MUTANTS = (
         "positions without the dimension of the batch",
         "test_positions",
         "get_rope_positions",
-        old="        return positions[:, 0], int(offset)",
-        new="        return positions, int(offset)",
+        old="        return positions[:, 0], offset",
+        new="        return positions, offset",
     ),
 )

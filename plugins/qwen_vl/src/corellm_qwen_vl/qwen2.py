@@ -189,5 +189,7 @@ class Qwen2VL:
         for name in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts"):
             tensors = [feature.data[name].data for feature in mm_features if name in feature.data]
             stacked[name] = torch.stack(tensors) if tensors else None
-        positions, offset = model.model.get_rope_index(ids, kinds, **stacked)
-        return positions[:, 0], int(offset)
+        positions, _ = model.model.get_rope_index(ids, kinds, **stacked)
+        # as `generate` goes on: from the last token; a long video's times may be beyond it, and the index's own offset
+        offset = int(positions[..., -1].max()) + 1 - len(token_ids)
+        return positions[:, 0], offset
