@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants import (
+    arguments,
     conversations,
     embeddings,
     identity,
@@ -20,6 +21,7 @@ PARTS = {
     "Packaging": packaging.MUTANTS,
     "Tokens": tokens.MUTANTS,
     "Tensors": tensors.MUTANTS,
+    "Arguments": arguments.MUTANTS,
     "Requests": requests.MUTANTS,
     "Limits": limits.MUTANTS,
     "Media": media.MUTANTS,

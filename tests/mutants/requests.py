@@ -1,82 +1,10 @@
-"""Mistakes that show from request to request: arguments, and what should be the same every time."""
+"""Mistakes that show from request to request: what should be the same every time."""
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, LLAVA, QWEN2, QWEN_VL
+from tests.mutants.mutant import AUDIO, LLAVA, QWEN_VL
 
 MUTANTS = (
-    # --- arguments ----------------------------------------------------------------------------------------------------
-    LLAVA.given(
-        "arguments do not reach the processor",
-        "test_processor_arguments_mean_what_they_mean",
-        "call_hf_processor",
-        """
-        @hookimpl
-        def call_hf_processor(self, prompt, mm_data):
-            return self.context.hf_processor(text=prompt, images=mm_data["image"], return_tensors="pt")
-        """,
-    ),
-    LLAVA.given(
-        "arguments given at start are thought to be in effect already",
-        "test_operators_arguments_hold_for_every_request",
-        ("call_hf_processor", "get_prompt_updates"),
-        """
-        @hookimpl
-        def call_hf_processor(self, prompt, mm_data, mm_kwargs):
-            own = {name: value for name, value in mm_kwargs.items() if name not in self.context.mm_processor_kwargs}
-            return self.context.hf_processor(text=prompt, images=mm_data["image"], return_tensors="pt", **own)
-        """,
-    ),
-    LLAVA.given(
-        "unknown arguments are accepted",
-        "test_unknown_processor_arguments_are_refused",
-        "call_hf_processor",
-        """
-        @hookimpl
-        def call_hf_processor(self, prompt, mm_data, mm_kwargs):
-            return self.context.hf_processor(text=prompt, images=mm_data["image"], return_tensors="pt", **mm_kwargs)
-        """,
-    ),
-    QWEN2.of("settings.py").edited(
-        "unknown arguments are left out",
-        "test_unknown_processor_arguments_are_refused",
-        "call_hf_processor",
-        old="    if unknown := sorted(set(kwargs) - set(ACCEPTED)):",
-        new="    kwargs = {name: value for name, value in kwargs.items() if name in ACCEPTED}\n"
-        "    if unknown := sorted(set(kwargs) - set(ACCEPTED)):",
-    ),
-    QWEN2.of("settings.py").edited(
-        "arguments of images are said to be videos' alone",
-        "test_processor_arguments_mean_what_they_mean",
-        "get_mm_kwargs_names",
-        old='FOR_IMAGES = ("max_pixels", "min_pixels", "size")',
-        new="FOR_IMAGES = ()",
-    ),
-    LLAVA.given(
-        "one request's arguments stay for the next",
-        "test_processor_arguments_mean_what_they_mean",
-        "call_hf_processor",
-        """
-        @hookimpl(tryfirst=True)
-        def call_hf_processor(self, mm_kwargs):
-            for name, value in mm_kwargs.items():
-                setattr(self.context.hf_processor.image_processor, name, value)
-        """,
-    ),
-    LLAVA.given(
-        "arguments are taken out of the request's",
-        "test_processor_arguments_mean_what_they_mean",
-        "call_hf_processor",
-        """
-        @hookimpl
-        def call_hf_processor(self, prompt, mm_data, mm_kwargs):
-            normalize = mm_kwargs.pop("do_normalize", True)
-            return self.context.hf_processor(
-                text=prompt, images=mm_data["image"], return_tensors="pt", do_normalize=normalize, **mm_kwargs
-            )
-        """,
-    ),
-    # --- the same every time ------------------------------------------------------------------------------------------
     LLAVA.given(
         "a number of calls goes into pixels",
         "test_the_same_request_twice_gives_the_same",

@@ -24,7 +24,7 @@ from corellm.templates.renderer import TemplateRenderer
 HF_ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}
 """The argument of a Hugging Face processor for the media of a modality."""
 
-_SUBPROCESSORS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
+SUBPROCESSORS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
 """The attribute of a Hugging Face processor that processes the items of a modality."""
 
 _NOT_FOR_USERS = frozenset(
@@ -175,18 +175,25 @@ def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:
     """Names of the arguments that a Hugging Face processor takes for media; None where it declares none."""
     if getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None) is None:
         return None
-    return frozenset().union(*(declared_arguments(processor, modality) or () for modality in _SUBPROCESSORS))
+    return frozenset().union(*(declared_arguments(processor, modality) or () for modality in SUBPROCESSORS))
 
 
 def declared_arguments(processor: Any, modality: str) -> frozenset[str] | None:
     """Names of the arguments that a Hugging Face processor takes for one modality; None where it declares none."""
+    types = declared_types(processor, modality)
+    return None if types is None else frozenset(types)
+
+
+def declared_types(processor: Any, modality: str) -> dict[str, Any] | None:
+    """`{argument of a Hugging Face processor for one modality: its annotation}`; None where it declares none."""
     declared = getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None)
-    subprocessor = getattr(processor, _SUBPROCESSORS.get(modality, ""), None)
+    subprocessor = getattr(processor, SUBPROCESSORS.get(modality, ""), None)
     if declared is None or subprocessor is None:
         return None
     kinds = (declared.get(KWARGS_GROUPS[modality]), getattr(subprocessor, "valid_kwargs", None))
     named = [kind.__annotations__ for kind in kinds if hasattr(kind, "__annotations__")]
-    return frozenset().union(*named) - _NOT_FOR_USERS if named else None
+    types = {name: kind for annotations in named for name, kind in annotations.items() if name not in _NOT_FOR_USERS}
+    return types if named else None
 
 
 def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None:
@@ -212,7 +219,7 @@ def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_
     Raises:
         ProcessorKwargsError: names both sizes, and how to allow the larger one.
     """
-    part = getattr(processor, _SUBPROCESSORS.get(modality, ""), None) or getattr(processor, "image_processor", None)
+    part = getattr(processor, SUBPROCESSORS.get(modality, ""), None) or getattr(processor, "image_processor", None)
     for name in ("size", "crop_size"):
         planned = operators.get(name, getattr(part, name, None))
         if planned is not None and name in mm_kwargs and _extent(mm_kwargs[name]) > _extent(planned):

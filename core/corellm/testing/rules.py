@@ -55,7 +55,10 @@ def _indented(value: object) -> str:
     return str(value).replace("\n", "\n            ")
 
 
-AUTHORS = frozenset({"adapter", "architecture", "exceptions", "make_checkpoint", "processor_kwargs", "reference"})
+AUTHORS = frozenset(
+    {"adapter", "architecture", "argument_values", "exceptions", "make_checkpoint", "processor_kwargs", "reference"}
+    | {"without_effect"}
+)
 """Attributes that a contract class may set."""
 
 
@@ -82,11 +85,10 @@ class Rules:
                 reason.
         """
         rules = rules_of(cls)
-        for name, reason in cls.exceptions.items():
+        for name in cls.exceptions:
             if name not in rules:
                 raise TypeError(f"{cls.__name__}.exceptions: {name!r} is no rule of the contract")
-            if not isinstance(reason, str) or sum(word.isalpha() for word in reason.split()) < 3:
-                raise TypeError(f"{cls.__name__}.exceptions[{name!r}] must say in a sentence why the rule is not kept")
+        cls._require_reasons("exceptions", "the rule is not kept")
         for name, member in _own_members(cls).items():
             if name in rules and getattr_static(cls, name, None) is not member:
                 raise TypeError(
@@ -100,6 +102,17 @@ class Rules:
                 )
         if getattr_static(cls, "__test__", True) is not True:
             raise TypeError(f"{cls.__name__}.__test__ hides the rules; name those not kept in exceptions")
+
+    @classmethod
+    def _require_reasons(cls, attribute: str, why: str) -> None:
+        """Refuse an attribute `{name: reason}` with a reason that is not a sentence.
+
+        Raises:
+            TypeError: names the entry, and what its reason must say.
+        """
+        for name, reason in getattr(cls, attribute).items():
+            if not isinstance(reason, str) or sum(word.isalpha() for word in reason.split()) < 3:
+                raise TypeError(f"{cls.__name__}.{attribute}[{name!r}] must say in a sentence why {why}")
 
     @pytest.fixture(autouse=True)
     def _rule(self, request: pytest.FixtureRequest) -> None:

@@ -205,6 +205,17 @@ def same_data(ours: Any, theirs: Any) -> bool:
     return dict(ours) == dict(theirs)
 
 
+def same_output(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two outputs of a Hugging Face processor are the same."""
+
+    def same(ours: Any, theirs: Any) -> bool:
+        if not hasattr(ours, "shape") or not hasattr(theirs, "shape"):
+            return bool(ours == theirs)
+        return bool(ours.shape == theirs.shape and (ours == theirs).all())
+
+    return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+
+
 EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 480), (31, 900), (64, 64))
 """Widths and heights."""
 

@@ -11,6 +11,7 @@ Shipped in the plugin as `contract.py`, it runs wherever the plugin is installed
 first.
 """
 
+from corellm.testing.contract.arguments import ArgumentRules
 from corellm.testing.contract.conversations import ConversationRules, TurnRules
 from corellm.testing.contract.embeddings import EmbeddingRules
 from corellm.testing.contract.engine import EngineRules, ItemEngineRules
@@ -20,7 +21,6 @@ from corellm.testing.contract.limits import LimitRules
 from corellm.testing.contract.media import MediaRules
 from corellm.testing.contract.packaging import PackagingRules
 from corellm.testing.contract.placeholders import PlaceholderRules
-from corellm.testing.contract.processing import ProcessingRules
 from corellm.testing.contract.repetition import RepetitionRules
 from corellm.testing.contract.surroundings import SurroundingsRules
 from corellm.testing.contract.weights import WeightRules
@@ -42,7 +42,7 @@ class AdapterContract(
     LimitRules,
     SurroundingsRules,
     IndependenceRules,
-    ProcessingRules,
+    ArgumentRules,
     WeightRules,
     RepetitionRules,
     PackagingRules,

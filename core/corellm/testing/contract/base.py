@@ -53,6 +53,15 @@ class ContractRules(Rules):
     processor_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Examples of a request's `mm_processor_kwargs` that change an item's tensors. By default the ones in
     `USUAL_KWARGS` that the processor takes."""
+    argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """`{argument of the processor: values to try}`, where they cannot be derived from its type and the checkpoint."""
+    without_effect: ClassVar[Mapping[str, str]] = {}
+    """`{argument of the processor: why it is refused, or changes nothing, where the processor's output changes}`."""
+
+    @classmethod
+    def _check(cls) -> None:
+        super()._check()
+        cls._require_reasons("without_effect", "the argument has no effect")
 
     @classmethod
     def architectures(cls) -> list[str]:

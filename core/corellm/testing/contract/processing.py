@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corellm.engine.input_processor import ProcessedPrompt
-from corellm.errors import ProcessorKwargsError
-from corellm.llm import LLM
 from corellm.media.type_checks import is_tensor
-from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.fields import TEXT_TENSORS, MultiModalKwargsItem, split_items
 from corellm.multimodal.nested import shape_of
 from corellm.testing.contract.base import FEW, ContractRules
@@ -35,7 +32,7 @@ class ProcessingRules(ContractRules):
     @given(text=WORDS.filter(bool))
     def test_text_alone_equals_the_hf_processor(self, subject: Subject, text: str) -> None:
         """A prompt without media becomes the token ids that the Hugging Face processor gives."""
-        want = token_ids_of(self._reference(subject, [text], {}))
+        want = token_ids_of(self.of_reference(subject, [text], {}))
         with self.expecting("text is processed"):
             got = subject.process(text).token_ids
         self.require(
@@ -55,12 +52,12 @@ class ProcessingRules(ContractRules):
         """
         parts = data.draw(_prompts(subject))
         text, media = subject.prompt(parts)
-        want = self._reference(subject, parts, {})
+        want = self.of_reference(subject, parts, {})
         tokens = subject.context.tokenizer(text)["input_ids"]
         for prompt in (text, tokens):
             with self.expecting(f"{describe_prompt(parts)} is processed"):
                 got = subject.process(prompt, media)
-            self._same_as_reference(subject, parts, got, want, {})
+            self.same_as_reference(subject, parts, got, want, {})
 
     def test_items_of_any_size_equal_the_hf_processor(self, subject: Subject) -> None:
         """Very small, large and long items become the processor's tensors, too, where both take them."""
@@ -77,7 +74,7 @@ class ProcessingRules(ContractRules):
                     continue
                 with self.expecting(f"{describe_prompt(parts)} is processed"):
                     got = subject.process(text, media)
-                self._same_as_reference(subject, parts, got, want, {})
+                self.same_as_reference(subject, parts, got, want, {})
                 compared += 1
             self.require(
                 compared >= 3,
@@ -101,55 +98,9 @@ class ProcessingRules(ContractRules):
                         continue
                     with self.expecting(f"{what} is processed", fix="take zeros as any other values"):
                         got = subject.process(*subject.prompt(parts), kwargs)
-                    self._same_as_reference(subject, parts, got, self._reference(subject, parts, kwargs), kwargs)
+                    self.same_as_reference(subject, parts, got, self.of_reference(subject, parts, kwargs), kwargs)
 
-    def test_operators_arguments_hold_for_every_request(self, subject: Subject) -> None:
-        """Arguments given when the model is loaded apply to every request, as if it had brought them."""
-        for kwargs in self.arguments(subject):
-            with (
-                self.expecting(f"a model loads with {dict(kwargs)}"),
-                LLM(str(subject.checkpoint), dtype="float32", mm_processor_kwargs=dict(kwargs)) as llm,
-            ):
-                for modality in subject.modalities:
-                    parts: list[Part] = ["What?", (modality, subject.item(modality, 3))]
-                    got = subject.process(*subject.prompt(parts), inputs=llm.engine.input_processor)
-                    self._same_as_reference(subject, parts, got, self._reference(subject, parts, kwargs), kwargs)
-
-    def test_processor_arguments_mean_what_they_mean(self, subject: Subject) -> None:
-        """A request's `mm_processor_kwargs` change tokens and tensors as they change the Hugging Face processor's."""
-        accepted = accepted_processor_kwargs(subject.context.hf_processor)
-        for modality in subject.modalities:
-            parts: list[Part] = ["What?"]
-            for seed in range(subject.several(modality, 2)):
-                parts += [(modality, subject.item(modality, 3 + seed)), " "]
-            text, media = subject.prompt(parts)
-            for kwargs in self.arguments(subject):
-                with self.expecting(f"{dict(kwargs)} is accepted", hook="call_hf_processor"):
-                    got = subject.process(text, media, kwargs)
-                self._same_as_reference(subject, parts, got, self._reference(subject, parts, kwargs), kwargs)
-        self.require(
-            bool(self.arguments(subject)) or accepted == frozenset(),
-            "the contract class",
-            expected=f"an example of the arguments that the processor takes: {sorted(accepted or ())}",
-            got="processor_kwargs = ()",
-            fix="name one or more that change an item's tensors in processor_kwargs",
-        )
-
-    def test_unknown_processor_arguments_are_refused(self, subject: Subject) -> None:
-        """An argument that the processor does not know is refused with an error that names it."""
-        for modality in subject.modalities:
-            item = subject.item(modality, 0)
-            with self.refusing(
-                "call_hf_processor",
-                "the argument 'colour_of_the_moon'",
-                ProcessorKwargsError,
-                words="'colour_of_the_moon'",
-                fix="raise ProcessorKwargsError with the accepted names before anything "
-                "is processed; the core's default does, as far as the processor says what it takes",
-            ):
-                subject.features(modality, item, colour_of_the_moon=1)
-
-    def _reference(self, subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def of_reference(self, subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the Hugging Face processor's tensors for a prompt."""
         fix = (
             "let get_dummy_text write the processor's own placeholder, and get_supported_mm_limits allow no more items "
@@ -160,7 +111,7 @@ class ProcessingRules(ContractRules):
         ):
             return subject.reference.process(*subject.prompt(parts), kwargs)
 
-    def _same_as_reference(
+    def same_as_reference(
         self,
         subject: Subject,
         parts: Sequence[Part],

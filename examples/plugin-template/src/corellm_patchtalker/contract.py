@@ -116,3 +116,4 @@ class TestPatchTalker(AdapterContract):
     adapter = PatchTalker
     reference = PlainPatchTalker
     processor_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = [{"max_patches": 6}, {"max_patches": 1}]
+    argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {"max_patches": [6, 1]}  # the processor declares none

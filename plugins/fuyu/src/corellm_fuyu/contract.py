@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from corellm.testing import AdapterContract, Continuation, Reference
 from corellm.testing.reference import Media, generate_one
@@ -35,3 +35,4 @@ class TestFuyu(AdapterContract):
 
     adapter = Fuyu
     reference = FuyuReference
+    argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {"padding_mode": ("edge", "reflect")}

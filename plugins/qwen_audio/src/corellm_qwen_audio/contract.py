@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 from corellm.testing import AdapterContract
 from corellm_qwen_audio import Qwen2Audio
@@ -14,6 +16,13 @@ class TestQwen2Audio(AdapterContract):
 
     adapter = Qwen2Audio
     processor_kwargs = ({"truncation": True},)
+    without_effect: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("max_length", "pad_to_multiple_of", "padding"),
+            "refused: the encoder takes spectrograms of one length only, and its padding is masked",
+        ),
+        "load_audio_backend": "refused: audio is decoded before the processor is called",
+    }
 
     @classmethod
     def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:

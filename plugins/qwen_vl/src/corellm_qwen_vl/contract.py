@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -35,12 +35,16 @@ class QwenReference(Reference):
             text=text,
             images=images or None,
             videos=[frames for frames, _ in videos] or None,
-            video_metadata=[{"total_num_frames": len(frames), **known} for frames, known in videos] or None,
-            **{**({"do_sample_frames": True, "fps": 2.0} if videos else {}), **kwargs},
+            video_metadata=[
+                {"total_num_frames": len(frames), "frames_indices": list(range(len(frames))), **known}
+                for frames, known in videos
+            ]
+            or None,
+            **({**_sampling(kwargs), **kwargs} if videos else kwargs),
         )
         tensors = {name: torch.from_numpy(value) for name, value in outputs.items()}
         if images:
-            bounds = {name: value for name, value in kwargs.items() if name in ("min_pixels", "max_pixels")}
+            bounds = {name: value for name, value in kwargs.items() if name in ("min_pixels", "max_pixels", "size")}
             tensors |= self.image_processor(images, return_tensors="pt", **bounds)
         return tensors
 
@@ -49,11 +53,33 @@ class QwenReference(Reference):
         return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
 
 
+def _sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how videos are sampled where a request does not say."""
+    given = kwargs.get("do_sample_frames") is False or "num_frames" in kwargs
+    return {"do_sample_frames": True, "fps": None if given else 2.0}
+
+
 class QwenContract(AdapterContract):
     """The same for all generations."""
 
     reference = QwenReference
     processor_kwargs = ({"min_pixels": 3136, "max_pixels": 6000}, {"fps": 1.0})
+    argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "cap_pixels_per_frame": (True, False),
+        "do_sample_frames": (False, True),
+        "fps": (1.0, 4.0),
+        "max_frames": (8, 10),
+        "max_pixels": (4704, 9408),
+        "max_video_tokens": (8, 16),
+        "min_frames": (8, 6),
+        "min_pixels": (4096, 4704),
+        "num_frames": (2, 6),
+        "size": (
+            {"shortest_edge": 4096, "longest_edge": 8192},
+            {"shortest_edge": 8192, "longest_edge": 12288},
+            {"shortest_edge": 8192, "longest_edge": 40000},
+        ),
+    }
     exceptions: ClassVar[Mapping[str, str]] = {
         "test_the_dummy_is_the_stated_maximum": "the bound holds for images 200 times as long as wide, too; "
         "the dummies are those that cost the encoder most: nearly square, and on a CPU not larger than needed"
