@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     arguments,
+    checkpoints,
     conversations,
     embeddings,
     identity,
@@ -29,6 +30,7 @@ PARTS = {
     "Conversations": conversations.MUTANTS,
     "Embeddings": embeddings.MUTANTS,
     "Identity": identity.MUTANTS,
+    "Checkpoints": checkpoints.MUTANTS,
     "Outputs": outputs.MUTANTS,
 }
 MUTANTS = tuple(mutant for part in PARTS.values() for mutant in part)

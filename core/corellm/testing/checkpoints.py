@@ -63,6 +63,11 @@ def train_tokenizer(
     return fast
 
 
+def spare(count: int) -> list[str]:
+    """Return special tokens without a use: put before a family's own, they give those other ids."""
+    return [f"<|spare_{i}|>" for i in range(count)]
+
+
 def randomize_weights(model: Any, seed: int) -> None:
     """Overwrite weights and biases with wide random values: a default initialisation makes greedy output constant."""
     import torch

@@ -48,5 +48,5 @@ class TestNoEmbeddingOfTheImageToken(GreedyRules):
     reference = _OtherImageToken
 
     @classmethod
-    def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
-        return make_tiny_checkpoint(path, seed + 1, embed_image_token=False, num_layers=4)
+    def make_checkpoint(cls, path: Path, seed: int = 0, **settings: Any) -> Path:
+        return make_tiny_checkpoint(path, seed + 1, **{"embed_image_token": False, "num_layers": 4, **settings})

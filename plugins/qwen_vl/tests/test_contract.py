@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from corellm.testing.contract.greedy import GreedyRules
 from corellm_qwen_vl import Qwen3VL
@@ -21,6 +22,6 @@ class TestLarger(GreedyRules):
     reference = QwenReference
 
     @classmethod
-    def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
-        architecture = "Qwen3VLForConditionalGeneration"
-        return make_tiny_checkpoint(path, seed + 1, architecture=architecture, hidden_size=96, num_layers=4)
+    def make_checkpoint(cls, path: Path, seed: int = 0, **settings: Any) -> Path:
+        larger = {"architecture": "Qwen3VLForConditionalGeneration", "hidden_size": 96, "num_layers": 4}
+        return make_tiny_checkpoint(path, seed + 1, **{**larger, **settings})

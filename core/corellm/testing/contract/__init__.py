@@ -23,6 +23,7 @@ from corellm.testing.contract.packaging import PackagingRules
 from corellm.testing.contract.placeholders import PlaceholderRules
 from corellm.testing.contract.repetition import RepetitionRules
 from corellm.testing.contract.surroundings import SurroundingsRules
+from corellm.testing.contract.variants import VariantRules
 from corellm.testing.contract.weights import WeightRules
 
 __all__ = ["AdapterContract", "TextContract"]
@@ -34,6 +35,7 @@ class TextContract(EngineRules, TurnRules, WeightRules, RepetitionRules, Packagi
 
 class AdapterContract(
     ItemEngineRules,
+    VariantRules,
     IdentityRules,
     EmbeddingRules,
     MediaRules,

@@ -73,16 +73,29 @@ class ContractRules(Rules):
         return sorted(name for name in claimed if cls.architecture in (None, name))
 
     @classmethod
-    def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
+    def make_checkpoint(cls, path: Path, seed: int = 0, **settings: Any) -> Path:
         """Write a tiny checkpoint: by default `make_tiny_checkpoint` of the module `tiny` beside the adapter's.
 
-        Its parameter `architecture`, where it has one, gets the class attribute's value.
+        Its parameter `architecture`, where it has one, gets the class attribute's value; `settings` are those of a
+        variant.
         """
         make = tiny_module(cls.adapter).make_tiny_checkpoint
         chosen = {"architecture": cls.architecture} if cls.architecture is not None else {}
         takes = inspect.signature(make).parameters
-        made: Path = make(path, seed, **{name: value for name, value in chosen.items() if name in takes})
+        made: Path = make(path, seed, **{name: value for name, value in chosen.items() if name in takes}, **settings)
         return Path(made)
+
+    @classmethod
+    def variants(cls) -> Mapping[str, Mapping[str, Any]]:
+        """Return `{what is different: arguments of make_checkpoint}`: `VARIANTS` of the module `tiny`, or nothing."""
+        try:
+            tiny = tiny_module(cls.adapter)
+        except ModuleNotFoundError as error:
+            if error.name is not None:  # raised by an import of the module's
+                raise
+            return {}
+        found: Mapping[str, Mapping[str, Any]] = getattr(tiny, "VARIANTS", {})
+        return found
 
     def arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
         """Return the processor arguments to try: the author's, else the usual ones that are accepted."""

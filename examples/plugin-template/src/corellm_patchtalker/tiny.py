@@ -5,17 +5,27 @@ Weights are spread wider than a default initialisation, so that errors change th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "other image and row tokens": {"spare_tokens": 3},
+    "larger patches": {"patch_size": 12},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
 
-def make_tiny_checkpoint(path: str | Path, seed: int = 0) -> Path:
-    """Write a checkpoint: configuration, weights, tokenizer. An image has up to 24 patches of 8 x 8 pixels.
+def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, patch_size: int = 8, spare_tokens: int = 0) -> Path:
+    """Write a checkpoint: configuration, weights, tokenizer. An image has up to 24 patches.
 
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
+        patch_size: side of a patch, in pixels.
+        spare_tokens: special tokens without a use, which shift the ids of the family's.
 
     Returns:
         `path`.
@@ -27,7 +37,9 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0) -> Path:
     from corellm_patchtalker.model import PatchTalkerForCausalLM
 
     path = Path(path)
-    tokenizer = train_tokenizer(["<image>", "<row>"], bos="<s>", eos="</s>", pad="<pad>", add_bos=True)
+    tokenizer = train_tokenizer(
+        [*spare(spare_tokens), "<image>", "<row>"], bos="<s>", eos="</s>", pad="<pad>", add_bos=True
+    )
     text_config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -41,7 +53,7 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     config = PatchTalkerConfig(
-        architectures=["PatchTalkerForCausalLM"], text_config=text_config, patch_size=8, max_patches=24
+        architectures=["PatchTalkerForCausalLM"], text_config=text_config, patch_size=patch_size, max_patches=24
     )
     model = PatchTalkerForCausalLM(config)
     randomize_weights(model, seed)

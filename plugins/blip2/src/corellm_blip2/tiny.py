@@ -5,10 +5,18 @@ Weights are spread wider than a default initialisation, so that errors change th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "another number of queries": {"num_query_tokens": 5},
+    "another image token": {"vocab_size": 370},
+    "a larger tower": {"image_size": 84},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
 
 def make_tiny_checkpoint(
@@ -19,6 +27,9 @@ def make_tiny_checkpoint(
     embed_image_token: bool = True,
     hidden_size: int = 64,
     num_layers: int = 2,
+    num_query_tokens: int = 8,
+    image_size: int = 56,
+    vocab_size: int = 400,
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
 
@@ -28,6 +39,9 @@ def make_tiny_checkpoint(
         text: the text model; T5, an encoder-decoder, is refused at load.
         embed_image_token: whether the embedding table has a row for the image token.
         hidden_size, num_layers: of the text model.
+        num_query_tokens: tokens of an image.
+        image_size: side of the tower's square, in pixels; a multiple of 14, the patch.
+        vocab_size: of the tokenizer without the image token, which comes last.
 
     Returns:
         `path`.
@@ -35,10 +49,12 @@ def make_tiny_checkpoint(
     import transformers
 
     path = Path(path)
-    tokenizer = train_tokenizer([], bos="</s>", eos="</s>", pad="<pad>", add_bos=True)
+    tokenizer = train_tokenizer([], vocab_size=vocab_size, bos="</s>", eos="</s>", pad="<pad>", add_bos=True)
     text_vocabulary = len(tokenizer)
     processor = transformers.Blip2Processor(  # adds the image token, last
-        transformers.BlipImageProcessorPil(size={"height": 56, "width": 56}), tokenizer, num_query_tokens=8
+        transformers.BlipImageProcessorPil(size={"height": image_size, "width": image_size}),
+        tokenizer,
+        num_query_tokens=num_query_tokens,
     )
     config = transformers.Blip2Config(
         vision_config={
@@ -46,7 +62,7 @@ def make_tiny_checkpoint(
             "intermediate_size": 128,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
-            "image_size": 56,
+            "image_size": image_size,
             "patch_size": 14,
         },
         qformer_config={
@@ -57,7 +73,7 @@ def make_tiny_checkpoint(
             "num_attention_heads": 4,
         },
         text_config=_text_config(text, tokenizer, text_vocabulary + int(embed_image_token), hidden_size, num_layers),
-        num_query_tokens=8,
+        num_query_tokens=num_query_tokens,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
     model = transformers.Blip2ForConditionalGeneration(config)

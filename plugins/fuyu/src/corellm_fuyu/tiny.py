@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights
+from corellm.testing.checkpoints import randomize_weights, spare
 
 _WORD_MARK = "\u2581"
 _END = "|ENDOFTEXT|"
@@ -22,7 +23,11 @@ _SENTENCES = (
     "Generate a coco-style caption. Describe the image: yes no left right above below one two three four five. "
     "The quick brown fox jumps over the lazy dog."
 )
-_PATCH = 30
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "another image token": {"spare_tokens": 3},
+    "smaller patches": {"patch_size": 20, "max_height": 120, "max_width": 160},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
 
 def make_tiny_checkpoint(
@@ -33,14 +38,18 @@ def make_tiny_checkpoint(
     max_width: int = 240,
     hidden_size: int = 64,
     num_layers: int = 2,
+    patch_size: int = 30,
+    spare_tokens: int = 0,
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
 
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
-        max_height, max_width: what larger images are shrunk to fit into, in pixels; multiples of 30, the patch.
+        max_height, max_width: what larger images are shrunk to fit into, in pixels; multiples of the patch.
         hidden_size, num_layers: of the decoder.
+        patch_size: side of a patch, in pixels.
+        spare_tokens: tokens without a use, which shift the ids of the family's.
 
     Returns:
         `path`.
@@ -48,7 +57,7 @@ def make_tiny_checkpoint(
     import transformers
 
     path = Path(path)
-    tokenizer = _make_tokenizer()
+    tokenizer = _make_tokenizer(spare_tokens)
     text_config = transformers.PersimmonConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -64,7 +73,7 @@ def make_tiny_checkpoint(
         text_config=text_config,
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
-        patch_size=_PATCH,
+        patch_size=patch_size,
         image_token_id=tokenizer.convert_tokens_to_ids("|SPEAKER|"),
         bos_token_id=text_config.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -72,13 +81,15 @@ def make_tiny_checkpoint(
     )
     model = transformers.FuyuForCausalLM(config)
     randomize_weights(model, seed)
-    image_processor = transformers.FuyuImageProcessorPil(size={"height": max_height, "width": max_width})
+    image_processor = transformers.FuyuImageProcessorPil(
+        size={"height": max_height, "width": max_width}, patch_size={"height": patch_size, "width": patch_size}
+    )
     model.save_pretrained(path)
     transformers.FuyuProcessor(image_processor, tokenizer).save_pretrained(path)
     return path
 
 
-def _make_tokenizer() -> Any:
+def _make_tokenizer(spare_tokens: int) -> Any:
     """Family tokens, bytes, the words of a few sentences, and single characters."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -86,7 +97,9 @@ def _make_tokenizer() -> Any:
     words = Counter(_WORD_MARK + word for word in _SENTENCES.split())
     characters = [_WORD_MARK, *map(chr, range(ord("!"), ord("~") + 1))]
     total = words.total() + len(characters)
-    vocab = [(piece, 0.0) for piece in (*_FAMILY, *(f"<0x{byte:02X}>" for byte in range(256)))]
+    unknown, *others = _FAMILY
+    special = [unknown, *spare(spare_tokens), *others]
+    vocab = [(piece, 0.0) for piece in (*special, *(f"<0x{byte:02X}>" for byte in range(256)))]
     vocab += [(word, math.log(count / total)) for word, count in words.items()]
     vocab += [(character, math.log(1 / total)) for character in characters]
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
@@ -94,7 +107,7 @@ def _make_tokenizer() -> Any:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(_WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    special_tokens = [(_END, _FAMILY.index(_END))]
+    special_tokens = [(_END, special.index(_END))]
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{_END} $A", special_tokens=special_tokens)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=_END, eos_token=_END, pad_token="<unk>", unk_token="<unk>"

@@ -5,10 +5,11 @@ Weights are spread wider than a default initialisation, so that errors change th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() }}: "
@@ -16,6 +17,14 @@ CHAT_TEMPLATE = (
     "{% if part['type'] == 'image' %}<image>\n{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %} "
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "another image token": {"spare_tokens": 3},
+    "features of the last layer": {"vision_feature_layer": -1},
+    "features of two layers": {"vision_feature_layer": [-2, 1]},
+    "the class token kept, and Mistral": {"text": "mistral", "vision_feature_select_strategy": "full"},
+    "SigLIP and Qwen2": {"vision": "siglip", "text": "qwen2"},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
 
 def make_tiny_checkpoint(
@@ -28,6 +37,7 @@ def make_tiny_checkpoint(
     vision_feature_select_strategy: Literal["default", "full"] | None = None,
     hidden_size: int = 64,
     num_layers: int = 2,
+    spare_tokens: int = 0,
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
 
@@ -38,6 +48,7 @@ def make_tiny_checkpoint(
         vision_feature_layer: as in `LlavaConfig`.
         vision_feature_select_strategy: None for what suits the tower (SigLIP has no class token to leave out).
         hidden_size, num_layers: of the text model.
+        spare_tokens: special tokens without a use, which shift the image token's id.
 
     Returns:
         `path`.
@@ -45,7 +56,8 @@ def make_tiny_checkpoint(
     import transformers
 
     path = Path(path)
-    tokenizer = train_tokenizer(["<image>"], bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
+    special_tokens = [*spare(spare_tokens), "<image>"]
+    tokenizer = train_tokenizer(special_tokens, bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
     strategy = vision_feature_select_strategy or ("default" if vision == "clip" else "full")
     text_class = {
         "llama": transformers.LlamaConfig,

@@ -25,6 +25,6 @@ class TestQwen2Audio(AdapterContract):
     }
 
     @classmethod
-    def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
+    def make_checkpoint(cls, path: Path, seed: int = 0, **settings: Any) -> Path:
         """Shorter than the published thirty seconds."""
-        return make_tiny_checkpoint(path, seed, seconds=4)
+        return make_tiny_checkpoint(path, seed, **{"seconds": 4, **settings})

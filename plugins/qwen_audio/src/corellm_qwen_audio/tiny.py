@@ -6,15 +6,30 @@ processor's own, as in the published checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
 
 _SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
-_MEL_BINS = 16
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "another audio token": {"spare_tokens": 3},
+    "a shorter encoder of finer spectrograms": {"seconds": 3, "mel_bins": 24},
+    "longer frames": {"hop_length": 200},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
 
-def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, seconds: int = 30) -> Path:
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    seconds: int = 30,
+    mel_bins: int = 16,
+    hop_length: int = 160,
+    spare_tokens: int = 0,
+) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
 
     Args:
@@ -22,6 +37,9 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, seconds: int = 30) 
         seed: of the weights.
         seconds: longest audio the encoder takes, 30 in the published checkpoints. All audio is padded to this, so a
             lower value makes tests faster.
+        mel_bins: of a spectrogram.
+        hop_length: samples from one frame to the next.
+        spare_tokens: special tokens without a use, which shift the ids of the family's.
 
     Returns:
         `path`.
@@ -29,10 +47,10 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, seconds: int = 30) 
     import transformers
 
     path = Path(path)
-    tokenizer = train_tokenizer(_SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
-    extractor = transformers.WhisperFeatureExtractor(feature_size=_MEL_BINS, chunk_length=seconds)
+    tokenizer = train_tokenizer([*spare(spare_tokens), *_SPECIAL_TOKENS], eos="<|im_end|>", pad="<|endoftext|>")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=mel_bins, chunk_length=seconds, hop_length=hop_length)
     audio_config = transformers.Qwen2AudioEncoderConfig(
-        num_mel_bins=_MEL_BINS,
+        num_mel_bins=mel_bins,
         d_model=64,
         encoder_layers=2,
         encoder_attention_heads=4,

@@ -6,10 +6,11 @@ Weights are spread wider than a default initialisation, so that errors change th
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -33,6 +34,11 @@ _GENERATIONS = {
 """What the names of their classes in transformers begin with."""
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "other image and video tokens": {"spare_tokens": 3},
+    "sixteen patches a token": {"merge_size": 4},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each, in all generations."""
 
 
 def make_tiny_checkpoint(
@@ -42,6 +48,8 @@ def make_tiny_checkpoint(
     architecture: str = "Qwen2VLForConditionalGeneration",
     hidden_size: int = 64,
     num_layers: int = 3,
+    merge_size: int = 2,
+    spare_tokens: int = 0,
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor files.
 
@@ -51,6 +59,8 @@ def make_tiny_checkpoint(
         architecture: the generation, as `config.json` names it.
         hidden_size: of the text model; a multiple of 32.
         num_layers: of the text model; Qwen3-VL's deepstack features join it after the first two.
+        merge_size: side of a token, in patches.
+        spare_tokens: special tokens without a use, which shift the ids of the family's.
 
     Returns:
         `path`.
@@ -58,9 +68,8 @@ def make_tiny_checkpoint(
     import transformers
 
     path, generation = Path(path), _GENERATIONS[architecture]
-    tokenizer = train_tokenizer(
-        ["<|im_start|>", "<|im_end|>", *_TOKENS.values()], eos="<|im_end|>", pad="<|endoftext|>"
-    )
+    special_tokens = [*spare(spare_tokens), "<|im_start|>", "<|im_end|>", *_TOKENS.values()]
+    tokenizer = train_tokenizer(special_tokens, eos="<|im_end|>", pad="<|endoftext|>")
     tokenizer.chat_template = CHAT_TEMPLATE
     text: dict[str, Any] = {
         "hidden_size": hidden_size,
@@ -80,21 +89,21 @@ def make_tiny_checkpoint(
         text["rope_parameters"] |= {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
     config = getattr(transformers, f"{generation}Config")(
         text_config=text,
-        vision_config=_vision(generation, hidden_size),
+        vision_config=_vision(generation, hidden_size, merge_size),
         **{name: tokenizer.convert_tokens_to_ids(token) for name, token in _TOKENS.items()},
     )
     model = getattr(transformers, f"{generation}ForConditionalGeneration")(config)
     randomize_weights(model, seed)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    for name, contents in _processors(generation).items():
+    for name, contents in _processors(generation, merge_size).items():
         (path / name).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
     return path
 
 
-def _vision(generation: str, hidden_size: int) -> dict[str, Any]:
+def _vision(generation: str, hidden_size: int, merge_size: int) -> dict[str, Any]:
     """A tower of two or three layers."""
-    size = {"hidden_size": 64, "num_heads": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    size = {"hidden_size": 64, "num_heads": 4, "spatial_merge_size": merge_size, "temporal_patch_size": 2}
     if generation == "Qwen2VL":  # its hidden_size is what comes out
         return size | {"hidden_size": hidden_size, "depth": 2, "embed_dim": 64, "mlp_ratio": 2, "patch_size": 14}
     size |= {"intermediate_size": 128, "out_hidden_size": hidden_size}
@@ -103,12 +112,12 @@ def _vision(generation: str, hidden_size: int) -> dict[str, Any]:
     return size | {"depth": 3, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
 
 
-def _processors(generation: str) -> dict[str, dict[str, Any]]:
-    """The processor files by name: up to 16 tokens for an image, and some 6 for a pair of frames."""
+def _processors(generation: str, merge_size: int) -> dict[str, dict[str, Any]]:
+    """The processor files by name: up to 64 patches for an image, and some 24 for a pair of frames."""
     third = generation == "Qwen3VL"
     patch = 16 if third else 14
-    common = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, **(_HALF if third else _CLIP)}
-    token = (2 * patch) ** 2  # pixels
+    common = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": merge_size, **(_HALF if third else _CLIP)}
+    token = (2 * patch) ** 2  # pixels of four patches
     video = {"shortest_edge": 8 * token, "longest_edge": 48 * token}  # of all frames together
     if not third:
         video = {"shortest_edge": 2 * token, "longest_edge": 6 * token}  # of a frame

@@ -51,6 +51,6 @@ class TestQwenVL(AdapterContract):
     reference = QwenVLReference
 
     @classmethod
-    def make_checkpoint(cls, path: Path, seed: int = 0) -> Path:
+    def make_checkpoint(cls, path: Path, seed: int = 0, **settings: Any) -> Path:
         """With fewer queries than published."""
-        return make_tiny_checkpoint(path, seed, n_queries=16)
+        return make_tiny_checkpoint(path, seed, **{"n_queries": 16, **settings})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ from corellm.testing.checkpoints import train_tokenizer
 from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_START, NUM_ADDED_TOKENS, load_tokenizer
 
 _SEQ_LENGTH = 2048
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "other image tokens": {"vocab_size": 370},
+    "another number of queries": {"n_queries": 9},
+    "smaller images": {"image_size": 84},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
 
 def make_tiny_checkpoint(
@@ -25,6 +32,8 @@ def make_tiny_checkpoint(
     hidden_size: int = 256,
     num_layers: int = 2,
     num_shards: int = 1,
+    image_size: int = 112,
+    vocab_size: int = 400,
 ) -> Path:
     """Write a checkpoint: configuration, weights, tokenizer, generation settings.
 
@@ -36,17 +45,19 @@ def make_tiny_checkpoint(
         hidden_size: of the text decoder, a multiple of 128.
         num_layers: of the text decoder.
         num_shards: files to spread the weights over; more than one come with an index.
+        image_size: side that images are resized to, in pixels; a multiple of 14, the patch.
+        vocab_size: of the tokenizer that is trained; the family's tokens come after it.
 
     Returns:
         `path`.
     """
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    num_ranks = _write_ranks(path / FILE_NAME)
-    vocab_size = -(-(num_ranks + NUM_ADDED_TOKENS) // 64) * 64  # wider than the tokenizer, as published
+    num_ranks = _write_ranks(path / FILE_NAME, vocab_size)
+    num_rows = -(-(num_ranks + NUM_ADDED_TOKENS) // 64) * 64  # wider than the tokenizer, as published
     visual = {
         "heads": 4,
-        "image_size": 112,
+        "image_size": image_size,
         "image_start_id": load_tokenizer(path).convert_tokens_to_ids(IMAGE_START),
         "layers": 2,
         "mlp_ratio": 1.53,
@@ -56,7 +67,7 @@ def make_tiny_checkpoint(
     }
     if n_queries is not None:
         visual["n_queries"] = n_queries
-    config = _text_config(vocab_size, hidden_size, num_layers) | {"visual": visual}
+    config = _text_config(num_rows, hidden_size, num_layers) | {"visual": visual}
     generation = {
         "chat_format": chat_format,
         "eos_token_id": num_ranks,
@@ -106,11 +117,11 @@ def _text_config(vocab_size: int, hidden_size: int, num_layers: int) -> dict[str
     }
 
 
-def _write_ranks(file: Path) -> int:
+def _write_ranks(file: Path, vocab_size: int) -> int:
     """Train a byte-level BPE and write it as `qwen.tiktoken`; returns the number of ranks."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    tokenizer = train_tokenizer([])
+    tokenizer = train_tokenizer([], vocab_size=vocab_size)
     ordinary = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i not in tokenizer.all_special_ids)
     of_byte = {character: byte for byte, character in bytes_to_unicode().items()}
     with file.open("wb") as lines:
