@@ -83,13 +83,6 @@ MUTANTS = (
         new='            if count is None and mm_items["image"].get(index):\n                count',
     ),
     LLAVA.edited(
-        "the model is kept in the class",
-        "test_models_are_kept_apart",
-        "get_multimodal_embeddings",
-        old="        features: Sequence[Tensor] = model",
-        new='        Llava.model = model = getattr(Llava, "model", model)\n        features: Sequence[Tensor] = model',
-    ),
-    LLAVA.edited(
         "embeddings of every image are kept",
         "test_nothing_is_kept",
         "get_multimodal_embeddings",

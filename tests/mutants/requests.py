@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, LLAVA, QWEN_VL
+from tests.mutants.mutant import AUDIO, LLAVA, QWEN2, QWEN_VL
 
 MUTANTS = (
     LLAVA.given(

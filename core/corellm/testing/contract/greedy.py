@@ -60,7 +60,7 @@ class Examination:
 
 
 class GreedyRules(ContractRules):
-    """The whole engine, from request to output. A variant of a checkpoint may be tested by a subclass of this alone."""
+    """The whole engine, from request to output. A checkpoint of its own may be tested by a subclass of this alone."""
 
     @pytest.fixture(scope="class")
     @classmethod

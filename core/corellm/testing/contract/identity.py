@@ -6,7 +6,6 @@ import copy
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from corellm.testing.contract.base import ContractRules
@@ -144,31 +143,6 @@ class IdentityRules(ContractRules):
             got="others",
             fix="give tensors, lists of tensors and plain data only",
         )
-
-    def test_models_are_kept_apart(self, subject: Subject, tmp_path: Path) -> None:
-        """Two models of different weights in one process each embed with their own."""
-        import torch
-
-        with self.expecting("a second model beside the first"):
-            other = Subject(self.make_checkpoint(tmp_path / "other", seed=1), subject.reference)
-        with other.llm:
-            for modality in subject.modalities:
-                item = subject.item(modality, 1)
-                with self.expecting("both models embed an item", hook="get_multimodal_embeddings"):
-                    (before,) = subject.embed(subject.features(modality, item))
-                    (others,) = other.embed(other.features(modality, item))
-                    (after,) = subject.embed(subject.features(modality, item))
-                for what, kept in (
-                    ("the second model's embeddings are of its own weights", not torch.equal(before, others)),
-                    ("the first model's embeddings are the same after the second's", torch.equal(before, after)),
-                ):
-                    self.require(
-                        kept,
-                        "get_multimodal_embeddings",
-                        expected=what,
-                        got="one model's embeddings from the other",
-                        fix="keep a model's state in the adapter's instance, not in its class, module or caches",
-                    )
 
     def test_nothing_is_kept(self, subject: Subject) -> None:
         """An item, its tensors and its embeddings are freed when its request is finished and no cache holds them.

@@ -1,15 +1,17 @@
-"""The rule about checkpoints: an adapter reads their settings, and assumes none."""
+"""Rules about checkpoints: settings are read from each, and models of several in one process are kept apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
 import pytest
 
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
-from corellm.testing.contract.greedy import Case, GreedyRules
+from corellm.testing.contract.greedy import TOLERANCE, Case, GreedyRules, tokens_and_logprobs
 from corellm.testing.reference import Continuation
 from corellm.testing.subject import Part, Subject
 
@@ -38,6 +40,31 @@ class VariantRules(GreedyRules):
                     what = f"{case.text!r} of a checkpoint with {name}"
                     self.equal(output, want, what, with_items=bool(case.media))
 
+    def test_models_are_kept_apart(self, subject: Subject, tmp_path: Path) -> None:
+        """Two models in one process, of other weights and settings, asked in turns, each give their own outputs."""
+        settings: Mapping[str, Any] = next(iter(self.variants().values()), {})
+        path = self.make_checkpoint(tmp_path / "other", seed=1, **settings)
+        fix = "keep a model's state in the adapter's instance, not in its class, module or caches"
+        with self.expecting("a second model beside the first", fix=fix):
+            other = Subject(path, self.reference(path))
+        with closing(other):
+            with self.expecting("prompts for both models are written", fix=fix):
+                requests = {"the first": (subject, _cases(subject, 202)), "the second": (other, _cases(other, 202))}
+            expected = {name: _expected(*asked) for name, asked in requests.items()}
+            for turn in range(len(expected["the first"])):
+                for name, (model, cases) in requests.items():
+                    case, want = cases[turn], expected[name][turn]
+                    with self.expecting(f"{name} model serves {case.text!r} beside the other", fix=fix):
+                        (output,) = _served(model.llm, [case])
+                    tokens = output.prompt_token_ids == want.prompt_token_ids
+                    self.require(
+                        tokens and _same(output, want),
+                        "get_multimodal_embeddings" if tokens else "get_prompt_updates",
+                        expected=f"{name} model gives for {case.text!r}, as alone: {want.token_ids}",
+                        got=f"{output.outputs[0].token_ids}{'' if tokens else ' for another prompt'} beside the other",
+                        fix=fix,
+                    )
+
 
 def _cases(subject: Subject, seed: int) -> list[Case]:
     """Return a few requests: text alone, one item of each modality, several items; new ones for each seed."""
@@ -55,3 +82,10 @@ def _expected(subject: Subject, cases: Sequence[Case]) -> list[Continuation]:
 
 def _served(llm: LLM, cases: Sequence[Case]) -> list[RequestOutput]:
     return llm.generate([case.prompt for case in cases], [case.params for case in cases], use_tqdm=False)
+
+
+def _same(output: RequestOutput, want: Continuation) -> bool:
+    """Whether an output has the expected tokens and log-probabilities."""
+    tokens, logprobs = tokens_and_logprobs(output)
+    worst = max(abs(a - b) for a, b in zip(logprobs, want.logprobs, strict=True))
+    return tokens == want.token_ids and worst <= TOLERANCE
