@@ -65,6 +65,14 @@ def test_exceptions_need_reasons(exceptions: dict[str, str], words: str) -> None
         type("Mine", (AdapterContract,), {"adapter": object, "exceptions": exceptions})
 
 
+def test_arguments_without_effect_need_reasons() -> None:
+    """An argument is declared to have no effect with a reason only."""
+    with pytest.raises(
+        TypeError, match=r"without_effect\['padding'\] must say in a sentence why the argument has no eff"
+    ):
+        type("Mine", (AdapterContract,), {"adapter": object, "without_effect": {"padding": "later"}})
+
+
 def test_an_exception_is_shown(pytester: pytest.Pytester) -> None:
     """A rule with a reason is reported as skipped, reason and all; an author's own tests run."""
     pytester.makepyfile(
