@@ -26,9 +26,9 @@ MUTANTS = (
     LLAVA.edited(
         "features are the last layer's but one",
         _VARIANT,
-        ("get_multimodal_embeddings", "load_model"),
-        old="        chosen = model.config.vision_feature_layer\n",
-        new="        chosen = -2\n",
+        "get_multimodal_embeddings",
+        old='model.get_image_features(mm_kwargs["pixel_values"])',
+        new='model.get_image_features(mm_kwargs["pixel_values"], vision_feature_layer=-2)',
     ),
     QWEN2.edited(
         "four patches are a token",

@@ -44,7 +44,7 @@ MUTANTS = (
         _GREEDY,
         "get_multimodal_embeddings",
         old='model.get_image_features(mm_kwargs["pixel_values"])',
-        new='model.get_image_features(mm_kwargs["pixel_values"], vision_feature_layer=-1)',
+        new='model.get_image_features(mm_kwargs["pixel_values"], vision_feature_layer=1)',
     ),
     FUYU.edited(
         "patches go to the encoder column by column",

@@ -56,17 +56,23 @@ MUTANTS = (
             return logits * before
         """,
     ),
-    LLAVA.edited(
+    LLAVA.given(
         "the decoder counts its calls",
         "test_the_same_request_twice_gives_the_same",
         "load_model",
-        old="        return model\n",
-        new="        calls = []\n\n"
-        "        def grow(decoder, given, output):\n"
-        "            calls.append(1)\n"
-        "            output[0].mul_(1 + 0.05 * len(calls))\n\n"
-        "        model.model.language_model.register_forward_hook(grow)\n"
-        "        return model\n",
+        """
+        @hookimpl(wrapper=True)
+        def load_model(self):
+            model = yield
+            calls = []
+
+            def grow(decoder, given, output):
+                calls.append(1)
+                output[0].mul_(1 + 0.05 * len(calls))
+
+            model.model.language_model.register_forward_hook(grow)
+            return model
+        """,
     ),
     LLAVA.given(
         "noise is added to pixels",
