@@ -116,9 +116,10 @@ class ModelConfig:
     attention_backend: str | None = None
     """Name of an attention backend; None for the best one on this machine."""
     fuse_layers: bool = True
-    """On GPUs, replace layers of the model by faster ones that were checked to compute the same."""
+    """Replace layers of the model by faster ones that were checked to compute the same: on GPUs, and on CPUs with
+    compiled kernels."""
     enforce_eager: bool = False
-    """On GPUs, capture no CUDA graphs of decode steps: slower decoding, quicker start."""
+    """Capture no decode steps, on GPUs as CUDA graphs, on CPUs as recorded plans: slower decoding, quicker start."""
     seed: int | None = 0
     """Seed of requests without their own; None for another one at every start."""
 
@@ -167,7 +168,7 @@ class CacheConfig:
     CUDA graphs need some of the rest."""
     kv_cache_dtype: str = "auto"
     """Type of keys and values in the cache: `auto` for the model's; int8 or fp8 take half the memory of half precision,
-    with a factor for every token and head; GPUs only."""
+    with a factor for every token and head: on GPUs; int8 also on CPUs with compiled kernels."""
     num_kv_blocks: int | None = None
     """Number of KV blocks; overrides `kv_cache_memory`."""
     swap_space: float = 4.0

@@ -52,6 +52,12 @@ def select_backend(device: torch.device, dtype: torch.dtype, wanted: str | None 
     return max((b for b in backends if b.unsupported(device, dtype) is None), key=lambda b: b.priority)()
 
 
+def reasons_against(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Return the backends that cannot run somewhere, and why."""
+    reasons = {name: offer.load().unsupported(device, dtype) for name, offer in _offers().items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
 @dataclass(frozen=True)
 class _Offer:
     """A backend that an extension names."""

@@ -100,6 +100,7 @@ def engine_args(args: argparse.Namespace) -> dict[str, Any]:
 
     logging.basicConfig(level=logging.INFO if args.verbose else logging.CRITICAL, format="%(name)s: %(message)s")
     if not args.verbose:
+        logging.getLogger("corellm_kernels").setLevel(logging.WARNING)  # that there are none costs half the speed
         os.environ.setdefault(
             "TRANSFORMERS_VERBOSITY", "error"
         )  # its advice is for people who call it; not imported yet

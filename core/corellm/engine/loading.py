@@ -20,7 +20,7 @@ from torch import nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.graph import Graph, NotCapturable
 from corellm.attention.paged import ATTENTION_NAME, register_attention
-from corellm.attention.registry import select_backend
+from corellm.attention.registry import reasons_against, select_backend
 from corellm.config import EngineConfig
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
@@ -194,10 +194,15 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
     """Return the attention backend and the dtype of its cache."""
     backend = select_backend(context.device, context.dtype, config.model.attention_backend)
     kv_dtype = cache_dtype(config.cache.kv_cache_dtype, context.dtype)
-    if kv_dtype in QUANTIZED and kv_dtype not in backend.quantized_dtypes(context.device):
+    has = backend.quantized_dtypes(context.device)
+    if kv_dtype in QUANTIZED and kv_dtype not in has:
+        against = reasons_against(context.device, context.dtype)
+        others = ", ".join(f"{name} ({reason})" for name, reason in against.items())
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in has)
         raise ConfigError(
             f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the attention backend {backend.name!r} has no such cache "
-            f"on {context.device} in {context.dtype}; use dtype='bfloat16', or leave it out"
+            f"on {context.device} (of such: {names or 'none'}); leave it out"
+            + (f"; backends that cannot run here: {others}" if others else "")
         )
     return backend, kv_dtype
 

@@ -123,7 +123,10 @@ def main() -> str | None:
     parser.add_argument("--sanitize", nargs=2, metavar=("SET", "FILE"), help=f"make this library; sets are {sets}")
     wanted = parser.parse_args().sanitize
     if wanted is None:
-        print(build())
+        line = build()
+        if not is_current():
+            return line
+        print(line)
         return None
     if wanted[0] not in instruction_sets(platform.machine()):
         parser.error(f"no instruction set {wanted[0]!r}; there are {sets}")

@@ -52,7 +52,7 @@ recording = _Recording()
 
 @cache
 def unavailable() -> str | None:
-    """Return why there are no kernels; None if there are. The first time, warn that there are none.
+    """Return why there are no kernels; None if there are. The first time, warn that there are none, if any are wanted.
 
     Raises:
         ConfigError: `CORELLM_CPU_KERNELS` asks for kernels that there are not.
@@ -60,7 +60,8 @@ def unavailable() -> str | None:
     try:
         _library()
     except OSError as error:
-        logger.warning("no compiled kernels for this CPU, torch's are slower: %s", error)
+        level = logging.INFO if os.environ.get("CORELLM_CPU_KERNELS") == "off" else logging.WARNING
+        logger.log(level, "no compiled kernels for this CPU, torch's are slower: %s", error)
         return str(error)
     return None
 
