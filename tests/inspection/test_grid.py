@@ -28,7 +28,7 @@ def mrope(steps: int, rows: int, columns: int, restart: int = 0) -> list[tuple[i
 def test_positions_tell(shape: tuple[int, int, int], restart: int) -> None:
     """A grid of any shape is found, also where text stands between the steps."""
     positions = mrope(*shape, restart)
-    grid = find_grid(PlaceholderRange(7, len(positions)), positions, None)
+    grid = find_grid(PlaceholderRange(7, len(positions)), positions, [])
     assert grid is not None
     assert (grid.steps, grid.rows, grid.columns) == shape
 
@@ -53,7 +53,7 @@ def test_masks_and_counts_tell(
 ) -> None:
     """Rows of equal length make a grid; else a count that fits the image's shape; else a square; else nothing."""
     positions = [(i,) for i in range(place.num_embeds)]
-    grid = find_grid(place, positions, size)
+    grid = find_grid(place, positions, [size] if size else [])
     assert (grid and (grid.rows, grid.columns)) == expected
 
 
@@ -63,4 +63,17 @@ def test_other_orders_are_no_grid() -> None:
     as_text = [(i, i, i) for i in range(15)]
     ragged = mrope(1, 3, 5)[:-1]
     for positions in (by_columns, as_text, ragged):
-        assert find_grid(PlaceholderRange(0, len(positions)), positions, None) is None
+        assert find_grid(PlaceholderRange(0, len(positions)), positions, []) is None
+
+
+def test_crops_are_no_rows() -> None:
+    """Six crops and the whole, of four tokens each with others between them: how they lie is not known."""
+    mask = ((True,) * 4 + (False,)) * 7
+    place = PlaceholderRange(3, len(mask), mask)
+    positions = [(i,) for i in range(28)]
+    assert find_grid(place, positions, [(8, 8)] * 7) is None
+    assert find_grid(place, positions, [(8, 8)]) is not None
+    frames = [(step, row, column) for step in (0, 1) for row in range(2) for column in range(3)]
+    grid = find_grid(PlaceholderRange(0, 12), frames, [(8, 8)] * 2)
+    assert grid is not None
+    assert (grid.steps, grid.rows, grid.columns) == (2, 2, 3)

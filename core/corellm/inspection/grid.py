@@ -11,16 +11,20 @@ from corellm.multimodal import PlaceholderRange
 
 
 def find_grid(
-    place: PlaceholderRange, positions: Sequence[tuple[int, ...]], size: tuple[int, int] | None
+    place: PlaceholderRange, positions: Sequence[tuple[int, ...]], sizes: Sequence[tuple[int, ...]]
 ) -> Grid | None:
     """Return the grid of an item's embeddings, row by row, or None where it cannot be told or guessed.
 
     Args:
         place: its placeholder.
         positions: of the tokens that take embeddings, `(time, height, width)` for M-RoPE.
-        size: height and width of the model's input, where that is one image.
+        sizes: height and width of each image in the model's input, where that has the shape of images. If there are
+            several, such as crops, how they make up the item is told by positions alone.
     """
-    return _by_positions(positions) or _by_mask(place) or _by_count(place.num_embeds, size)
+    found = _by_positions(positions)
+    if found is not None or len(sizes) > 1:
+        return found
+    return _by_mask(place) or _by_count(place.num_embeds, *sizes)
 
 
 def _by_positions(positions: Sequence[tuple[int, ...]]) -> Grid | None:
@@ -51,7 +55,7 @@ def _by_mask(place: PlaceholderRange) -> Grid | None:
     return Grid(1, len(rows), rows[0], "by the mask: rows of equal length")
 
 
-def _by_count(count: int, size: tuple[int, int] | None) -> Grid | None:
+def _by_count(count: int, size: tuple[int, ...] = ()) -> Grid | None:
     """Return as many rows as fit the image's shape, else a square."""
     height, width = size or (1, 1)
     rows = isqrt(count * height // width)

@@ -62,7 +62,7 @@ def add_images(item: Item, feature: MultiModalFeature, media: Any, positions: Po
     else:
         sizes = [tuple(tensor.shape[-2:]) for _, tensor in image_tensors(tensors)]
         takers = [positions[token] for token in embedding_indices(feature)]
-        item.grid = find_grid(place, takers, sizes[0] if len(sizes) == 1 else None)
+        item.grid = find_grid(place, takers, sizes)
     seen = tensor_views(item.modality, tensors, item.grid)
     over_original = None if any(view.step is not None for view in seen) else item.grid
     item.views = media_views(item.modality, media, over_original) + seen
