@@ -18,17 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corellm.testing.contract import AdapterContract, TextContract
-    from corellm.testing.reference import Continuation, Reference
+    from corellm.testing.reference import Continuation, Media, Reference, generate_one
     from corellm.testing.rules import ContractBroken
 
-__all__ = ["AdapterContract", "Continuation", "ContractBroken", "Reference", "TextContract"]
+__all__ = [
+    "AdapterContract",
+    "Continuation",
+    "ContractBroken",
+    "Media",
+    "Reference",
+    "TextContract",
+    "generate_one",
+]
 
 _HOMES = {
     "AdapterContract": "corellm.testing.contract",
     "Continuation": "corellm.testing.reference",
     "ContractBroken": "corellm.testing.rules",
+    "Media": "corellm.testing.reference",
     "Reference": "corellm.testing.reference",
     "TextContract": "corellm.testing.contract",
+    "generate_one": "corellm.testing.reference",
 }
 
 

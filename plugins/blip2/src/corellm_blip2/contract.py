@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from corellm.testing import AdapterContract, Continuation, Reference
-from corellm.testing.reference import Media, generate_one
+from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_blip2 import Blip2
 
 

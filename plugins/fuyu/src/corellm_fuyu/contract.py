@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from corellm.testing import AdapterContract, Continuation, Reference
-from corellm.testing.reference import Media, generate_one
+from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_fuyu import Fuyu
 
 

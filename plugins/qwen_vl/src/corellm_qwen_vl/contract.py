@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 import transformers
 
-from corellm.testing import AdapterContract, Continuation, Reference
-from corellm.testing.reference import Media, generate_one
+from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_qwen_vl import Qwen2VL, Qwen3VL
 from corellm_qwen_vl.hf_oracle import hf_process
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from corellm.testing import AdapterContract, Continuation, Reference
-from corellm.testing.reference import Media
+from corellm.testing import AdapterContract, Continuation, Media, Reference
 from corellm_qwen_vl.original import QwenVL
 from corellm_qwen_vl.original.reference import PlainModel, PlainTokenizer, pixels
 from corellm_qwen_vl.original.tiny import make_tiny_checkpoint
