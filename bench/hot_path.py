@@ -78,6 +78,7 @@ ASIDE: dict[str, str] = {
     "sampling_params.py": "SamplingParams.greedy",
     "worker/sequence_state.py": "SequenceState.sync_blocks rope_positions",
     "worker/transfers.py": "upload",
+    "worker/unused_layers.py": "_unchanged",
     "worker/encoder_runner.py": "EncoderRunner.drop _with_own_storage",
     "worker/encoder_outputs.py": "checked_outputs _one_per_item",
     "multimodal/fields.py": (

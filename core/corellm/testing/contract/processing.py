@@ -155,11 +155,11 @@ class ProcessingRules(ContractRules):
         given = dict(Counter(feature.modality for feature in got.features))
         self.require(
             counts == given,
-            "get_mm_fields_config",
+            "get_mm_fields_config or get_supported_mm_limits",
             expected=f"for {described}: {what}: {given}",
             got=counts,
             fix="use batched or flat_from_sizes for what differs from item to item; what all items share is shared by "
-            "as many items as hf_inputs has",
+            "as many items as hf_inputs has; take no more items than the processor does",
         )
         for feature in got.features:
             theirs: MultiModalKwargsItem = divided[feature.modality][feature.item]

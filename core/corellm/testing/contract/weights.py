@@ -73,7 +73,7 @@ class WeightRules(ContractRules):
         prompts = subject.requests(0)
         fix = "load in load_config.dtype, and make tensors of your own like those that the hook is given"
         with (
-            self.expecting(f"{dtype} is served", hook="get_multimodal_embeddings", fix=fix),
+            self.expecting(f"{dtype} is served", hook="load_model or get_multimodal_embeddings", fix=fix),
             LLM(str(subject.checkpoint), dtype=dtype) as llm,
         ):
             model, hooks = llm.engine.runner.model, llm.engine.input_processor.mm_processor.hooks
