@@ -201,7 +201,7 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in has)
         raise ConfigError(
             f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the attention backend {backend.name!r} has no such cache "
-            f"on {context.device} (of such: {names or 'none'}); leave it out"
+            f"on {context.device} (quantized ones that it has: {names or 'none'}); leave it out"
             + (f"; backends that cannot run here: {others}" if others else "")
         )
     return backend, kv_dtype

@@ -174,11 +174,11 @@ class ArgumentRules(ProcessingRules):
             "it is refused"
         )
         with self.expecting(f"{dict(kwargs)} is taken, as by the processor", hook="call_hf_processor", fix=fix):
-            inputs = None if llm is None else llm.engine.input_processor
+            inputs = subject.inputs if llm is None else llm.engine.input_processor
             try:
                 got = subject.process(*subject.prompt(parts), kwargs, inputs=inputs)
             except ProcessorKwargsError as error:
-                if _is_beyond_plan(error):  # the core's own refusal, whatever the adapter does
+                if _is_beyond_plan(error, inputs.mm_processor.profile.max_embeds):
                     return
                 raise
         self.same_as_reference(subject, parts, got, want, kwargs)
@@ -210,9 +210,10 @@ class ArgumentRules(ProcessingRules):
         self.require(kept, "the contract class", expected=expected, got=got, fix=fix)
 
 
-def _is_beyond_plan(error: ProcessorKwargsError) -> bool:
-    """Whether an item was refused because it has more embeddings than memory was planned for."""
-    return isinstance(error.expected, int) and isinstance(error.got, int) and error.got > error.expected
+def _is_beyond_plan(error: ProcessorKwargsError, planned: Mapping[str, int]) -> bool:
+    """Whether the core refused an item because it has more embeddings than memory was planned for."""
+    most = planned.get(error.modality or "")
+    return most is not None and error.expected == most and error.got > most
 
 
 def _two_items(subject: Subject, modality: str) -> list[Part]:
