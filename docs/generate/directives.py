@@ -9,6 +9,7 @@
     imports                 import lines of scripts for vLLM, and their replacements
     same, different         usages of vLLM's interface that work unchanged, or differently
     absent MODULE TABLE     a table of what corellm does not have, e.g. of `corellm.absent.names`
+    survey TABLE            a table of the survey of adapters' changes: families, rules or equivalent
     part FILE [HEADING]     a Markdown file of the repository without its title, or the text below one of its headings
     chapter FILE            a Markdown file of the repository, with its title
 
@@ -26,7 +27,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import inclusion, quotes, tables, usages
+from docs.generate import inclusion, quotes, survey, tables, usages
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIVE = re.compile(r"^<!-- generate: (.+?) -->$", re.MULTILINE)
@@ -44,6 +45,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "same": usages.same,
     "different": usages.different,
     "absent": usages.absent,
+    "survey": survey.table,
 }
 """By kind; called with the directive's arguments."""
 

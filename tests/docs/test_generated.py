@@ -91,7 +91,16 @@ def test_public_names_are_in_the_reference() -> None:
 
 @pytest.mark.parametrize(
     "directive",
-    ["poem", "help dance", "arguments Unknown", "diagram none", "part README.md Nowhere", "part NO.md", "quote a b"],
+    [
+        "poem",
+        "help dance",
+        "arguments Unknown",
+        "diagram none",
+        "part README.md Nowhere",
+        "part NO.md",
+        "quote a b",
+        "survey all",
+    ],
 )
 def test_a_wrong_directive_fails_the_build(directive: str) -> None:
     """A wrong directive raises, with the directive in the message."""

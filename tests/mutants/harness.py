@@ -47,7 +47,7 @@ class Verdict:
     def tells(self, mutant: Mutant) -> bool:
         """Whether the first rule that broke names a hook with the mutant's mistake."""
         first = next(iter(self.caught.values()), None)
-        return first is not None and not set(mutant.hooks).isdisjoint(hooks_named(first))
+        return first is not None and not set(mutant.hooks).isdisjoint(hooks_named(first.hook))
 
     def __str__(self) -> str:
         """Return the verdict as the message of a failing test."""
@@ -58,9 +58,9 @@ class Verdict:
         return "\n".join(lines)
 
 
-def hooks_named(broken: ContractBroken) -> set[str]:
-    """Return the hooks that a failure says to look at."""
-    return set(re.split(", | and | or ", broken.hook))
+def hooks_named(hook: str) -> set[str]:
+    """Return the hooks that a failure's `hook` says to look at."""
+    return set(re.split(", | and | or ", hook))
 
 
 class Edit(Protocol):

@@ -68,6 +68,11 @@ class Plugin:
     seam: str = "    @hookimpl\n    def get_dummy_mm_data("
     """A method of the adapter; `given` puts another one before it."""
 
+    @property
+    def package(self) -> str:
+        """Import name of its package."""
+        return self.contract.partition(".")[0]
+
     def of(self, file: str) -> Plugin:
         """Return the same plugin with mutants made in another file."""
         return replace(self, file=file)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +41,16 @@ class Change:
     new: str
     source: str
     """The changed file."""
+    around: str
+    """The function around it before the change, as code; empty outside functions."""
+    number: int = 0
+    """How many changes before it are the same in the same function, from other places."""
+
+    @property
+    def name(self) -> str:
+        """What stays the same while its function does: a digest."""
+        parts = (self.file, self.where, self.old, self.new, self.around, str(self.number))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}, {self.where}: {self.old}  ->  {self.new}"
@@ -53,7 +65,12 @@ def changes(package: Path, file: str) -> Iterator[Change]:
     tree = ast.parse((package / file).read_text(encoding="utf-8"))
     seen = {ast.unparse(tree)}
     places = {id(node): place for place, node in enumerate(ast.walk(tree))}
-    around = _functions(tree)
+    around, made = _functions(tree), Counter[tuple[str, str, str]]()
+    functions = {
+        node.name: ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and around[id(node)] == node.name
+    }
     for node in sorted(_code(tree), key=lambda node: (node.lineno, node.col_offset)):
         for edit in _edits(node):
             changed = copy.deepcopy(tree)
@@ -63,13 +80,14 @@ def changes(package: Path, file: str) -> Iterator[Change]:
             if source in seen:
                 continue
             seen.add(source)
-            if left_out is None:
-                yield Change(file, node.lineno, around[id(node)], _short(node), _short(target), source)
-            else:
-                own = around[id(node)]
+            own, what, line, then = around[id(node)], _short(node), node.lineno, _short(target)
+            if left_out is not None:
+                what, line, then = _short(left_out), left_out.lineno, "left out"
                 if isinstance(left_out, ast.FunctionDef) and not isinstance(node, ast.FunctionDef):
                     own = left_out.name
-                yield Change(file, left_out.lineno, own, _short(left_out), "left out", source)
+            number = made[own, what, then]
+            made[own, what, then] += 1
+            yield Change(file, line, own, what, then, source, functions.get(own, ""), number)
 
 
 def _short(node: ast.AST) -> str:

@@ -2,7 +2,11 @@
 
 A change is caught if a rule breaks. It is told rightly if the first rule that breaks names the hook that was changed;
 changes of helpers and of class attributes are not counted there. What no rule catches is listed, but for the changes
-that `equivalent` explains. It takes some five seconds for each change, and minutes for one that is not caught.
+that `equivalent` explains. It takes some ten seconds for each change, and a minute or two for one that is not caught.
+
+What became of each is kept in `surveyed/`, from which the documentation has its tables. Changes that were caught are
+not tried again while the function around them is the same, unless `--again` asks for it: an interrupted survey goes
+on. Several families can be surveyed beside each other, each by a process of its own.
 """
 
 from __future__ import annotations
@@ -12,84 +16,91 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import argparse
 import importlib
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import transformers
 from rich.progress import track
 
-from corellm.plugin.contract import CONTRACT
-from tests.mutants.equivalent import EQUIVALENT
-from tests.mutants.harness import Verdict, examine, hooks_named
-from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN3, QWEN_VL, Plugin
+from tests.mutants.harness import examine
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN2_5, QWEN3, QWEN_VL, Plugin
+from tests.mutants.surveyed import Outcome, Outcomes, Tally, tally
 from tests.mutants.systematic import Change, changes
 
-PLUGINS = {"llava": LLAVA, "fuyu": FUYU, "blip2": BLIP2, "qwen2": QWEN2, "qwen3": QWEN3, "qwen-vl": QWEN_VL,
-           "qwen-audio": AUDIO}  # fmt: skip
+FAMILIES: dict[str, tuple[Plugin, ...]] = {
+    "llava": (LLAVA,),
+    "fuyu": (FUYU,),
+    "blip2": (BLIP2,),
+    "qwen2": (QWEN2, QWEN2_5),
+    "qwen3": (QWEN3,),
+    "qwen-vl": (QWEN_VL,),
+    "qwen-audio": (AUDIO,),
+}
+"""By name: the adapter's file, under each contract class that tests it."""
 
 
-@dataclass
-class Tally:
-    """What became of a family's changes."""
-
-    caught: int = 0
-    hooks: int = 0
-    """Of those caught, changes of hooks."""
-    told: int = 0
-    """Of those, told rightly."""
-    equivalent: int = 0
-    survived: list[Change] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    """Changes of hooks that a rule caught and another hook was blamed for."""
-
-    def add(self, change: Change, verdict: Verdict, reason: str | None) -> None:
-        """Count one change."""
-        broken = next(iter(verdict.caught.values()), None)
-        if broken is None and not verdict.crashed and not verdict.not_run:
-            if reason is None:
-                self.survived.append(change)
-            self.equivalent += reason is not None
-            return
-        self.caught += 1
-        if change.where in CONTRACT.hooks:
-            self.hooks += 1
-            blamed = hooks_named(broken) if broken is not None else set()
-            self.told += change.where in blamed
-            if change.where not in blamed:
-                said = broken.hook if broken is not None else next(iter(verdict.crashed or verdict.not_run))
-                self.wrong.append(f"{change}: {said}")
+def package_of(family: str) -> str:
+    """Return the name of a family's package."""
+    return FAMILIES[family][0].package
 
 
-def survey(plugin: Plugin) -> Tally:
-    """Run the contract on each change of a plugin's file."""
-    package = Path(str(importlib.import_module(plugin.contract.partition(".")[0]).__file__)).parent
-    tally = Tally()
-    for change in track([*changes(package, plugin.file)], plugin.contract.rpartition("::")[2]):
-        reason = EQUIVALENT.get((package.name, change.where, change.old, change.new))
+def changes_of(family: str) -> list[Change]:
+    """Return every change of a family's adapter."""
+    package = importlib.import_module(package_of(family))
+    return [*changes(Path(str(package.__file__)).parent, FAMILIES[family][0].file)]
+
+
+def survey(family: str, *, again: bool) -> None:
+    """Try each change of a family that is not known to be caught, every change with `again`; keep what became of it."""
+    outcomes, every = Outcomes(family), changes_of(family)
+    known = {change.name for change in every if (outcome := outcomes.of(change)) is not None and outcome.rule}
+    for change in track([change for change in every if again or change.name not in known], family):
+        outcomes.add(change, _try(family, change))
+    outcomes.tidy(every)
+
+
+def _try(family: str, change: Change) -> Outcome:
+    """Run the contract classes of a family until one catches the change."""
+    for plugin in FAMILIES[family]:
         with tempfile.TemporaryDirectory() as where:
-            tally.add(change, examine(plugin.contract, (), Path(where), change, first=True), reason)
-    return tally
+            verdict = examine(plugin.contract, (), Path(where), change, first=True)
+        for rule in (*verdict.caught, *verdict.crashed, *verdict.not_run):
+            return Outcome(rule, verdict.caught[rule].hook if rule in verdict.caught else "")
+    return Outcome()
 
 
-def main(names: Sequence[str]) -> int:
-    """Print the tally of each family; return 1 if a change that nothing explains is not caught."""
+def report(family: str, counted: Tally) -> Iterator[str]:
+    """Yield the lines that tell what became of a family's changes."""
+    yield f"{family}: {counted}"
+    yield from (f"  not caught: {change}" for change in counted.unexplained)
+    yield from (f"  blamed on another: {change}: {outcome}" for change, outcome in counted.wrong)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what became of each family's changes; return 1 if one that nothing explains is not caught."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants.systematic_survey", description="Runs the contract on every change of adapters."
+    )
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"which (default: all): {', '.join(FAMILIES)}")
+    parser.add_argument("--again", action="store_true", help="try also the changes that are known to be caught")
+    parser.add_argument("--report", action="store_true", help="try nothing, print what is known")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.families) - set(FAMILIES):
+        parser.error(f"no such family: {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    unexplained = 0
-    for name in names or PLUGINS:
-        tally = survey(PLUGINS[name])
-        print(
-            f"{name}: {tally.caught} caught, {tally.equivalent} equivalent, {len(tally.survived)} unexplained; "
-            f"{tally.told} of {tally.hooks} changes of hooks told rightly"
-        )
-        print(*(f"  not caught: {change}" for change in tally.survived), sep="\n")
-        print(*(f"  blamed on another: {line}" for line in tally.wrong), sep="\n", flush=True)
-        unexplained += len(tally.survived)
-    return int(unexplained > 0)
+    loose = 0
+    for family in options.families or FAMILIES:
+        if not options.report:
+            survey(family, again=options.again)
+        counted = tally(package_of(family), changes_of(family), Outcomes(family))
+        print(*report(family, counted), sep="\n", flush=True)
+        loose += len(counted.unexplained) + len(counted.untried)
+    return int(loose > 0)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Part:
         verdict = examine(mutant.contract, [mutant.rule], tmp_path, mutant)
         broken = verdict.broken(mutant.rule)
         assert broken is not None, str(verdict)
-        assert hooks_named(broken) & set(mutant.hooks), str(broken)
+        assert hooks_named(broken.hook) & set(mutant.hooks), str(broken)
         first, *lines = str(broken).splitlines()
         assert first == f"{broken.hook} breaks a rule of the contract"
         parts = [re.match(r"  (rule|expected|got|fix)  +\S", line) for line in lines]

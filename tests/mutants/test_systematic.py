@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.equivalent import EQUIVALENT
+from tests.mutants.surveyed import Outcome, Outcomes, tally
 from tests.mutants.systematic import changes
-from tests.mutants.systematic_survey import PLUGINS
+from tests.mutants.systematic_survey import FAMILIES, changes_of, package_of
 
 SOURCE = '''"""Not changed."""
 from __future__ import annotations
@@ -53,18 +53,57 @@ def test_every_part_that_runs_is_changed(tmp_path: Path) -> None:
     assert (tmp_path / "file.py").read_text(encoding="utf-8") == found[0].source
 
 
-@pytest.mark.parametrize("name", PLUGINS)
-def test_what_is_equivalent_is_a_change(name: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_equivalent_is_a_change(family: str) -> None:
     """A reason that fits no change any more is out of date."""
-    plugin = PLUGINS[name]
-    package = Path(str(importlib.import_module(plugin.contract.partition(".")[0]).__file__)).parent
-    made = {(package.name, change.where, change.old, change.new) for change in changes(package, plugin.file)}
+    package = package_of(family)
+    same = [other for other in FAMILIES if package_of(other) == package]
+    made = {(change.where, change.old, change.new) for other in same for change in changes_of(other)}
     assert made
-    mine = {key for key in EQUIVALENT if key[0] == package.name}
-    others = {
-        (package.name, change.where, change.old, change.new)
-        for other in PLUGINS.values()
-        if other.contract.partition(".")[0] == package.name and other.file != plugin.file
-        for change in changes(package, other.file)
+    assert {key[1:] for key in EQUIVALENT if key[0] == package} <= made
+
+
+def test_a_change_keeps_its_name_while_its_function_does(tmp_path: Path) -> None:
+    """What is known of it stays known when other functions change."""
+
+    def names(source: str) -> dict[str, str]:
+        (tmp_path / "file.py").write_text(source, encoding="utf-8")
+        return {change.name: change.where for change in changes(tmp_path, "file.py")}
+
+    before = names(SOURCE)
+    assert len(before) == len([*changes(tmp_path, "file.py")])
+    after = names(SOURCE.replace("import os\n", "import os\n\nBOUND = 4\n\ndef other(): return 4 + 4\n"))
+    assert before.items() <= after.items()
+    assert {after[name] for name in after.keys() - before.keys()} == {"", "other"}
+    after = names(SOURCE.replace("x < 4", "x < 5"))
+    assert {after[name] for name in after.keys() & before.keys()} == {"Adapter"}
+
+
+def test_outcomes_are_kept_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file.py").write_text(SOURCE.replace("hook", "get_dummy_text"), encoding="utf-8")
+    found = [*changes(tmp_path, "file.py")]
+    helper = next(change for change in found if change.where == "Adapter")
+    told, wrong, crashed, same, survived, left, *_ = (change for change in found if change.where == "get_dummy_text")
+    monkeypatch.setitem(EQUIVALENT, ("corellm_mine", same.where, same.old, same.new), "it is the same")
+    named = {
+        helper: Outcome("test_a", "load_model"),
+        told: Outcome("test_a", "load_model or get_dummy_text"),
+        wrong: Outcome("test_a", "load_model"),
+        crashed: Outcome("test_b"),
+        same: Outcome(),
+        survived: Outcome(),
     }
-    assert mine <= made | others
+    first = Outcomes("mine", tmp_path / "new")
+    for change, outcome in named.items():
+        first.add(change, Outcome())
+        first.add(change, outcome)  # tried again
+    outcomes = Outcomes("mine", tmp_path / "new")
+    assert {change: outcomes.of(change) for change in (*named, left)} == {**named, left: None}
+    counted = tally("corellm_mine", [*named, left], outcomes)
+    assert (counted.caught, counted.hooks, counted.told) == (4, 3, 1)
+    assert counted.wrong == [(wrong, named[wrong]), (crashed, named[crashed])]
+    assert counted.equivalent == [(same, "it is the same")]
+    assert (counted.unexplained, counted.untried) == ([survived], [left])
+    outcomes.tidy([told, wrong])
+    assert len((tmp_path / "new" / "mine.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert Outcomes("mine", tmp_path / "new").of(survived) is None
