@@ -4,9 +4,9 @@ A change is caught if a rule breaks. It is told rightly if the first rule that b
 changes of helpers and of class attributes are not counted there. What no rule catches is listed, but for the changes
 that `equivalent` explains. It takes some ten seconds for each change, and a minute or two for one that is not caught.
 
-What became of each is kept in `surveyed/`, from which the documentation has its tables. Changes that were caught, or are
-explained, are not tried again while the function around them is the same, unless `--again` asks for it: an interrupted
-survey goes on. Several families can be surveyed beside each other, each by a process of its own.
+What became of each is kept in `surveyed/`, from which the documentation has its tables. Changes that were caught, or
+are explained, are not tried again while the function around them is the same, unless `--again` asks for it: an
+interrupted survey goes on. Several families can be surveyed beside each other, each by a process of its own.
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m tests.mutants.systematic_survey", description="Runs the contract on every change of adapters."
     )
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"which (default: all): {', '.join(FAMILIES)}")
-    parser.add_argument(
-        "--again", action="store_true", help="try also the changes that are known to be caught, or explained"
-    )
+    parser.add_argument("--again", action="store_true", help="try those that are known to be caught or explained, too")
     parser.add_argument("--report", action="store_true", help="try nothing, print what is known")
     options = parser.parse_args(arguments)
     if unknown := set(options.families) - set(FAMILIES):
