@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -126,6 +127,21 @@ def test_params_out_of_range(field: str, value: Any) -> None:
         SamplingParams(**{field: value})
     assert caught.value.param == field
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("field", "way_out"),
+    [
+        ("temprature", "; did you mean 'temperature'?"), ("max_new_tokens", "; did you mean 'max_tokens'?"),
+        ("zzz", "; known: allowed_token_ids, bad_words, "),
+    ],
+)  # fmt: skip
+def test_unknown_params_suggest_the_nearest(field: str, way_out: str) -> None:
+    """A typo is named together with the right spelling; those of other engines are not offered."""
+    with pytest.raises(InvalidParameterError, match=re.escape(f"SamplingParams has no {field!r}{way_out}")) as caught:
+        SamplingParams(**{field: 0})
+    assert caught.value.param == field
+    assert "best_of" not in str(caught.value)
 
 
 def test_params_are_normalized() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import re
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -1012,6 +1013,21 @@ def test_malformed_messages(llm: LLM, messages: Any, message: str) -> None:
     """The part at fault is named."""
     with pytest.raises(CorellmError, match=message):
         llm.chat([messages], GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", re.escape("""got 'hi'; for a text give [{"role": "user", "content": "..."}]""")),
+        (["hi"], "got 'hi'; for a text give"),
+        ({"role": "user", "content": "hi"}, ".*; put the message into a list"),
+        (5, "got 5$"),
+    ],
+)
+def test_what_is_no_conversation(llm: LLM, messages: Any, message: str) -> None:
+    """It is named whole, not its first letter or key, with the way out."""
+    with pytest.raises(PromptError, match=r"messages must be a non-empty list of \{role, content\}, " + message):
+        llm.chat(messages, GREEDY, use_tqdm=False)
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

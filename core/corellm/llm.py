@@ -253,8 +253,9 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
         Returns:
             One output per conversation.
         """
+        is_list = isinstance(messages, Iterable) and not isinstance(messages, (str, bytes, Mapping))
         one = isinstance(messages, Sequence) and bool(messages) and isinstance(messages[0], Mapping)
-        conversations = [messages] if one else list(messages)
+        conversations = list(messages) if is_list and not one else [messages]
 
         process = partial(
             self.engine.input_processor.process_chat,

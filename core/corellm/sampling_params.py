@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
-from corellm.absent.sampling import AbsentSampling
+from corellm.absent.sampling import ABSENT_SAMPLING, AbsentSampling
+from corellm.config import suggestion
 from corellm.errors import InvalidParameterError
 
 MAX_N = 128
@@ -105,7 +106,7 @@ class SamplingParams(AbsentSampling):
     Arguments that only other engines have are accepted with their neutral value.
 
     Raises:
-        InvalidParameterError: a value out of range or of the wrong type; `param` names the field.
+        InvalidParameterError: an unknown field, or a value out of range or of the wrong type; `param` names the field.
     """
 
     n: int = 1
@@ -164,6 +165,14 @@ class SamplingParams(AbsentSampling):
     `max_model_len` tokens can be."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What the outputs of `AsyncLLM` hold; `LLM` gives everything at the end."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Refuse unknown fields, with the nearest known one: a dataclass would raise a plain TypeError."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                known = [own for own in cls.__dataclass_fields__ if own not in ABSENT_SAMPLING]
+                raise InvalidParameterError(f"SamplingParams has no {name!r}{suggestion(name, known)}", param=name)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self._check_absent()

@@ -67,7 +67,10 @@ def normalize_messages(messages: Any, guards: Guards) -> list[dict[str, Any]]:
         MediaError: a media part without media.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
-        raise PromptError(f"messages must be a non-empty list of {{role, content}}, got {messages!r:.100}")
+        hint = "; put the message into a list" if isinstance(messages, Mapping) else ""
+        if isinstance(messages, str):
+            hint = '; for a text give [{"role": "user", "content": "..."}]'
+        raise PromptError(f"messages must be a non-empty list of {{role, content}}, got {messages!r:.100}{hint}")
     normalized = [_normalize_message(f"messages[{i}]", message, guards) for i, message in enumerate(messages)]
     _guard_borders(normalized, guards)
     return normalized
