@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def test_sigterm_lets_requests_finish(tiny_llava: Path, tmp_path: Path) -> None:
         assert running.process.wait(60) == 0
         assert not exists(engine)
     log = (tmp_path / "stderr").read_text()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [\w.]+: ", row) for row in log.splitlines()), log
+    assert " corellm.engine." in log  # the engine's process has the same form
     logged = json.loads(next(row for row in log.splitlines() if f'"{CHAT}"' in row).partition("logs: ")[2])
     assert logged["request_id"] == response.headers["x-request-id"]
     assert (logged["status"], logged["outcome"], logged["output_tokens"]) == (200, "ok", 6)

@@ -15,7 +15,7 @@ from corellm.cli.extras import needs_extra
 from corellm.cli.server_arguments import add_server, configured
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
-from corellm.server.options import ServerConfig, ServerOptions
+from corellm.server.options import LOG_FORMAT, ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
     from corellm.server.batch.input_file import InputFile
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             from corellm.server.batch.input_file import InputFile
             from corellm.server.batch.output_file import OutputFile
             from corellm.server.batch.resuming import compare
-        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
         with InputFile(args.input, config.limits.max_body_bytes) as requests, OutputFile(args.output) as output:
             progress = compare(requests, output)
             if progress.num_done < progress.total:

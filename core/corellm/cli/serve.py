@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from corellm.allocator import return_large_blocks
 from corellm.cli.extras import needs_extra
 from corellm.cli.server_arguments import add_server, configured
-from corellm.server.options import ServerConfig
+from corellm.server.options import LOG_FORMAT, ServerConfig
 
 if TYPE_CHECKING:
     from corellm.server.tracing import Tracing
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         from corellm.server.running import HttpServer, bind, check_certificate, url_of
         from corellm.server.service import Service
     options = config.options
-    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
     warn(config)
     check_certificate(options)
     allow_descriptors(options.max_connections)

@@ -16,6 +16,9 @@ from corellm.server.checks import check_number, keys_in, make_tuples
 from corellm.server.fetching.settings import FetchSettings
 from corellm.server.limits import RequestLimits
 
+LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
+"""Of each line of the log, the engine's process and uvicorn included."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:

@@ -127,11 +127,17 @@ def check_trimming(runner: ModelRunner) -> None:
         runner.trims = trimmed.shape == whole.shape and bool(
             ((trimmed - whole).norm(dim=-1) <= _SAME * whole.norm(dim=-1)).all()
         )
-        reason = f"hidden states {list(trimmed.shape)} are not those of all tokens, {list(whole.shape)}"
+        reason = "its hidden states differ"
+        if trimmed.shape != whole.shape:
+            reason = f"its hidden states are {list(trimmed.shape)} instead of {list(whole.shape)}"
     except Exception as error:  # a layer behind the last attention wants all tokens
-        runner.trims, reason = False, str(error)
+        runner.trims, reason = False, f"it fails with {type(error).__name__}: {error}"
     if not runner.trims:
-        logger.info("behind the last attention, all tokens of a prompt are computed: %s", reason)
+        logger.info(
+            "prompts take longer than with most models: after its last attention the decoder computes all tokens, not "
+            "only the one that is sampled from; without the others, %s",
+            reason,
+        )
 
 
 @for_inference

@@ -110,11 +110,17 @@ def test_a_layer_that_attends_behind_the_last_gets_an_error(runner: ModelRunner)
     assert not runner.trims
 
 
-@pytest.mark.parametrize("breaks", ["by an error", "by other numbers"])
+@pytest.mark.parametrize(
+    ("breaks", "reason"),
+    [
+        ("by an error", "it fails with IndexError: five tokens are wanted"),
+        ("by other numbers", "its hidden states differ"),
+    ],
+)
 def test_a_decoder_that_needs_all_tokens_gets_them(
-    llm: LLM, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, breaks: str
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, breaks: str, reason: str
 ) -> None:
-    """Something behind the last layer that looks at all tokens; found out when a model is loaded."""
+    """Something behind the last layer that looks at all tokens; found out when a model is loaded, and logged."""
     norm = runner._language_model.norm
     forward = norm.forward
 
@@ -124,8 +130,12 @@ def test_a_decoder_that_needs_all_tokens_gets_them(
         return forward(hidden) + hidden.mean(dim=1, keepdim=True)
 
     monkeypatch.setattr(norm, "forward", over_tokens)
-    check_trimming(runner)
+    with caplog.at_level("INFO", logger="corellm.worker.dummy_steps"):
+        check_trimming(runner)
     assert not runner.trims
+    (logged,) = caplog.messages
+    assert logged.startswith("prompts take longer than with most models: after its last attention the decoder computes")
+    assert logged.endswith(f"without the others, {reason}")
     monkeypatch.undo()
     check_trimming(runner)
     assert runner.trims

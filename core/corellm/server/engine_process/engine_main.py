@@ -41,6 +41,7 @@ from corellm.server.engine_process.messages import (
     Returned,
     Start,
 )
+from corellm.server.options import LOG_FORMAT
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ def _serve(channel: Channel) -> None:
     ((data, _),) = channel.receive(None)
     start = messages.decode_to_engine(data)
     assert isinstance(start, Start)
-    logging.basicConfig(level=start.log_level, format="%(name)s: %(message)s")
+    logging.basicConfig(level=start.log_level, format=LOG_FORMAT)
     engine = LLMEngine.from_kwargs(**start.engine_args | {"media_workers": 0})  # the API process decodes media
     channel.send(messages.encode(_ready(engine)))
     gc.freeze()  # a full collection would hold up requests
