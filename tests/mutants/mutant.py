@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent, indent
@@ -45,18 +47,32 @@ class Mutant:
         """Return the file's source with the mistake in it.
 
         Raises:
-            ValueError: `old` does not occur exactly once: the plugin has changed.
+            ValueError: `old` does not occur exactly once: the plugin has changed. Or a class has a method twice then.
         """
         if source.count(self.old) != 1:
             raise ValueError(
                 f"{self.family}, {self.wrong}: {self.file} has this {source.count(self.old)} times:\n{self.old}"
             )
-        return source.replace(self.old, self.new)
+        edited = source.replace(self.old, self.new)
+        twice = _methods_given_twice(edited) - _methods_given_twice(source)
+        if twice:
+            raise ValueError(
+                f"{self.family}, {self.wrong}: {self.file} has {', '.join(sorted(twice))} already, and of two methods "
+                f"the last one counts; change it with Plugin.edited"
+            )
+        return edited
 
     def apply(self, package: Path) -> None:
         """Make the edit in a copy of the plugin; raises what `edit` raises."""
         path = package / self.file
         path.write_text(self.edit(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _methods_given_twice(source: str) -> set[str]:
+    """Return the methods, `Class.name`, that a module's source defines more than once in a class."""
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    methods = Counter(f"{c.name}.{f.name}" for c in classes for f in c.body if isinstance(f, ast.FunctionDef))
+    return {name for name, count in methods.items() if count > 1}
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,14 @@ def test_an_edit_must_fit(tmp_path: Path) -> None:
         examine(mutant.contract, [mutant.rule], tmp_path, mutant)
 
 
+def test_a_given_method_must_be_new(tmp_path: Path) -> None:
+    """One that the plugin has raises: the plugin's own, which comes later, would count."""
+    method = "@hookimpl\ndef get_placeholder_str(self):\n    return None"
+    mutant = LLAVA.given("nothing in its place", "test_it_loads", "get_placeholder_str", method)
+    with pytest.raises(ValueError, match=r"__init__\.py has Llava\.get_placeholder_str already.* with Plugin\.edited"):
+        examine(mutant.contract, [mutant.rule], tmp_path, mutant)
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Afterwards the installed plugin's module and `sys.path` are as before."""
     path = list(sys.path)
