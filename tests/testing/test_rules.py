@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,17 @@ def test_the_reference_compares_any_value() -> None:
         assert reference.same("a shared field", ours, theirs)
     for ours, theirs in ((ones, ones.double()), ([ones], [ones, ones]), (1.5, 2.5), (ones, "square"), (None, ones)):
         assert not reference.same("a shared field", ours, theirs)
+
+
+def test_a_reference_without_a_processor_is_the_contract_classs(tiny_llava: Path, tmp_path: Path) -> None:
+    """Where `AutoProcessor` fails no hook is blamed; what to write is said."""
+    checkpoint = shutil.copytree(tiny_llava, tmp_path / "checkpoint")
+    (checkpoint / "processor_config.json").write_text('{"image_processor": {"image_processor_type": "Unknown"}}')
+    with pytest.raises(ContractBroken) as broken:
+        Reference(checkpoint).process("What?", {}, {})
+    assert broken.value.hook == "the contract class"
+    assert "Unrecognized image processor" in str(broken.value.got)
+    assert "with a `processor` that is made as register_processor makes it" in broken.value.fix
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +296,35 @@ def test_refusals_do_not_wait_for_torch(checkpoint: Path, program: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Git LFS pointer" in done.stderr
     assert {"torch", "transformers"}.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+@pytest.mark.parametrize(
+    ("processor", "way_out"),
+    [
+        ("Idefics3", ".models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil"),
+        ("HunYuanVL", "import HunYuanVLImageProcessorPil"),
+        ("Pixtral", "give a processor that does without"),
+        ("Qwen2VL", "give a processor that does without"),
+    ],
+)
+def test_a_processor_that_asks_for_torchvision(checkpoint: Path, processor: str, way_out: str) -> None:
+    """The error says how an adapter does without; the import that it names works, and there is none that fails."""
+    file = checkpoint / "processor_config.json"
+    images, videos = f"{processor}ImageProcessor", f"{processor}VideoProcessor"
+    edit(
+        file,
+        processor_class=f"{processor}Processor",
+        image_processor={"image_processor_type": images},
+        video_processor={"video_processor_type": videos},
+    )
+    with pytest.raises(CheckpointError, match="the processor cannot be made: transformers asks for") as caught:
+        LLM(str(checkpoint))
+    told = str(caught.value)
+    assert told.endswith(way_out)
+    assert "; install it, or let the adapter's register_processor give a processor " in told
+    for line in re.findall(r"from \S+ import \w+", told):
+        exec(line)
 
 
 # --- what the operator takes from elsewhere -------------------------------------------------------------------------

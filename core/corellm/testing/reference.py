@@ -44,10 +44,26 @@ class Reference:
 
     @cached_property
     def processor(self) -> Any:
-        """The Hugging Face processor."""
+        """The Hugging Face processor.
+
+        Raises:
+            ContractBroken: `AutoProcessor` cannot make it, so the contract class has to say how it is made.
+        """
         import transformers
 
-        return transformers.AutoProcessor.from_pretrained(self.checkpoint)
+        from corellm.testing.rules import ContractBroken
+
+        try:
+            return transformers.AutoProcessor.from_pretrained(self.checkpoint)
+        except Exception as error:
+            raise ContractBroken(
+                "the contract class",
+                "reference: transformers' processor is compared with",
+                expected="AutoProcessor makes the processor of the tiny checkpoint",
+                got=f"{type(error).__name__}: {' '.join(str(error).split())}",
+                fix="set reference to a subclass of corellm.testing.Reference with a `processor` that is made as "
+                "register_processor makes it, of transformers' own classes",
+            ) from error
 
     @cached_property
     def model(self) -> Any:

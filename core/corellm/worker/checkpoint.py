@@ -19,6 +19,7 @@ from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
 from corellm.multimodal.pixel_values import patch_processor
 from corellm.plugin.adapters import shipped_checkpoints
 from corellm.worker.checkpoint_files import read_json
+from corellm.worker.missing_torchvision import way_out
 from corellm.worker.remote_code import no_questions
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[N
     except (CheckpointError, PluginNotFoundError):
         raise
     except Exception as error:
-        reason = _one_line(error)
+        reason = way_out(error) or _one_line(error)
         if "trust_remote_code" in str(error) and not trust_remote_code:
             reason = (
                 "it is Python code in the checkpoint, which runs only with trust_remote_code=True "
