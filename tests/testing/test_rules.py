@@ -74,6 +74,13 @@ def test_arguments_without_effect_need_reasons() -> None:
         type("Mine", (AdapterContract,), {"adapter": object, "without_effect": {"padding": "later"}})
 
 
+@pytest.mark.parametrize("prompts", ["Question: And now?", ("Question: And now?",), ("a", None)])
+def test_prompts_of_conversations_are_two_texts(prompts: Any) -> None:
+    """Anything else is refused when the class is defined."""
+    with pytest.raises(TypeError, match="chat_prompts must be two texts"):
+        type("Mine", (AdapterContract,), {"adapter": object, "chat_prompts": prompts})
+
+
 def test_an_exception_is_shown(pytester: pytest.Pytester) -> None:
     """A rule with a reason is reported as skipped, reason and all; an author's own tests run."""
     pytester.makepyfile(

@@ -138,6 +138,34 @@ class Subject:
         return inputs
 
     @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's chat template, as the adapter's processor or tokenizer gives it."""
+        return self.inputs._chat_template
+
+    def chatting(self, *, template: bool) -> InputProcessor:
+        """Return `fresh`, with the checkpoint's chat template or without any."""
+        inputs = self.fresh()
+        if not template:
+            inputs._chat_template = None
+        return inputs
+
+    def text_of(self, chat: ProcessedPrompt) -> str:
+        """Return the prompt of a processed conversation; decoded where the adapter makes token ids."""
+        return self.decoded(chat.token_ids) if chat.text is None else chat.text
+
+    def decoded(self, token_ids: Sequence[int]) -> str:
+        """Return tokens as text."""
+        text: str = self.context.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        return text
+
+    def is_prompt(self, chat: ProcessedPrompt, text: str, media: Mapping[str, Any]) -> bool:
+        """Whether a processed conversation has this prompt; where the adapter makes token ids, the tokens of it."""
+        if chat.text is not None:
+            return chat.text == text
+        tokens = self.process(text, media).token_ids
+        return chat.token_ids in (tokens, tokens[1:])  # the text may begin with the token that the tokenizer adds
+
+    @property
     def hidden_size(self) -> int:
         """Width of the decoder's embeddings."""
         import torch
@@ -149,6 +177,12 @@ class Subject:
     def end_token_ids(self) -> frozenset[int]:
         """Tokens that end generation."""
         return self.llm.engine._eos_token_ids
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Special tokens of the tokenizer."""
+        added = self.context.tokenizer.added_tokens_decoder.items()
+        return frozenset(self.context.tokenizer.all_special_ids).union(i for i, token in added if token.special)
 
     @property
     def embedding_width(self) -> int:

@@ -12,6 +12,7 @@ first.
 """
 
 from corellm.testing.contract.arguments import ArgumentRules
+from corellm.testing.contract.chat_prompts import ChatPromptRules
 from corellm.testing.contract.conversations import ConversationRules, TurnRules
 from corellm.testing.contract.embeddings import EmbeddingRules
 from corellm.testing.contract.engine import EngineRules, ItemEngineRules
@@ -29,7 +30,7 @@ from corellm.testing.contract.weights import WeightRules
 __all__ = ["AdapterContract", "TextContract"]
 
 
-class TextContract(EngineRules, TurnRules, WeightRules, RepetitionRules, PackagingRules):
+class TextContract(EngineRules, ChatPromptRules, TurnRules, WeightRules, RepetitionRules, PackagingRules):
     """The rules for an adapter that takes no items: `supported_mm_limits = {}`."""
 
 
@@ -39,6 +40,7 @@ class AdapterContract(
     IdentityRules,
     EmbeddingRules,
     MediaRules,
+    ChatPromptRules,
     ConversationRules,
     PlaceholderRules,
     LimitRules,

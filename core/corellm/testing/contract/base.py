@@ -57,11 +57,26 @@ class ContractRules(Rules):
     """`{argument of the processor: values to try}`, where they cannot be derived from its type and the checkpoint."""
     without_effect: ClassVar[Mapping[str, str]] = {}
     """`{argument of the processor: why it is refused, or changes nothing, where the processor's output changes}`."""
+    chat_prompts: ClassVar[tuple[str, str] | None] = None
+    """Prompts without a chat template, in the form that the family's authors publish: of the rules' example, a
+    conversation that the failing rule shows, and of its last message alone. Required where the adapter has a form of
+    its own, or the checkpoint no template."""
 
     @classmethod
     def _check(cls) -> None:
+        """Refuse what `Rules` refuses, and attributes of the wrong form.
+
+        Raises:
+            TypeError: names the attribute.
+        """
         super()._check()
         cls._require_reasons("without_effect", "the argument has no effect")
+        prompts: object = cls.chat_prompts
+        if prompts is not None and not (isinstance(prompts, tuple) and [type(one) for one in prompts] == [str, str]):
+            raise TypeError(
+                f"{cls.__name__}.chat_prompts must be two texts, the prompts of a conversation and of its last message "
+                f"alone; got {prompts!r:.100}"
+            )
 
     @classmethod
     def architectures(cls) -> list[str]:

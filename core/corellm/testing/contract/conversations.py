@@ -1,14 +1,17 @@
-"""Rules about conversations: items keep the order of their messages, and what users type stays text."""
+"""Rules about conversations: turns begin and end, items keep their order, and what users type stays text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from corellm.engine.input_processor import ProcessedPrompt
 from corellm.errors import RequestError
+from corellm.testing.chats import Conversation, items_of, rendered
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.subject import Subject
 
@@ -17,31 +20,38 @@ class TurnRules(ContractRules):
     """Turns of a conversation: with items or without."""
 
     def test_an_answer_goes_on_from_its_prompt(self, subject: Subject) -> None:
-        """Without a template, too, a conversation's prompt ends where the assistant's next text would begin."""
+        """Without a template, too, a prompt ends where the assistant's next text would begin, or the next message."""
         asked = [{"role": "user", "content": "What is this?"}]
+        answered = [*asked, {"role": "assistant", "content": "A circle"}]
         with self.expecting("a conversation is processed", hook="make_context"):
-            prompt = self._chat(subject, asked, "none").text
-            whole = self._chat(
-                subject, [*asked, {"role": "assistant", "content": "A circle"}], "none", add_generation_prompt=False
-            ).text
-        if prompt is not None and whole is not None:
-            self.require(
-                whole.startswith(prompt) and whole.removeprefix(prompt).lstrip().startswith("A circle"),
-                "make_context",
-                expected=f"a beginning of {whole!r} that ends before the assistant's text",
-                got=repr(prompt),
-                fix="end with the start of the assistant's turn where add_generation_prompt asks for it",
-            )
+            prompt = subject.text_of(self._chat(subject, asked, "none"))
+            whole = subject.text_of(self._chat(subject, answered, "none", add_generation_prompt=False))
+            again = [*answered, {"role": "user", "content": "And this?"}]
+            longer = subject.text_of(self._chat(subject, again, "none"))
+        self.require(
+            whole.startswith(prompt) and whole.removeprefix(prompt).lstrip().startswith("A circle"),
+            "make_context",
+            expected=f"a beginning of {whole!r} that ends before the assistant's text",
+            got=repr(prompt),
+            fix="end with the start of the assistant's turn where add_generation_prompt asks for it",
+        )
+        self.require(
+            longer.startswith(whole) and "And this?" in longer.removeprefix(whole),
+            "make_context",
+            expected=f"without a generation prompt, a beginning of {longer!r} that ends before the last message",
+            got=repr(whole),
+            fix="begin a turn of the assistant's only where add_generation_prompt asks for it",
+        )
 
-    def test_the_end_of_a_turn_ends_an_answer(self, subject: Subject) -> None:
+    @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
+    def test_the_end_of_a_turn_ends_an_answer(self, subject: Subject, template: str) -> None:
         """A special token that follows the assistant's text in a conversation ends generation."""
         messages = [{"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A circle"}]
         with self.expecting("a conversation is processed", hook="make_context"):
-            text = subject.inputs.process_chat(messages, add_generation_prompt=False).text or ""
-        tokenizer, rest = subject.context.tokenizer, text.rpartition("A circle")[2]
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+            text = subject.text_of(self._chat(subject, messages, template, add_generation_prompt=False))
+        tokenizer, rest = subject.context.tokenizer, text.rpartition("A circle")[2].lstrip(" ")
+        special, known = subject.special_token_ids, subject.end_token_ids
         for token in tokenizer(rest, add_special_tokens=False)["input_ids"][:1]:
-            known = subject.end_token_ids
             self.require(
                 token in known or token not in special,
                 "load_model",
@@ -49,6 +59,28 @@ class TurnRules(ContractRules):
                 got=f"only {tokenizer.convert_ids_to_tokens(sorted(known))} do",
                 fix="name it in the checkpoint's generation_config.json, or set model.generation_config.eos_token_id",
             )
+
+    def test_only_ends_end_an_answer(self, subject: Subject) -> None:
+        """The tokens that the checkpoint names end generation; beside them special tokens may, and no others."""
+        file = subject.checkpoint / "generation_config.json"
+        stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
+        named = {*(stated if isinstance(stated, list) else [stated])} - {None}
+        ends, names = subject.end_token_ids, subject.context.tokenizer.convert_ids_to_tokens
+        self.require(
+            named <= ends,
+            "load_model",
+            expected=f"{names(sorted(named))} of generation_config.json end generation",
+            got=f"only {names(sorted(ends))} do",
+            fix="leave model.generation_config as it was read, or add to its eos_token_id",
+        )
+        ordinary = ends - named - subject.special_token_ids
+        self.require(
+            not ordinary,
+            "load_model",
+            expected="special tokens, or those that generation_config.json names, end generation",
+            got=f"{names(sorted(ordinary))} do",
+            fix="leave ordinary tokens out of model.generation_config.eos_token_id: they would cut outputs",
+        )
 
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_every_role_is_taken_or_refused(self, subject: Subject, template: str) -> None:
@@ -70,12 +102,9 @@ class TurnRules(ContractRules):
             ):
                 self._chat(subject, messages, template)
 
-    def _chat(self, subject: Subject, messages: Any, template: str, **options: Any) -> Any:
+    def _chat(self, subject: Subject, messages: Any, template: str, **options: Any) -> ProcessedPrompt:
         """Return the processed conversation, by the checkpoint's template or by none."""
-        inputs = subject.fresh()
-        if template == "none":
-            inputs._chat_template = None
-        return inputs.process_chat(messages, **options)
+        return subject.chatting(template=template != "none").process_chat(messages, **options)
 
 
 class ConversationRules(TurnRules):
@@ -116,12 +145,37 @@ class ConversationRules(TurnRules):
             fix="return text for the model's modalities only",
         )
 
+    def test_the_chat_placeholder_is_the_templates(self, subject: Subject) -> None:
+        """What `get_placeholder_str` returns is what the checkpoint's template writes for an item's part."""
+        template, items = subject.chat_template, items_of(subject)
+        if template is None:
+            return
+        texts = [f"Ask of {i}" for i in range(len(items))]
+        between: Conversation = [("user", [part for pair in zip(texts, items, strict=True) for part in (*pair, "!")])]
+        without: Conversation = [("user", [part for text in texts for part in (text, "!")])]
+        with_items, want = (
+            rendered(subject, conversation, template, add_generation_prompt=True) for conversation in (between, without)
+        )
+        if with_items is None or want is None:
+            return  # it takes no items
+        got, placed, counts = with_items, list[str](), Counter[str]()
+        for modality, _ in items:
+            text = subject.hooks.get_placeholder_str(modality=modality, index=counts[modality]) or ""
+            placed.append(text)
+            counts[modality] += 1
+            got = got.replace(text, "", 1)
+        self.require(
+            not any(placed) or got == want,
+            "get_placeholder_str",
+            expected=f"what the checkpoint's template writes for items: {with_items!r} instead of {want!r}",
+            got=", ".join(map(repr, placed)),
+            fix="return what the template writes for an item's part",
+        )
+
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_conversations_keep_their_items_in_order(self, subject: Subject, template: str) -> None:
         """Each item of a conversation takes the place of its own part, with the checkpoint's template and without."""
-        said = [(m, subject.item(m, 10 * i + k)) for i in range(2) for k, m in enumerate(subject.modalities)]
-        if any(subject.several(m, 2) < 2 for m in subject.modalities):
-            said = said[:1]
+        said = items_of(subject)
         parts = [{"type": modality, modality: item} for modality, item in said]
         messages = [
             {"role": "user", "content": [*parts[:-1], {"type": "text", "text": "What is this?"}]},
@@ -132,7 +186,6 @@ class ConversationRules(TurnRules):
             processed = self._chat(subject, messages, template)
             alone = [subject.features(modality, item)[0].identifier for modality, item in said]
         names = {identifier: f"{said[i][0]} {i}" for i, identifier in enumerate(alone)}
-        self._require_texts(processed.text, ("What is this?", "A circle", "And"))
         got = [names.get(feature.identifier, "something else") for feature in processed.features]
         self.require(
             got == list(names.values()),
@@ -159,18 +212,4 @@ class ConversationRules(TurnRules):
                 expected="one item",
                 got=len(processed.features),
                 fix=fix,
-            )
-
-    def _require_texts(self, prompt: str | None, texts: Sequence[str]) -> None:
-        """Require all texts in the prompt, in order; a prompt of token ids has no text to check."""
-        __tracebackhide__ = True
-        rest = prompt or ""
-        for text in texts if prompt is not None else ():
-            _, found, rest = rest.partition(text)
-            self.require(
-                bool(found),
-                "make_context",
-                expected=f"{text!r} in the prompt, after the texts before it",
-                got=repr(prompt),
-                fix="put the text of all messages into the prompt, in order",
             )

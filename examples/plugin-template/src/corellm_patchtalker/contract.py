@@ -117,3 +117,8 @@ class TestPatchTalker(AdapterContract):
     reference = PlainPatchTalker
     processor_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = [{"max_patches": 6}, {"max_patches": 1}]
     argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {"max_patches": [6, 1]}  # the processor declares none
+    # the checkpoint has no chat template; a model's paper or repository shows the form that it was trained on
+    chat_prompts = (
+        "Be brief.\nUSER: What is this <image>\n?\nASSISTANT: A circle\nUSER: <image>\nAnd now?\nASSISTANT:",
+        "USER: <image>\nAnd now?\nASSISTANT:",
+    )

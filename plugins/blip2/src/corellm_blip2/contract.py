@@ -26,3 +26,9 @@ class TestBlip2(AdapterContract):
     adapter = Blip2
     reference = Blip2Reference
     processor_kwargs = ({"do_normalize": False}, {"size": {"height": 28, "width": 42}})
+    # the paper's prompt for questions (arXiv:2301.12597), with earlier turns before it as in the original repository
+    # (LAVIS, examples/blip2_instructed_generation.ipynb)
+    chat_prompts = (
+        "Be brief. Question: What is this ? Answer: A circle. Question: And now? Answer:",
+        "Question: And now? Answer:",
+    )

@@ -48,6 +48,17 @@ class TestQwenVL(AdapterContract):
 
     adapter = QwenVL
     reference = QwenVLReference
+    # `make_context` in qwen_generation_utils.py and `from_list_format` in tokenization_qwen.py of Qwen/Qwen-VL-Chat
+    chat_prompts = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nWhat is this Picture 1: <img></img>\n?<|im_end|>\n"
+        "<|im_start|>assistant\nA circle<|im_end|>\n"
+        "<|im_start|>user\nPicture 2: <img></img>\nAnd now?<|im_end|>\n"
+        "<|im_start|>assistant\n",
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nPicture 1: <img></img>\nAnd now?<|im_end|>\n"
+        "<|im_start|>assistant\n",
+    )
 
     @classmethod
     def make_checkpoint(cls, path: Path, seed: int = 0, **settings: Any) -> Path:
