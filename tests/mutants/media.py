@@ -84,23 +84,6 @@ MUTANTS = (
             return DataParser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=8000)
         """,
     ),
-    AUDIO.given(
-        "sampling rates are ignored",
-        "test_sounds_of_any_rate_last_as_long",
-        "get_data_parser",
-        """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_audio(self, value):
-                    return super().load_audio(value[0] if isinstance(value, tuple) else value)
-
-            rate = self.context.hf_processor.feature_extractor.sampling_rate
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=rate)
-        """,
-    ),
     # --- values of zero -----------------------------------------------------------------------------------------------
     LLAVA.given(
         "images of zeros are dropped by the processor",

@@ -15,6 +15,7 @@ from tests.mutants import (
     placeholders,
     requests,
     tensors,
+    timing,
     tokens,
 )
 
@@ -26,6 +27,7 @@ PARTS = {
     "Requests": requests.MUTANTS,
     "Limits": limits.MUTANTS,
     "Media": media.MUTANTS,
+    "Timing": timing.MUTANTS,
     "Placeholders": placeholders.MUTANTS,
     "Conversations": conversations.MUTANTS,
     "Embeddings": embeddings.MUTANTS,

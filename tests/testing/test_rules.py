@@ -98,7 +98,7 @@ def test_an_exception_is_shown(pytester: pytest.Pytester) -> None:
     )
     # in a subprocess: in this process pytester would unload torch afterwards, which cannot be imported twice
     result = pytester.runpytest_subprocess("-rs", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, skipped=7)
+    result.assert_outcomes(passed=1, skipped=6)
     result.stdout.fnmatch_lines(["*not kept by TestMine: this adapter is but an example*"])
 
 

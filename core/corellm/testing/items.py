@@ -1,4 +1,4 @@
-"""Media for tests: random items of any size, one of each seed, odd forms of images, and items without content."""
+"""Media for tests: random items of any size, odd forms of images, items without content, odd rates and times."""
 
 from __future__ import annotations
 
@@ -37,6 +37,41 @@ def make_audio(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, An
     noise = np.random.default_rng(seed).standard_normal(num_samples) * 0.1 * (1 + np.sin(4 * at))
     tone: np.ndarray[Any, Any] = (noise + 0.2 * np.sin(2 * np.pi * (150 + 83 * seed) * at)).astype(np.float32)
     return tone
+
+
+def make_tones(rate: int, other: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the same audio, `[num_samples]` float32, at two rates: sines that swell and fade, computed at each.
+
+    The first has tones that the other rate is too low for, too, where it can hold any.
+    """
+    import numpy as np
+
+    seconds = 0.6
+    tones = np.linspace(150, 0.3 * min(rate, other), 9)
+    beyond = np.linspace(0.65 * other, 0.48 * rate, 3) if rate > 1.4 * other else tones[:0]
+
+    def sampled(hertz: np.ndarray[Any, Any], per_second: int) -> np.ndarray[Any, Any]:
+        at = np.arange(round(seconds * per_second)) / per_second
+        waves = np.sin(2 * np.pi * np.outer(at, hertz) + 1.7 * np.arange(len(hertz)) ** 2)
+        samples: np.ndarray[Any, Any] = 0.05 * np.sin(np.pi * at / seconds) ** 4 * waves.sum(1)
+        return samples.astype(np.float32)
+
+    return sampled(np.concatenate([tones, beyond]), rate), sampled(tones, other)
+
+
+def timed_videos() -> dict[str, Any]:
+    """Return `{description: video}`: frames at uneven and at very late times, of odd rates and of unknown ones."""
+    frames, _ = make_video(6, 60, 50, 7)
+    uneven = {"frames_indices": [0, 1, 2, 30, 31, 95], "total_num_frames": 100}
+    late = {"frames_indices": [0, 255, 256, 65_535, 65_536, 69_999], "total_num_frames": 70_000}
+    return {
+        "a video of frames at uneven times": (frames, {"fps": 10.0, **uneven}),
+        "a video of frames hours apart": (frames, {"fps": 2.0, **late}),
+        "a video of 29.97 frames a second": (frames, {"fps": 30_000 / 1001}),
+        "a video of a frame in ten seconds": (frames[:5], {"fps": 0.1}),
+        "a video of unknown rate": (frames, {"fps": None}),
+        "a video of frames far apart and of unknown rate": (frames, {"fps": None, **late}),
+    }
 
 
 def odd_images() -> dict[str, Any]:
@@ -98,7 +133,7 @@ def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
         "floats with their rate": (audio, rate),
         "a tensor": torch.from_numpy(audio.copy()),
         "integers": (whole, rate),
-        "a WAV file": _wav(whole, rate),
+        "a WAV file": wav_file(whole, rate),
     }
 
 
@@ -125,7 +160,8 @@ def plain_items(modality: str, rate: int) -> dict[str, Any]:
     return {what: images.fromarray(image) for what, image in pixels.items()}
 
 
-def _wav(samples: np.ndarray[Any, Any], rate: int) -> bytes:
+def wav_file(samples: np.ndarray[Any, Any], rate: int) -> bytes:
+    """Return a file of samples `[num_samples]`, integers."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setparams((1, samples.itemsize, rate, 0, "NONE", ""))

@@ -6,6 +6,7 @@ independent one in a subclass.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,10 @@ from typing import Any, ClassVar
 from corellm.multimodal.nested import same_values
 
 Media = Mapping[str, Sequence[Any]]
-"""`{modality: items}`: images `PIL.Image`, videos `(frames, {"fps": ...})`, audio `[num_samples]` float32."""
+"""`{modality: items}`: images `PIL.Image`, videos `(frames, metadata)`, audio `[num_samples]` float32.
+
+Metadata of a video have `fps`, None if it is not known. Frames with `frames_indices` are a sample already, of
+`total_num_frames`."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,16 @@ class Reference:
             given["images"] = list(media["image"])
         if media.get("video"):
             given["videos"] = [frames for frames, _ in media["video"]]
-            given["video_metadata"] = [{"total_num_frames": len(v[0]), "fps": v[1]["fps"]} for v in media["video"]]
+            given["video_metadata"] = [
+                {"total_num_frames": len(frames), "frames_indices": list(range(len(frames))), **copy.deepcopy(known)}
+                for frames, known in media["video"]
+            ]
+            if any("frames_indices" in known for _, known in media["video"]):
+                given["do_sample_frames"] = False
         if media.get("audio"):
             given["audio"] = list(media["audio"])
             given["sampling_rate"] = self.processor.feature_extractor.sampling_rate
-        return dict(self.processor(text=text, return_tensors="pt", **given, **kwargs))
+        return dict(self.processor(text=text, return_tensors="pt", **{**given, **kwargs}))
 
     def same(self, name: str, ours: Any, theirs: Any) -> bool:
         """Whether one item's value is the processor's: a tensor bit for bit, or a list of tensors, or plain data.

@@ -24,6 +24,7 @@ from corellm.testing.contract.packaging import PackagingRules
 from corellm.testing.contract.placeholders import PlaceholderRules
 from corellm.testing.contract.repetition import RepetitionRules
 from corellm.testing.contract.surroundings import SurroundingsRules
+from corellm.testing.contract.timing import TimingRules
 from corellm.testing.contract.variants import VariantRules
 from corellm.testing.contract.weights import WeightRules
 
@@ -39,6 +40,7 @@ class AdapterContract(
     VariantRules,
     IdentityRules,
     EmbeddingRules,
+    TimingRules,
     MediaRules,
     ChatPromptRules,
     ConversationRules,

@@ -8,7 +8,7 @@ from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.greedy import QUESTIONS, Examination, GreedyRules
-from corellm.testing.items import plain_items
+from corellm.testing.items import plain_items, timed_videos
 from corellm.testing.subject import Subject, same_data
 
 
@@ -97,6 +97,23 @@ class ItemEngineRules(EngineRules):
                     except Exception:  # a model of transformers that drops zeros as padding: nothing to compare with
                         continue
                     self.equal(output, want, f"{QUESTIONS[0]!r} and {described}", with_items=True)
+
+    def test_times_of_videos_reach_the_answers(self, subject: Subject) -> None:
+        """With videos of uneven times, of odd and of unknown rates, too, greedy tokens are the reference's."""
+        if "video" not in subject.modalities:
+            return
+        params = SamplingParams(temperature=0, max_tokens=4, min_tokens=4, logprobs=0)
+        for what, item in timed_videos().items():
+            if not self.taken(subject, "video", item, what):
+                continue
+            text, media = subject.prompt([("video", item), QUESTIONS[0]])
+            with self.expecting(f"a request with {what} is served", hook="get_rope_positions"):
+                (output,) = subject.llm.generate({"prompt": text, "multi_modal_data": media}, params, use_tqdm=False)
+            try:
+                want = subject.reference.generate(text, media, {}, 4)
+            except Exception:  # the reference refuses the video: nothing to compare with
+                continue
+            self.equal(output, want, f"{QUESTIONS[0]!r} and {what}", with_items=True)
 
     def test_different_items_share_no_blocks(self, subject: Subject) -> None:
         """Two items behind equal token ids never share blocks of the prefix cache; an item and itself do."""

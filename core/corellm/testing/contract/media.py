@@ -58,24 +58,6 @@ class MediaRules(ContractRules):
             fix=fix,
         )
 
-    def test_sounds_of_any_rate_last_as_long(self, subject: Subject) -> None:
-        """Audio at twice or half the model's rate takes as many tokens as audio of the same length at its own."""
-        if "audio" not in subject.modalities:
-            return
-        rate = subject.sampling_rate
-        with self.expecting("audio is processed"):
-            (usual,) = subject.features("audio", make_audio(rate, rate, 3))
-        for other in (rate // 2, 2 * rate):
-            with self.expecting(f"audio of {other} samples per second is processed", hook="get_data_parser"):
-                (feature,) = subject.features("audio", (make_audio(other, other, 3), other))
-            self.require(
-                abs(feature.placeholder.length - usual.placeholder.length) <= 1,
-                "get_data_parser",
-                expected=f"a second at {other} samples per second becomes {usual.placeholder.length} tokens",
-                got=feature.placeholder.length,
-                fix="give the DataParser the model's sampling_rate, and let it read audio",
-            )
-
     def test_short_clips_and_sounds(self, subject: Subject) -> None:
         """A video of a single frame, as array and as list of images, and short audio are embedded."""
         if "video" in subject.modalities:

@@ -39,7 +39,7 @@ class QwenReference(Reference):
                 for frames, known in videos
             ]
             or None,
-            **({**_sampling(kwargs), **kwargs} if videos else kwargs),
+            **({**_sampling(kwargs, [known for _, known in videos]), **kwargs} if videos else kwargs),
         )
         tensors = {name: torch.from_numpy(value) for name, value in outputs.items()}
         if images:
@@ -52,8 +52,12 @@ class QwenReference(Reference):
         return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
 
 
-def _sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how videos are sampled where a request does not say."""
+def _sampling(kwargs: Mapping[str, Any], metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how videos are sampled where a request does not say: by the generation's default without their rate."""
+    if any("frames_indices" in known for known in metadata):
+        return {"do_sample_frames": False}
+    if any(known["fps"] is None for known in metadata):
+        return {}
     given = kwargs.get("do_sample_frames") is False or "num_frames" in kwargs
     return {"do_sample_frames": True, "fps": None if given else 2.0}
 
