@@ -146,7 +146,8 @@ MUTANTS = (
             class Parser(DataParser):
                 def load_video(self, value):
                     if isinstance(value, tuple):
-                        value = value[0], {"fps": value[1].get("fps")}
+                        forgotten = ("frames_indices", "total_num_frames")
+                        value = value[0], {key: known for key, known in value[1].items() if key not in forgotten}
                     return super().load_video(value)
 
             return Parser()
