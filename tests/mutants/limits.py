@@ -30,6 +30,13 @@ MUTANTS = (
             return {"image": -1}
         """,
     ),
+    LLAVA.edited(
+        "one image is said to be the most, for no reason",
+        "test_as_many_items_as_the_reference_takes",
+        "get_supported_mm_limits",
+        old='supported_mm_limits = {"image": None}',
+        new='supported_mm_limits = {"image": 1}',
+    ),
     LLAVA.given(
         "all images but the first are dropped",
         "test_limits[2]",
@@ -97,10 +104,42 @@ MUTANTS = (
         old="width=width, height=height, ",
         new="width=width // 2, height=height // 2, ",
     ),
+    FUYU.edited(
+        "the dummy is of four by three, and other ratios become more tokens",
+        "test_no_item_exceeds_the_stated_maximum",
+        "get_dummy_mm_data",
+        old="width=width, height=height, ",
+        new="width=width, height=3 * width // 4, ",
+    ),
+    FUYU.edited(
+        "the dummy is of the checkpoint's size, whatever the operator's",
+        "test_the_plan_follows_the_operators_arguments",
+        "get_dummy_mm_data",
+        old='self.context.kwargs_for("image").get("size", self.context.hf_processor.image_processor.size)',
+        new="self.context.hf_processor.image_processor.size",
+    ),
+    QWEN2.edited(
+        "the bound is the checkpoint's, whatever the operator's arguments",
+        "test_the_plan_follows_the_operators_arguments",
+        "get_mm_max_tokens_per_item",
+        old='images, videos = self.context.kwargs_for("image"), self.context.kwargs_for("video")',
+        new="images, videos = {}, {}",
+    ),
+    LLAVA.given(
+        "the tower's tokens are stated, whatever the processor crops to",
+        "test_the_plan_follows_the_operators_arguments",
+        "get_mm_max_tokens_per_item",
+        """
+        @hookimpl
+        def get_mm_max_tokens_per_item(self):
+            vision = self.context.hf_config.vision_config
+            return {"image": (vision.image_size // vision.patch_size) ** 2}
+        """,
+    ),
     LLAVA.given(
         "more tokens are stated than the dummy has",
         "test_the_dummy_is_the_stated_maximum",
-        "get_dummy_mm_data",
+        "get_mm_max_tokens_per_item",
         """
         @hookimpl
         def get_mm_max_tokens_per_item(self):

@@ -49,6 +49,16 @@ def values_to_try(kind: Any, current: Any) -> list[Any]:
     return [0.5, 1.5] if float in kinds else []
 
 
+def scaled(value: Any, factor: float) -> Any:
+    """Return a number, or a size whose sides are numbers, times a factor; None for any other value."""
+    if isinstance(value, Mapping):
+        sides = {side: scaled(one, factor) for side, one in value.items()}
+        return None if None in sides.values() else sides
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return max(1, round(value * factor)) if isinstance(value, int) else value * factor
+
+
 def _flat(kind: Any) -> Iterator[Any]:
     """Yield the alternatives of an annotation."""
     if get_origin(kind) is Annotated:

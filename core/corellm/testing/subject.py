@@ -6,15 +6,17 @@ Knows the engine's internals, so that rules need not.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from corellm.config import MultiModalConfig
+from corellm.config import EngineConfig, MultiModalConfig
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
+from corellm.engine.locating import locate
 from corellm.llm import LLM
 from corellm.multimodal.fields import join_items
 from corellm.multimodal.inputs import MultiModalFeature
@@ -136,6 +138,31 @@ class Subject:
         inputs = copy.copy(self.inputs)
         inputs.mm_processor = self.processor.with_config(config)
         return inputs
+
+    @contextmanager
+    def opened(self, mm_processor_kwargs: Mapping[str, Any]) -> Iterator[InputProcessor]:
+        """Give the input processor of an engine that is started with the operator's `mm_processor_kwargs`.
+
+        The adapter is made anew; no weights are loaded, and no item is cached.
+
+        Raises:
+            CorellmError: the model cannot be started with them.
+        """
+        from corellm.engine.opening import at_load, make_input_processor, make_mm_processor, open_model
+
+        given = {"mm_processor_kwargs": copy.deepcopy(dict(mm_processor_kwargs)), "mm_processor_cache_gb": 0}
+        config = EngineConfig.from_kwargs(model=str(self.checkpoint), dtype="float32", **given)
+        engine = self.llm.engine
+        with at_load(config.model.model):
+            opened = open_model(config, locate(config.model))
+            processor = make_mm_processor(config, opened, engine.executor, engine.max_model_len)
+            vocabulary = self.inputs.vocab_size, self.inputs.embedding_size
+            inputs = make_input_processor(config, opened, processor, *vocabulary, engine.max_model_len)
+        try:
+            yield inputs
+        finally:
+            processor.close()
+            opened.templates.close()
 
     @property
     def chat_template(self) -> str | None:

@@ -27,6 +27,7 @@ from corellm.testing.contract.surroundings import SurroundingsRules
 from corellm.testing.contract.timing import TimingRules
 from corellm.testing.contract.variants import VariantRules
 from corellm.testing.contract.weights import WeightRules
+from corellm.testing.contract.worst_case import WorstCaseRules
 
 __all__ = ["AdapterContract", "TextContract"]
 
@@ -45,6 +46,7 @@ class AdapterContract(
     ChatPromptRules,
     ConversationRules,
     PlaceholderRules,
+    WorstCaseRules,
     LimitRules,
     SurroundingsRules,
     IndependenceRules,

@@ -89,7 +89,7 @@ class ArgumentRules(ProcessingRules):
             for argument in arguments:
                 if argument.name not in self.without_effect and len(argument.outputs) > 1:
                     value = argument.outputs[1][0] if argument.current is None else argument.current
-                    if _output(subject, argument.parts, {**stated, argument.name: value}) is not None:
+                    if reference_output(subject, argument.parts, {**stated, argument.name: value}) is not None:
                         stated[argument.name] = value
         if not any(operators.values()):
             return  # the processor has no argument that an operator could set
@@ -102,7 +102,9 @@ class ArgumentRules(ProcessingRules):
                 stated = operators[KWARGS_GROUPS[modality]]
                 for argument in [argument for argument in arguments if argument.name in stated]:
                     kwargs = {argument.name: argument.outputs[0][0]}
-                    usual, want = (_output(subject, argument.parts, {**stated, **more}) for more in ({}, kwargs))
+                    usual, want = (
+                        reference_output(subject, argument.parts, {**stated, **more}) for more in ({}, kwargs)
+                    )
                     if usual is not None and want is not None and not same_output(want, usual):
                         self._takes(subject, argument.parts, kwargs, want, llm)
                         compared += 1
@@ -257,7 +259,7 @@ def _outputs(
     """Return `(value, the reference's output)` of the first two values that differ in effect."""
     outputs: list[tuple[Any, Mapping[str, Any]]] = []
     for value in values:
-        output = _output(subject, parts, {name: value})
+        output = reference_output(subject, parts, {name: value})
         if output is not None and not any(same_output(output, other) for _, other in outputs):
             outputs.append((value, output))
         if len(outputs) == 2:
@@ -265,7 +267,7 @@ def _outputs(
     return outputs
 
 
-def _output(subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def reference_output(subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the reference's output, or None where it fails."""
     try:
         return subject.reference.process(*subject.prompt(parts), copy.deepcopy(kwargs))

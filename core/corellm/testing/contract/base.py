@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from corellm.engine.input_processor import InputProcessor
 from corellm.errors import RequestError
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.inputs import MultiModalFeature
@@ -126,7 +127,14 @@ class ContractRules(Rules):
         return [copy.deepcopy(kwargs) for kwargs in USUAL_KWARGS if set(kwargs) <= accepted]
 
     def taken(
-        self, subject: Subject, modality: str, item: Any, what: str, kwargs: Mapping[str, Any] | None = None
+        self,
+        subject: Subject,
+        modality: str,
+        item: Any,
+        what: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        inputs: InputProcessor | None = None,
     ) -> list[MultiModalFeature]:
         """Return an item processed, as a list of one, or an empty list where it is refused with a `RequestError`.
 
@@ -136,12 +144,13 @@ class ContractRules(Rules):
             item: of any size and form.
             what: describes the item in the message of another error.
             kwargs: the request's `mm_processor_kwargs`.
+            inputs: of `Subject.fresh` or `Subject.opened`, instead of the engine's own.
         """
         __tracebackhide__ = True
         fix = "refuse what cannot be processed with a MediaError that says why"
         with self.expecting(f"{what} is taken, or refused with a RequestError", hook="call_hf_processor", fix=fix):
             try:
-                return subject.features(modality, item, **(kwargs or {}))
+                return subject.process(*subject.prompt(["What?", (modality, item)]), kwargs, inputs=inputs).features
             except RequestError:
                 return []
 

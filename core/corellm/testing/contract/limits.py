@@ -1,8 +1,7 @@
-"""Rules about limits: which modalities a model takes, how many items of each, and how many tokens one takes."""
+"""Rules about limits: which modalities a model takes, and how many items of each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +11,8 @@ from corellm.errors import MediaTooLargeError, MultiModalError, RequestError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.subject import Subject, describe, extreme_items, large_item
+from corellm.testing.reference import token_ids_of
+from corellm.testing.subject import Subject, describe
 
 OPERATORS_BOUNDS = {
     "image": {"max_image_pixels": 400},
@@ -20,20 +20,12 @@ OPERATORS_BOUNDS = {
     "audio": {"max_audio_seconds": 0.05},
 }
 """Bounds below the smallest item of `Subject.item`."""
-ENLARGING: Sequence[Mapping[str, Any]] = (
-    {"do_resize": False},
-    {"do_resize": False, "do_center_crop": False},
-    {"do_resize": False, "do_pad": False},
-    {"min_pixels": 10**6, "max_pixels": 10**6},
-    {"num_frames": 64},
-    {"fps": 100.0},
-    {"truncation": False},
-)
-"""A request's arguments that, where the processor takes them, may give an item more embeddings than planned."""
+MANY = 16
+"""Limits below are tried with one item more."""
 
 
 class LimitRules(ContractRules):
-    """Numbers and sizes."""
+    """Kinds and numbers."""
 
     def test_items_of_another_kind_are_refused(self, subject: Subject) -> None:
         """A modality that the model does not take, or an item under the wrong name: refused by name."""
@@ -96,7 +88,7 @@ class LimitRules(ContractRules):
                 got=limit,
                 fix="leave out a modality that is not taken",
             )
-            if limit is not None and limit < 16:
+            if limit is not None and limit < MANY:
                 items = [subject.item(modality, seed) for seed in range(limit + 1)]
                 text = "What?" + subject.placeholder(modality) * len(items)
                 with self.refusing(
@@ -107,6 +99,24 @@ class LimitRules(ContractRules):
                     fix="state the limit",
                 ):
                     subject.process(text, {modality: items})
+
+    def test_as_many_items_as_the_reference_takes(self, subject: Subject) -> None:
+        """A model takes a limited number of items only where the reference does not place one more.
+
+        The reference places them where it makes as many tokens for each of them as for one alone.
+        """
+        for modality, limit in subject.hooks.get_supported_mm_limits().items():
+            if limit is None or not 0 < limit < MANY:
+                continue
+            one, more = (_tokens_of_reference(subject, modality, count) for count in (1, limit + 1))
+            self.require(
+                not one or more != one * (limit + 1),
+                "get_supported_mm_limits",
+                expected=f"{limit + 1} {modality}s taken, as by the reference, which makes {more} tokens of them",
+                got=f"at most {limit}",
+                fix="allow as many (None for any number), or name this rule in exceptions, and say why the model takes "
+                "fewer than its processor",
+            )
 
     def test_the_operators_bounds_hold(self, subject: Subject) -> None:
         """An item larger than the operator allows is refused before it is decoded."""
@@ -135,8 +145,6 @@ class LimitRules(ContractRules):
                     with suppress(RequestError):
                         llm.generate({"prompt": text, "multi_modal_data": media}, use_tqdm=False)
 
-    # --- the worst case ---------------------------------------------------------------------------------------------
-
     def test_dummies_come_in_any_number(self, subject: Subject) -> None:
         """`get_dummy_text` and `get_dummy_mm_data` return as many placeholders and items as `mm_counts` says."""
         for modality in subject.modalities:
@@ -164,58 +172,13 @@ class LimitRules(ContractRules):
                     fix="make mm_counts.get(modality, 0) items",
                 )
 
-    def test_the_dummy_is_the_stated_maximum(self, subject: Subject) -> None:
-        """`get_mm_max_tokens_per_item` states as many tokens as the dummy item takes.
 
-        Memory is planned by the dummy, requests are admitted by the stated number.
-        """
-        profile = subject.processor.profile
-        stated = self._stated(subject)
-        for modality in subject.modalities:
-            dummy = next(f for f in profile.features if f.modality == modality).placeholder.length
-            want = stated.get(modality, dummy)
-            self.require(
-                dummy == want,
-                "get_dummy_mm_data",
-                expected=f"a dummy {modality} of {want} tokens",
-                got=dummy,
-                fix="make the dummy the item that becomes the most tokens, and state that number",
-            )
-
-    def test_no_item_exceeds_the_stated_maximum(self, subject: Subject) -> None:
-        """An item of any size takes at most as many tokens as planned for, or is refused."""
-        profile, stated = subject.processor.profile, self._stated(subject)
-        for modality in subject.modalities:
-            most = stated.get(modality, profile.max_tokens[modality])
-            for item in extreme_items(subject, modality):
-                for feature in self.taken(subject, modality, item, describe(item)):
-                    self.require(
-                        feature.placeholder.length <= most,
-                        "get_dummy_mm_data",
-                        expected=f"{describe(item)} becomes at most {most} tokens",
-                        got=feature.placeholder.length,
-                        fix="make the dummy larger and state more in get_mm_max_tokens_per_item, or refuse the item",
-                    )
-
-    def test_arguments_keep_to_the_plan(self, subject: Subject) -> None:
-        """Whatever a request's arguments, a large item has at most as many embeddings as planned for, or is refused."""
-        for modality in subject.modalities:
-            planned, item = subject.processor.profile.max_embeds[modality], large_item(subject, modality)
-            for kwargs in ENLARGING:
-                what = f"{describe(item)} with {dict(kwargs)}"
-                for feature in self.taken(subject, modality, item, what, kwargs):
-                    self.require(
-                        feature.placeholder.num_embeds <= planned,
-                        "call_hf_processor",
-                        expected=f"{what} has at most {planned} embeddings",
-                        got=feature.placeholder.num_embeds,
-                        fix="refuse such an item, or such arguments, with a ProcessorKwargsError",
-                    )
-
-    def _stated(self, subject: Subject) -> Any:
-        return (
-            subject.hooks.get_mm_max_tokens_per_item(
-                seq_len=subject.llm.engine.max_model_len, mm_counts=dict.fromkeys(subject.modalities, 1)
-            )
-            or {}
-        )
+def _tokens_of_reference(subject: Subject, modality: str, count: int) -> int:
+    """Return how many tokens that take embeddings the reference makes for items that are alike; 0 where it fails."""
+    items = [subject.alike(modality, seed) for seed in range(count)]
+    try:
+        output = subject.reference.process("What?" + subject.placeholder(modality) * count, {modality: items}, {})
+    except Exception:  # whatever the processor raises: it does not take as many
+        return 0
+    owner = subject.processor.profile.placeholder_token_ids
+    return sum(owner.get(token) == modality for token in token_ids_of(output))

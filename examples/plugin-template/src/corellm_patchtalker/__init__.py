@@ -64,7 +64,7 @@ class PatchTalker:
         """Return a factory of our processor."""
         from corellm_patchtalker.processor import PatchTalkerProcessor
 
-        config, kwargs = self.context.hf_config, self.context.mm_processor_kwargs
+        config, kwargs = self.context.hf_config, self.context.kwargs_for("image")
         return lambda path: PatchTalkerProcessor(
             self.context.tokenizer, config.patch_size, kwargs.get("max_patches", config.max_patches)
         )
