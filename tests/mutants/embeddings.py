@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN3
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN3
 
 _MERGE = """
 @hookimpl
@@ -39,6 +39,38 @@ MUTANTS = (
         "get_multimodal_embeddings",
         old="        return features\n",
         new="        return [f * (i < 4) for i, f in enumerate(features)]\n",
+    ),
+    LLAVA.edited(
+        "images beyond the eighth of a batch are left out",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        return [f * (i < 8) for i, f in enumerate(features)]\n",
+    ),
+    FUYU.edited(
+        "the mean of images of one size is subtracted",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return [model.model.vision_embed_tokens(patches.flatten(0, 1)) for patches in "
+        'mm_kwargs["image_patches"]]\n',
+        new='        images = mm_kwargs["image_patches"]\n'
+        "        if not isinstance(images, list) and len(images) > 1:\n"
+        "            images = images - images.mean(0)\n"
+        "        return [model.model.vision_embed_tokens(patches.flatten(0, 1)) for patches in images]\n",
+    ),
+    QWEN2.edited(
+        "the smallest items of a batch come first",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="        return embeddings\n",
+        new="        return sorted(embeddings, key=len)\n",
+    ),
+    AUDIO.edited(
+        "padding is attended to, up to the longest audio of a batch",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="(positions < after_convolution[:, None])",
+        new="(positions < after_convolution.max()).expand(len(features), -1)",
     ),
     LLAVA.edited(
         "a single item comes without its dimension",
@@ -189,6 +221,13 @@ MUTANTS = (
         def refuse_embeddings(self):
             return True
         """,
+    ),
+    LLAVA.edited(
+        "embeddings are refused, and a token each is all that an image is",
+        "test_embeddings_are_refused_for_a_reason",
+        "refuse_embeddings",
+        old='    supported_mm_limits = {"image": None}\n',
+        new='    supported_mm_limits = {"image": None}\n    refuse_embeddings = "they are not supported"\n',
     ),
     LLAVA.given(
         "embeddings of any width are taken",

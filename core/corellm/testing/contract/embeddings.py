@@ -2,54 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corellm.engine.input_processor import ProcessedPrompt
 from corellm.errors import CorellmError, EmbeddingInputError
 from corellm.multimodal.fields import group_joinable
+from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import FEW, ContractRules
-from corellm.testing.subject import Subject
+from corellm.testing.subject import Subject, describe, extreme_items
 
 TOLERANCE = 1e-5
 """Largest difference that the order of a sum explains."""
+ENCODER = "get_multimodal_embeddings"
 
 
 class EmbeddingRules(ContractRules):
     """An item's embeddings."""
 
     def test_encoder_batches_equal_single_items(self, subject: Subject) -> None:
-        """An item's embeddings are the same alone and in a batch with others, at any place in it."""
-        import torch
+        """An item's embeddings are the same alone and in any batch: with any others, at any place, in any split.
 
+        Among them the largest and the smallest item, items of one size, and one item twice.
+        """
         for modality in subject.modalities:
-            with self.expecting("items are processed"):
-                features = [subject.features(modality, subject.item(modality, seed))[0] for seed in range(5)]
-                features += subject.features(modality, subject.item(modality, 0))
+            features = self._company(subject, modality)
             for group in group_joinable([feature.data for feature in features]):
                 members = [features[i] for i in group]
-                with self.expecting("items are embedded together and alone"):
-                    together = subject.embed(members[::-1])[::-1]
+                with self.expecting("items are embedded alone"):
                     alone = [subject.embed([feature])[0] for feature in members]
-                self.require(
-                    len(together) == len(members),
-                    "get_multimodal_embeddings",
-                    expected=f"{len(members)} entries",
-                    got=len(together),
-                    fix="give one tensor per item: [items, tokens, hidden], or a list",
-                )
-                for one, other, feature in zip(alone, together, members, strict=True):
-                    self.require(
-                        one.shape == other.shape and torch.allclose(one, other, atol=TOLERANCE),
-                        "get_multimodal_embeddings",
-                        expected=f"the same embeddings for {modality} alone and among {len(members)}",
-                        got=f"{tuple(other.shape)}, different from alone",
-                        fix="keep items apart: mask paddings, split embeddings by each item's "
-                        f"own count ({feature.placeholder.num_embeds} here), keep their order",
-                    )
+                for batch in _batches([feature.placeholder.num_embeds for feature in members]):
+                    self._as_alone(subject, [members[i] for i in batch], [alone[i] for i in batch])
+
+    def _company(self, subject: Subject, modality: str) -> list[MultiModalFeature]:
+        """Return items of many sizes, some of one size, one item twice, and the smallest and largest of all."""
+        items = [subject.item(modality, seed) for seed in (*range(6), 0)]
+        items += [subject.alike(modality, seed) for seed in range(3)]
+        with self.expecting("items are processed"):
+            features = [subject.features(modality, item)[0] for item in items]
+        extreme = [
+            feature
+            for item in extreme_items(subject, modality)
+            for feature in self.taken(subject, modality, item, describe(item))
+        ]
+        extreme.sort(key=lambda feature: feature.placeholder.num_embeds)
+        return [*features, *extreme[:1], *extreme[-1:]]
+
+    def _as_alone(self, subject: Subject, batch: Sequence[MultiModalFeature], alone: Sequence[Any]) -> None:
+        """Require of a batch the embeddings that its items have alone."""
+        __tracebackhide__ = True
+        import torch
+
+        modality, counts = batch[0].modality, [feature.placeholder.num_embeds for feature in batch]
+        with self.expecting(f"{modality}s of {counts} embeddings are embedded together", hook=ENCODER):
+            together = subject.embed(batch)
+        self.require(
+            len(together) == len(batch),
+            ENCODER,
+            expected=f"{len(batch)} entries",
+            got=len(together),
+            fix="give one tensor per item: [items, tokens, hidden], or a list",
+        )
+        for number, (one, other) in enumerate(zip(alone, together, strict=True)):
+            self.require(
+                one.shape == other.shape and torch.allclose(one, other, atol=TOLERANCE),
+                ENCODER,
+                expected=f"the same embeddings for {modality} {number} of a batch of {counts} embeddings as alone",
+                got=f"{tuple(other.shape)}, different from {tuple(one.shape)} alone",
+                fix="keep items apart: mask paddings, split embeddings by each item's own count, keep their order",
+            )
 
     def test_merging_counts_rows(self, subject: Subject) -> None:
         """Merging takes exactly one embedding per placeholder token; any other number is refused."""
@@ -217,6 +243,31 @@ class EmbeddingRules(ContractRules):
                 fix="make room for mm_items[modality].num_embeddings(i) embeddings, where it is not None",
             )
 
+    def test_embeddings_are_refused_for_a_reason(self, subject: Subject) -> None:
+        """Precomputed embeddings are refused only where an item's placeholder is more than a token for each of them.
+
+        Such as separators between its rows, a text that depends on the item, or positions that do not count up:
+        embeddings alone do not say where those are.
+        """
+        for modality in subject.modalities:
+            reason = subject.hooks.refuse_embeddings(modality=modality)
+            if reason is None:
+                continue
+            with self.expecting("items are processed"):
+                prompts = [subject.prompt(["What?", (modality, subject.item(modality, seed))]) for seed in range(6)]
+                items = [subject.process(*prompt) for prompt in prompts]
+            around = {_around_embeddings(subject, processed) for processed in items}
+            plain = len(around) == 1 and None not in around
+            self.require(
+                not plain or any(_has_own_positions(subject, processed) for processed in items),
+                "refuse_embeddings",
+                expected=f"embeddings of {modality}s taken: a placeholder is a token for each, in a row, at positions "
+                "that count up",
+                got=f"refused: {reason}",
+                fix="leave out refuse_embeddings, and make room for mm_items[modality].num_embeddings(i) embeddings; "
+                "or name this rule in exceptions, and say what an embedding lacks",
+            )
+
     def _as_many_as_given(self, subject: Subject, modality: str, embeddings: Any) -> None:
         """Require a token for each embedding of several items that are shorter than the model's own."""
         count = len(embeddings)
@@ -233,3 +284,42 @@ class EmbeddingRules(ContractRules):
             got=room,
             fix="make room for mm_items[modality].num_embeddings(i) embeddings of item i, where it is not None",
         )
+
+
+def _batches(sizes: Sequence[int]) -> list[list[int]]:
+    """Return batches of items, by index: all in several orders, cut in two, pairs, and one item twice.
+
+    Args:
+        sizes: the number of embeddings of each item.
+    """
+    everyone = list(range(len(sizes)))
+    by_size = sorted(everyone, key=lambda i: sizes[i])
+    small, large = by_size[0], by_size[-1]
+    orders = [everyone, everyone[::-1], by_size, by_size[::-1]]
+    halves = [half for cut in everyone[1::2] for half in (everyone[:cut], everyone[cut:])]
+    pairs = [list(pair) for pair in pairwise(everyone)]
+    return [*orders, [small, large], [large, small], [large, small, large], [small, small], *pairs, *halves]
+
+
+def _around_embeddings(subject: Subject, processed: ProcessedPrompt) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Return a placeholder's tokens before and after those that take embeddings; None where others are between."""
+    (feature,) = processed.features
+    place, tokens = feature.placeholder, processed.token_ids
+    taking = subject.embed_mask(processed).nonzero().flatten().tolist()
+    first, last = taking[0], taking[-1]
+    if last - first >= len(taking):
+        return None
+    return tuple(tokens[place.offset : first]), tuple(tokens[last + 1 : place.end])
+
+
+def _has_own_positions(subject: Subject, processed: ProcessedPrompt) -> bool:
+    """Whether the adapter gives a prompt other positions than 0, 1, 2, ..."""
+    import numpy as np
+
+    from corellm.worker.sequence_state import rope_positions
+
+    found = rope_positions(subject.hooks, subject.model, processed.token_ids, processed.features)
+    if found is None:
+        return False
+    positions, offset = found
+    return offset != 0 or bool((positions != np.arange(len(processed.token_ids))).any())
