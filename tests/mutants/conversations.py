@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN_VL
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN_VL
 
 _PLACEHOLDER = '        return f"{self.context.hf_processor.image_token}\\n" if modality == "image" else None\n'
 _DUMMY_TEXT = """
@@ -28,6 +28,13 @@ MUTANTS = (
         "test_the_chat_placeholder_is_the_updates_target",
         "get_placeholder_str",
         old=' if modality == "image" else None',
+        new="",
+    ),
+    QWEN2.edited(
+        "other modalities are not thought of",
+        "test_the_chat_placeholder_is_the_updates_target",
+        "get_placeholder_str",
+        old="        if modality not in self.supported_mm_limits:\n            return None\n",
         new="",
     ),
     FUYU.given(
@@ -173,6 +180,20 @@ MUTANTS = (
         "make_context",
         old=_FUYU_TEXT,
         new='"".join(part["text"] or " " for part in message["content"] if part["type"] == "text")',
+    ),
+    BLIP2.edited(
+        "a full stop behind a full stop",
+        "test_the_prompt_has_the_published_form",
+        "make_context",
+        old="{text.removesuffix('.')}.",
+        new="{text}.",
+    ),
+    _QWEN_VL_CHAT.edited(
+        "of three turns the oldest comes second",
+        "test_every_text_is_said_in_its_place",
+        "make_context",
+        old="kept.insert(0, turn)",
+        new="kept.insert(-1, turn)",
     ),
     BLIP2.edited(
         "turns are joined without a space",

@@ -51,6 +51,10 @@ def conversations(subject: Subject) -> dict[str, Conversation]:
             ("assistant", ["Say two"]),
             ("user", ["Ask three", *others]),
         ],
+        "four turns": [
+            *((role, [f"{said} {i}"]) for i in range(3) for role, said in (("user", "Ask"), ("assistant", "Say"))),
+            ("user", ["Ask 3", *first]),
+        ],
         "a developer's message": [("developer", ["Be kind"]), ("user", ["Ask one", *first])],
         "a tool's result": [
             ("user", ["Ask one"]),
@@ -89,6 +93,8 @@ def example(subject: Subject) -> Conversation:
         ("system", ["Be brief."]),
         ("user", [*asked, "?"]),
         ("assistant", ["A circle"]),
+        ("user", ["Which colour?"]),
+        ("assistant", ["It is red."]),
         ("user", [*items[modalities : modalities + 1], "And now?"]),
     ]
 

@@ -151,7 +151,7 @@ class ChatPromptRules(ContractRules):
                 fix='look both up where the family is published, and set chat_prompts = ("...", "...")',
             )
             return
-        hook = "make_context" if has_form else "get_placeholder_str"
+        hook = "make_context" if has_form else "get_placeholder_str or make_context"
         fix = "write what the family's authors publish; change chat_prompts only where it is not that"
         for conversation, chat, want in zip(examples, chats, self.chat_prompts, strict=True):
             self._require_prompt(subject, chat, want, conversation, hook=hook, fix=fix)

@@ -136,7 +136,8 @@ class ConversationRules(TurnRules):
                 got=[f.item for f in features],
                 fix="write the update's target once for each item",
             )
-        unknown = subject.hooks.get_placeholder_str(modality="smell", index=0)
+        with self.expecting("get_placeholder_str returns None for a modality that the model does not take"):
+            unknown = subject.hooks.get_placeholder_str(modality="smell", index=0)
         self.require(
             unknown is None,
             "get_placeholder_str",

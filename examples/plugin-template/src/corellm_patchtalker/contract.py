@@ -119,6 +119,7 @@ class TestPatchTalker(AdapterContract):
     argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {"max_patches": [6, 1]}  # the processor declares none
     # the checkpoint has no chat template; a model's paper or repository shows the form that it was trained on
     chat_prompts = (
-        "Be brief.\nUSER: What is this <image>\n?\nASSISTANT: A circle\nUSER: <image>\nAnd now?\nASSISTANT:",
+        "Be brief.\nUSER: What is this <image>\n?\nASSISTANT: A circle\nUSER: Which colour?\nASSISTANT: It is red.\n"
+        "USER: <image>\nAnd now?\nASSISTANT:",
         "USER: <image>\nAnd now?\nASSISTANT:",
     )

@@ -29,6 +29,7 @@ class TestBlip2(AdapterContract):
     # the paper's prompt for questions (arXiv:2301.12597), with earlier turns before it as in the original repository
     # (LAVIS, examples/blip2_instructed_generation.ipynb)
     chat_prompts = (
-        "Be brief. Question: What is this ? Answer: A circle. Question: And now? Answer:",
+        "Be brief. Question: What is this ? Answer: A circle. Question: Which colour? Answer: It is red. "
+        "Question: And now? Answer:",
         "Question: And now? Answer:",
     )

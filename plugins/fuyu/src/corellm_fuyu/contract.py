@@ -36,5 +36,8 @@ class TestFuyu(AdapterContract):
     reference = FuyuReference
     # a line of text, then the answer behind its token, as in the model card and in transformers' `FuyuProcessor`, which
     # adds the token where there is an image; only single turns are published, so further ones follow in the same form
-    chat_prompts = ("Be brief.\nWhat is this ?\n<0x04>A circle\nAnd now?\n", "And now?\n<0x04>")
+    chat_prompts = (
+        "Be brief.\nWhat is this ?\n<0x04>A circle\nWhich colour?\n<0x04>It is red.\nAnd now?\n",
+        "And now?\n<0x04>",
+    )
     argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {"padding_mode": ("edge", "reflect")}

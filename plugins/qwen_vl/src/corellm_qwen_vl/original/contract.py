@@ -53,6 +53,8 @@ class TestQwenVL(AdapterContract):
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nWhat is this Picture 1: <img></img>\n?<|im_end|>\n"
         "<|im_start|>assistant\nA circle<|im_end|>\n"
+        "<|im_start|>user\nWhich colour?<|im_end|>\n"
+        "<|im_start|>assistant\nIt is red.<|im_end|>\n"
         "<|im_start|>user\nPicture 2: <img></img>\nAnd now?<|im_end|>\n"
         "<|im_start|>assistant\n",
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
