@@ -109,11 +109,14 @@ def bytes_alive() -> int:
     import torch
 
     gc.collect()
+    values = gc.get_referents(*gc.get_objects())  # millions
+    # types of their own, not those of what proxies stand for, which may be gone
+    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, (np.ndarray, torch.Tensor))}
     memory: dict[int, int] = {}
-    for value in gc.get_referents(*gc.get_objects()):
-        kind = type(value)  # of a proxy, its own: what it stands for may be gone
-        if issubclass(kind, np.ndarray) and value.base is None:
+    for value in [value for value in values if type(value) in kinds]:
+        if isinstance(value, torch.Tensor):
+            if value.layout == torch.strided and value.device.type != "meta":
+                memory[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif value.base is None:
             memory[id(value)] = value.nbytes
-        elif issubclass(kind, torch.Tensor) and value.layout == torch.strided and value.device.type != "meta":
-            memory[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
     return sum(memory.values())

@@ -23,6 +23,7 @@ from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
 from corellm.testing.subject import Subject
 from corellm.worker.defaults import no_progress_bars
+from corellm.worker.deferred_imports import import_deferring
 
 USUAL_KWARGS: Sequence[Mapping[str, Any]] = (
     {"do_normalize": False},
@@ -158,12 +159,19 @@ class ContractRules(Rules):
     @classmethod
     def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A tiny checkpoint; rules do not write to it."""
+        import_deferring()  # before `tiny` imports the model: a second less
         with no_progress_bars():
             return cls.make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
     @pytest.fixture(scope="class")
     @classmethod
-    def loaded(cls, checkpoint: Path) -> Iterator[Subject | Exception]:
+    def written(cls, checkpoint: Path) -> Mapping[str, bytes]:
+        """The checkpoint's files as they were made, before anything is loaded from them."""
+        return files_of(checkpoint)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, checkpoint: Path, written: Mapping[str, bytes]) -> Iterator[Subject | Exception]:
         """The loaded model, or the error of loading it."""
         try:
             subject = Subject(checkpoint, cls.reference(checkpoint))
@@ -180,6 +188,11 @@ class ContractRules(Rules):
         if isinstance(loaded, Exception):
             pytest.fail(f"not tested: the model does not load (test_it_loads): {loaded}", pytrace=False)
         return loaded
+
+
+def files_of(path: Path) -> Mapping[str, bytes]:
+    """Return the contents of a directory's files by name."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
 
 
 def _names(value: str, adapter: type[Any]) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import pickle
-import subprocess
-import sys
 from typing import Any
+
+import pytest
 
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.listening import Seen, bytes_alive, seen
-from corellm.testing.rules import child_environment
+from corellm.testing.other_process import OtherProcess, OtherProcessError
 from corellm.testing.subject import Subject, describe
 
 MANY = 1000
@@ -96,30 +95,22 @@ class IdentityRules(ContractRules):
                 fix="take what you need of an item from out_mm_kwargs, not from mm_items",
             )
 
-    def test_another_process_agrees(self, subject: Subject) -> None:
+    def test_another_process_agrees(self, subject: Subject, pytestconfig: pytest.Config) -> None:
         """Another process gives the same identifiers, tokens and tensors; items survive pickling there and back."""
-        import torch
-
         requests = [
             subject.prompt([(m, subject.item(m, seed)), "What?"]) for m in subject.modalities for seed in (0, 1)
         ]
         with self.expecting("requests are processed"):
             here = [subject.process(*request) for request in requests]
-        done = subprocess.run(
-            [sys.executable, "-m", "corellm.testing.other_process"],
-            input=pickle.dumps((str(subject.checkpoint), torch.get_num_threads(), requests, here)),
-            capture_output=True,
-            env=child_environment(),
-            check=False,
-        )
-        if done.returncode:
+        try:
+            there, echo = OtherProcess.of(pytestconfig).process(subject.checkpoint, requests, here)
+        except OtherProcessError as error:
             self.fail(
                 "the adapter",
                 expected="the same requests processed in another process",
-                got=done.stderr.decode(errors="replace").strip()[-800:],
+                got=str(error)[-800:],
                 fix="do what the error says",
             )
-        there, echo = pickle.loads(done.stdout)
         for ours, theirs in zip(here, there, strict=True):
             identifiers = [[f.identifier for f in processed.features] for processed in (ours, theirs)]
             self.require(

@@ -12,8 +12,7 @@ import pytest
 from corellm.errors import CheckpointError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import ContractRules
-from corellm.testing.contract.packaging import files_of
+from corellm.testing.contract.base import ContractRules, files_of
 from corellm.testing.subject import Subject
 
 
@@ -61,7 +60,7 @@ class WeightRules(ContractRules):
         self.require(one == two, "load_model", expected=one, got=two, fix="read every file of the index")
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    def test_half_precision(self, subject: Subject, dtype: str, tmp_path: Path) -> None:
+    def test_half_precision(self, subject: Subject, written: Mapping[str, bytes], dtype: str) -> None:
         """In half precision the weights are of that type, and outputs begin as in full precision, but for rounding.
 
         Loading leaves the process's default dtype and the checkpoint's files unchanged.
@@ -69,7 +68,7 @@ class WeightRules(ContractRules):
         import torch
 
         half = getattr(torch, dtype)
-        before = torch.get_default_dtype(), files_of(self.make_checkpoint(tmp_path / "never loaded"))
+        before = torch.get_default_dtype(), written
         prompts = subject.requests(0)
         fix = "load in load_config.dtype, and make tensors of your own like those that the hook is given"
         with (
