@@ -25,10 +25,11 @@ def imported_by(statement: str) -> set[str]:
         "import corellm.hookspecs, corellm.plugin.adapters, corellm.plugin.extension_hooks",
         "import corellm.cli; corellm.cli.build_parser()",
         "from corellm.plugin.extensions import load_extensions; load_extensions()",
+        "import corellm.testing.quick",
     ],
 )
 def test_imports_nothing_heavy(statement: str) -> None:
-    """The contract, discovery and the command line import no torch, transformers, numpy, PIL or httpx."""
+    """Contract, discovery, the command line and pytest's option import no torch, transformers, numpy, PIL or httpx."""
     assert imported_by(statement) == set()
 
 

@@ -109,6 +109,7 @@ def error_tree() -> str:
 def rules() -> str:
     """Return the contract's rules by part, as the docstrings of their tests state them."""
     from corellm.testing import AdapterContract
+    from corellm.testing.quick import is_slow
     from corellm.testing.rules import Rules, rules_of
 
     known = rules_of(AdapterContract)
@@ -119,7 +120,8 @@ def rules() -> str:
             shown += [f"## {_title(base)}", ""]
             for name in own:
                 statement, _, more = (inspect.getdoc(known[name]) or "").partition("\n\n")
-                shown += [f"`{name}`", f":   {' '.join(statement.split())}", ""]
+                slow = " *(slow)*" if is_slow(known[name]) else ""
+                shown += [f"`{name}`", f":   {' '.join(statement.split())}{slow}", ""]
                 shown += [f"    {line}" for line in more.splitlines()] + [""] if more else []
     return "\n".join(shown)
 

@@ -17,6 +17,8 @@ from corellm.cli import build_parser
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import CorellmError
 from corellm.testing import AdapterContract
+from corellm.testing.quick import is_slow
+from corellm.testing.rules import rules_of
 from corellm_llava import Llava
 from docs.generate import directives, inclusion, quotes, tables
 from tests.docs.test_pages import ROOT
@@ -56,7 +58,7 @@ def test_every_engine_argument_is_in_a_table() -> None:
 
 
 def test_every_rule_is_listed_once() -> None:
-    """All tests of the contract are listed, with docstrings, under the headings of their parts."""
+    """All tests of the contract are listed, with docstrings, under the headings of their parts; slow ones marked."""
     listed = tables.rules()
     names = re.findall(r"^`(test_\w+)`$", listed, re.MULTILINE)
     assert sorted(names) == [name for name, _ in inspect.getmembers(AdapterContract) if name.startswith("test_")]
@@ -64,6 +66,8 @@ def test_every_rule_is_listed_once() -> None:
     assert listed.startswith("## ")
     statement = inspect.getdoc(AdapterContract.test_import_is_light).partition("\n\n")[0]
     assert " ".join(statement.split()) in listed
+    marked = re.findall(r"^`(test_\w+)`\n:.*\*\(slow\)\*$", listed, re.MULTILINE)
+    assert sorted(marked) == sorted(name for name, rule in rules_of(AdapterContract).items() if is_slow(rule))
 
 
 def test_the_tree_of_errors_is_the_tree() -> None:

@@ -88,6 +88,8 @@ def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -
         environment.corellm("run", "checkpoint", work / model.media, "What is this?", "--max-tokens", "4")
         print(f"{plugin} alone, {model.architecture}: {kept(environment, model.package, rules)}", flush=True)
     if plugin == "corellm-llava":
+        run_quick = ("--contract-quick", "--collect-only", "--pyargs", "corellm_llava.contract")
+        expect("--contract-quick left out", environment.python("-m", "pytest", *run_quick))
         check_without_extras(environment, work)
         check_copy(environment, work, rules)
     environment.pip("uninstall", "--yes", plugin)

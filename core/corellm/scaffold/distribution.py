@@ -60,6 +60,7 @@ _README = """\
 
     pip install -e '.[test]'
     pytest                                   # the contract, on a tiny random checkpoint
+    pytest --contract-quick                  # the same without its slow rules, while you edit
     corellm plugins                          # is it found, are its hooks valid
 
 From anywhere, on what is installed: `pytest --pyargs {package}.contract`.

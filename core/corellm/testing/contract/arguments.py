@@ -16,6 +16,7 @@ from corellm.multimodal.defaults import SUBPROCESSORS, accepted_processor_kwargs
 from corellm.multimodal.processor_kwargs import kwargs_names
 from corellm.testing.argument_values import current_value, values_to_try
 from corellm.testing.contract.processing import ProcessingRules
+from corellm.testing.quick import slow
 from corellm.testing.subject import Part, Subject, large_item, same_output
 
 
@@ -46,6 +47,7 @@ class ArgumentRules(ProcessingRules):
             for modality in subject.modalities
         }
 
+    @slow()
     def test_every_processor_argument_is_kept(
         self, subject: Subject, processor_arguments: Mapping[str, Sequence[Argument]]
     ) -> None:
@@ -79,6 +81,7 @@ class ArgumentRules(ProcessingRules):
         what = "an argument that changes the reference's output, or why none has an effect"
         self._declared(compared > 0 or bool(self.without_effect) or not names, what, f"none of {sorted(names)} does")
 
+    @slow()
     def test_a_requests_arguments_win(
         self, subject: Subject, processor_arguments: Mapping[str, Sequence[Argument]]
     ) -> None:
@@ -117,6 +120,7 @@ class ArgumentRules(ProcessingRules):
             fix="copy what you change: the operator's arguments hold for every request",
         )
 
+    @slow()
     def test_operators_arguments_hold_for_every_request(self, subject: Subject) -> None:
         """Arguments given when the model is loaded apply to every request, as if it had brought them."""
         for kwargs in self.arguments(subject):

@@ -9,12 +9,14 @@ from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.greedy import QUESTIONS, Examination, GreedyRules
 from corellm.testing.items import plain_items, timed_videos
+from corellm.testing.quick import slow
 from corellm.testing.subject import Subject, same_data
 
 
 class EngineRules(GreedyRules):
     """Preemption, whole prompts, attention backends: with items or without."""
 
+    @slow()
     @pytest.mark.parametrize(("block_size", "mode"), [(8, "recompute"), (16, "swap"), (32, "recompute")])
     def test_preemption(self, subject: Subject, examination: Examination, block_size: int, mode: str) -> None:
         """Where memory is short and requests are preempted, by recompute or by swap, tokens are the same."""
@@ -31,6 +33,7 @@ class EngineRules(GreedyRules):
         preempted = sum(output.metrics.num_preemptions for output in outputs if output.metrics)
         assert preempted > 0, "the requests of this rule are too short to be preempted"
 
+    @slow()
     @pytest.mark.parametrize("delay", [0.0, 0.5])
     def test_whole_prompts(self, subject: Subject, examination: Examination, delay: float) -> None:
         """Without chunked prefill, with few blocks and with a delay factor, tokens are the same."""
@@ -44,6 +47,7 @@ class EngineRules(GreedyRules):
             num_kv_blocks=longest // 16 + 2,
         )
 
+    @slow()
     def test_the_reference_attention(self, subject: Subject, examination: Examination) -> None:
         """With the reference attention instead of the backend chosen here, tokens are the same."""
         self.check_outputs(subject, examination, attention_backend="reference")
@@ -52,6 +56,7 @@ class EngineRules(GreedyRules):
 class ItemEngineRules(EngineRules):
     """The caches of items, and arguments of processors."""
 
+    @slow()
     @pytest.mark.parametrize("chunk", [16, 8192])
     def test_eviction_in_mid_request(self, subject: Subject, examination: Examination, chunk: int) -> None:
         """Where the caches hold a single item, evicted while requests are in flight, tokens are the same."""
@@ -77,6 +82,7 @@ class ItemEngineRules(EngineRules):
                 want = subject.reference.generate(text, media, kwargs, 6)
                 self.equal(output, want, f"{QUESTIONS[0]!r} with one {modality} and {dict(kwargs)}", with_items=True)
 
+    @slow()
     def test_plain_items_reach_the_answers(self, subject: Subject) -> None:
         """With black items, those of one colour and silence, too, greedy tokens are the reference's."""
         params = SamplingParams(temperature=0, max_tokens=4, min_tokens=4, logprobs=0)
@@ -98,6 +104,7 @@ class ItemEngineRules(EngineRules):
                         continue
                     self.equal(output, want, f"{QUESTIONS[0]!r} and {described}", with_items=True)
 
+    @slow()
     def test_times_of_videos_reach_the_answers(self, subject: Subject) -> None:
         """With videos of uneven times, of odd and of unknown rates, too, greedy tokens are the reference's."""
         if "video" not in subject.modalities:
@@ -115,6 +122,7 @@ class ItemEngineRules(EngineRules):
                 continue
             self.equal(output, want, f"{QUESTIONS[0]!r} and {what}", with_items=True)
 
+    @slow()
     def test_different_items_share_no_blocks(self, subject: Subject) -> None:
         """Two items behind equal token ids never share blocks of the prefix cache; an item and itself do."""
         params = SamplingParams(temperature=0, max_tokens=8, min_tokens=8, logprobs=0)

@@ -12,6 +12,7 @@ from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
+from corellm.testing.quick import slow
 from corellm.testing.reference import Continuation
 from corellm.testing.subject import Part, Subject
 
@@ -93,6 +94,7 @@ class GreedyRules(ContractRules):
             f"initialises them again; where that is done, {more}",
         )
 
+    @slow(but="16-prefix-caching")
     @pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix-caching", "no-prefix-caching"])
     @pytest.mark.parametrize("chunk", [16, 64, 8192])
     def test_greedy_equals_the_reference(

@@ -10,6 +10,7 @@ import pytest
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.listening import Seen, bytes_alive, seen
 from corellm.testing.other_process import OtherProcess, OtherProcessError
+from corellm.testing.quick import slow
 from corellm.testing.subject import Subject, describe
 
 MANY = 1000
@@ -95,6 +96,7 @@ class IdentityRules(ContractRules):
                 fix="take what you need of an item from out_mm_kwargs, not from mm_items",
             )
 
+    @slow()
     def test_another_process_agrees(self, subject: Subject, pytestconfig: pytest.Config) -> None:
         """Another process gives the same identifiers, tokens and tensors; items survive pickling there and back."""
         requests = [
@@ -135,6 +137,7 @@ class IdentityRules(ContractRules):
             fix="give tensors, lists of tensors and plain data only",
         )
 
+    @slow()
     def test_nothing_is_kept(self, subject: Subject) -> None:
         """An item, its tensors and its embeddings are freed when its request is finished and no cache holds them.
 
@@ -179,6 +182,7 @@ class IdentityRules(ContractRules):
             fix=fix,
         )
 
+    @slow()
     def test_a_thousand_items_stay_within_the_cache(self, subject: Subject) -> None:
         """The processor cache stays within its bytes over 1,000 items, and an item counts all bytes it keeps alive."""
         modality = subject.modalities[0]

@@ -11,6 +11,7 @@ from corellm.errors import MediaTooLargeError, MultiModalError, RequestError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
+from corellm.testing.quick import slow
 from corellm.testing.reference import token_ids_of
 from corellm.testing.subject import Subject, describe
 
@@ -131,6 +132,7 @@ class LimitRules(ContractRules):
             ):
                 subject.process(*subject.prompt([(modality, item), "?"]), inputs=subject.fresh(**bounds))
 
+    @slow()
     def test_a_short_context(self, subject: Subject) -> None:
         """With `max_model_len=8` the model loads and generates, and items that do not fit are refused."""
         fix = "keep to seq_len in get_dummy_mm_data and get_mm_max_tokens_per_item, also where it is small"

@@ -13,6 +13,7 @@ from corellm.plugin.adapters import find_adapter
 from corellm.plugin.contract import CONTRACT, contract_versions
 from corellm.testing.contract.base import ContractRules, files_of
 from corellm.testing.counting import are_contradictory, miscounting_hook_at_load
+from corellm.testing.quick import slow
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject
 from corellm.worker.checkpoint import read_architectures
@@ -69,6 +70,7 @@ class PackagingRules(ContractRules):
         with self.refusing("contract", "version 99", ContractError, words="upgrade corellm", fix="declare a number"):
             CONTRACT.check_adapter(later, "this plugin")
 
+    @slow()
     def test_the_tiny_checkpoint_is_deterministic(self, written: Mapping[str, bytes], tmp_path: Path) -> None:
         """The same seed writes the same files; another seed writes other weights of the same model."""
         again, other = (files_of(self.make_checkpoint(tmp_path / str(seed), seed)) for seed in (0, 1))

@@ -12,6 +12,7 @@ import pytest
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.testing.contract.greedy import TOLERANCE, Case, GreedyRules, tokens_and_logprobs
+from corellm.testing.quick import slow
 from corellm.testing.reference import Continuation
 from corellm.testing.subject import Part, Subject
 
@@ -22,6 +23,7 @@ TOKENS = 6
 class VariantRules(GreedyRules):
     """Other checkpoints than the one of all other rules."""
 
+    @slow()
     def test_every_variant_equals_the_reference(self, tmp_path: Path) -> None:
         """Checkpoints of other settings, each of `VARIANTS` in `tiny.py`, give the reference's tokens, too."""
         variants = self.variants()
@@ -40,6 +42,7 @@ class VariantRules(GreedyRules):
                     what = f"{case.text!r} of a checkpoint with {name}"
                     self.equal(output, want, what, with_items=bool(case.media))
 
+    @slow()
     def test_models_are_kept_apart(self, subject: Subject, tmp_path: Path) -> None:
         """Two models in one process, of other weights and settings, asked in turns, each give their own outputs."""
         settings: Mapping[str, Any] = next(iter(self.variants().values()), {})

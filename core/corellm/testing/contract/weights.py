@@ -13,12 +13,14 @@ from corellm.errors import CheckpointError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules, files_of
+from corellm.testing.quick import slow
 from corellm.testing.subject import Subject
 
 
 class WeightRules(ContractRules):
     """Weights."""
 
+    @slow()
     @pytest.mark.parametrize("change", ["surplus", "missing"])
     def test_every_weight_finds_its_place(self, subject: Subject, tmp_path: Path, change: str) -> None:
         """A checkpoint with a surplus weight is refused by the weight's name; one that lacks a weight is refused."""
@@ -40,6 +42,7 @@ class WeightRules(ContractRules):
         ):
             LLM(str(tmp_path), dtype="float32").close()
 
+    @slow()
     def test_weights_lie_in_several_files(self, subject: Subject, tmp_path: Path) -> None:
         """A checkpoint whose weights are in several files with an index gives the same outputs."""
         file, weights = _first_file(subject.checkpoint)
@@ -59,6 +62,7 @@ class WeightRules(ContractRules):
             )
         self.require(one == two, "load_model", expected=one, got=two, fix="read every file of the index")
 
+    @slow()
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_half_precision(self, subject: Subject, written: Mapping[str, bytes], dtype: str) -> None:
         """In half precision the weights are of that type, and outputs begin as in full precision, but for rounding.
