@@ -39,6 +39,14 @@ def make_audio(num_samples: int, rate: int, seed: int = 0) -> np.ndarray[Any, An
     return tone
 
 
+def long_audio(num_samples: int, rate: int) -> np.ndarray[Any, Any]:
+    """Return audio of any length, `[num_samples]` float32: some seconds again and again; the beginning of longer."""
+    import numpy as np
+
+    repeated: np.ndarray[Any, Any] = np.resize(make_audio(7 * rate, rate, 9), num_samples)
+    return repeated
+
+
 def make_tones(rate: int, other: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return the same audio, `[num_samples]` float32, at two rates: sines that swell and fade, computed at each.
 

@@ -56,8 +56,8 @@ def _indented(value: object) -> str:
 
 
 AUTHORS = frozenset(
-    {"adapter", "architecture", "argument_values", "chat_prompts", "exceptions", "make_checkpoint", "processor_kwargs"}
-    | {"reference", "without_effect"}
+    {"adapter", "architecture", "argument_values", "chat_prompts", "cut_by", "exceptions", "make_checkpoint"}
+    | {"processor_kwargs", "reference", "without_effect"}
 )
 """Attributes that a contract class may set."""
 

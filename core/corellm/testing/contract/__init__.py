@@ -18,6 +18,7 @@ from corellm.testing.contract.embeddings import EmbeddingRules
 from corellm.testing.contract.engine import EngineRules, ItemEngineRules
 from corellm.testing.contract.identity import IdentityRules
 from corellm.testing.contract.independence import IndependenceRules
+from corellm.testing.contract.lengths import LengthRules
 from corellm.testing.contract.limits import LimitRules
 from corellm.testing.contract.media import MediaRules
 from corellm.testing.contract.packaging import PackagingRules
@@ -41,6 +42,7 @@ class AdapterContract(
     VariantRules,
     IdentityRules,
     EmbeddingRules,
+    LengthRules,
     TimingRules,
     MediaRules,
     ChatPromptRules,

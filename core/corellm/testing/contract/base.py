@@ -19,6 +19,7 @@ from corellm.errors import RequestError
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.adapters import FALLBACKS_GROUP, MODELS_GROUP
+from corellm.testing.counting import miscounting_hook
 from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
 from corellm.testing.subject import Subject
@@ -63,6 +64,9 @@ class ContractRules(Rules):
     """Prompts without a chat template, in the form that the family's authors publish: of the rules' example, a
     conversation that the failing rule shows, and of its last message alone. Required where the adapter has a form of
     its own, or the checkpoint no template."""
+    cut_by: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {}
+    """`{"audio": mm_processor_kwargs that cut what is longer than the processor takes}`, `{}` where it always
+    is, None where it never is. Without these arguments it is refused. Where nothing is said, either will do."""
 
     @classmethod
     def _check(cls) -> None:
@@ -105,13 +109,23 @@ class ContractRules(Rules):
     @classmethod
     def variants(cls) -> Mapping[str, Mapping[str, Any]]:
         """Return `{what is different: arguments of make_checkpoint}`: `VARIANTS` of the module `tiny`, or nothing."""
+        return cls._of_tiny("VARIANTS")
+
+    @classmethod
+    def long_settings(cls) -> Mapping[str, Any]:
+        """Return arguments of `make_checkpoint` for longer items: `LONG` of the module `tiny`, or nothing."""
+        return cls._of_tiny("LONG")
+
+    @classmethod
+    def _of_tiny(cls, name: str) -> Mapping[str, Any]:
+        """Return a table of the module `tiny` beside the adapter's; an empty one where it has none."""
         try:
             tiny = tiny_module(cls.adapter)
         except ModuleNotFoundError as error:
             if error.name is not None:  # raised by an import of the module's
                 raise
             return {}
-        found: Mapping[str, Mapping[str, Any]] = getattr(tiny, "VARIANTS", {})
+        found: Mapping[str, Any] = getattr(tiny, name, {})
         return found
 
     def arguments(self, subject: Subject) -> list[Mapping[str, Any]]:
@@ -154,6 +168,17 @@ class ContractRules(Rules):
                 return subject.process(*subject.prompt(["What?", (modality, item)]), kwargs, inputs=inputs).features
             except RequestError:
                 return []
+
+    def fits_placeholder(self, subject: Subject, features: Sequence[MultiModalFeature], what: str) -> None:
+        """Require the encoder to return as many embeddings for each item as its placeholder takes, of one width."""
+        __tracebackhide__ = True
+        width = subject.embedding_width if features else 0
+        want = [(feature.placeholder.num_embeds, width) for feature in features]
+        with self.expecting(f"{what} is embedded", hook="get_multimodal_embeddings"):
+            got = [tuple(embeddings.shape) for feature in features for embeddings in subject.embed([feature])]
+        if got != want:
+            hook, fix = miscounting_hook(subject, features[0].modality)
+            self.fail(hook, expected=f"for {what}: embeddings of shapes {want}", got=got, fix=fix)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -6,7 +6,6 @@ from typing import Any
 
 from corellm.errors import MediaError
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.counting import miscounting_hook
 from corellm.testing.items import forms_of, make_audio, make_image, make_video, odd_images, turned_image
 from corellm.testing.subject import Subject, describe, extreme_items, same_data
 
@@ -22,7 +21,7 @@ class MediaRules(ContractRules):
         for what, image in odd_images().items():
             features = self.taken(subject, "image", image, f"an image ({what})")
             accepted += len(features)
-            self._fits_placeholder(subject, features, f"an image ({what})")
+            self.fits_placeholder(subject, features, f"an image ({what})")
         self.require(
             accepted >= 8,
             "call_hf_processor",
@@ -64,11 +63,11 @@ class MediaRules(ContractRules):
             frames, metadata = make_video(1, 48, 40)
             for video in (frames, (frames, metadata), [make_image(48, 40)]):
                 with self.expecting("a video of one frame is processed"):
-                    self._fits_placeholder(subject, subject.features("video", video), "a video of one frame")
+                    self.fits_placeholder(subject, subject.features("video", video), "a video of one frame")
         if "audio" in subject.modalities:
             with self.expecting("audio of a tenth of a second is processed"):
                 audio = make_audio(subject.sampling_rate // 10, subject.sampling_rate)
-                self._fits_placeholder(subject, subject.features("audio", audio), "short audio")
+                self.fits_placeholder(subject, subject.features("audio", audio), "short audio")
 
     def test_broken_media_are_refused(self, subject: Subject) -> None:
         """Bytes that are no item, and empty ones, are refused with a `MediaError` that names modality and index."""
@@ -92,20 +91,10 @@ class MediaRules(ContractRules):
                 item = subject.item(modality, 7 * seed)
                 with self.expecting(f"{describe(item)} is processed"):
                     features = subject.features(modality, item)
-                self._fits_placeholder(subject, features, describe(item))
+                self.fits_placeholder(subject, features, describe(item))
             for kwargs in self.arguments(subject):
                 with self.expecting(f"{dict(kwargs)} is accepted"):
                     features = subject.features(modality, subject.item(modality, 3), **kwargs)
-                self._fits_placeholder(subject, features, f"an item processed with {dict(kwargs)}")
+                self.fits_placeholder(subject, features, f"an item processed with {dict(kwargs)}")
             for item in extreme_items(subject, modality):
-                self._fits_placeholder(subject, self.taken(subject, modality, item, describe(item)), describe(item))
-
-    def _fits_placeholder(self, subject: Subject, features: list[Any], what: str) -> None:
-        __tracebackhide__ = True
-        width = subject.embedding_width if features else 0
-        want = [(feature.placeholder.num_embeds, width) for feature in features]
-        with self.expecting(f"{what} is embedded", hook="get_multimodal_embeddings"):
-            got = [tuple(embeddings.shape) for feature in features for embeddings in subject.embed([feature])]
-        if got != want:
-            hook, fix = miscounting_hook(subject, features[0].modality)
-            self.fail(hook, expected=f"for {what}: embeddings of shapes {want}", got=got, fix=fix)
+                self.fits_placeholder(subject, self.taken(subject, modality, item, describe(item)), describe(item))

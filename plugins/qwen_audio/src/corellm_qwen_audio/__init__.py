@@ -43,9 +43,14 @@ class Qwen2Audio:
         self, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Any]:
         """The longest audio that the encoder takes."""
-        samples = self.context.hf_processor.feature_extractor.n_samples
         bounds = mm_options.get("audio")
-        return {"audio": dummy_audios(mm_counts.get("audio", 0), num_samples=samples, bounds=bounds)}
+        return {"audio": dummy_audios(mm_counts.get("audio", 0), num_samples=self._most_samples, bounds=bounds)}
+
+    @property
+    def _most_samples(self) -> int:
+        """Samples of the longest audio that the encoder takes."""
+        samples: int = self.context.hf_processor.feature_extractor.n_samples
+        return samples
 
     @hookimpl
     def get_placeholder_str(self, modality: str, index: int) -> str | None:
@@ -70,7 +75,7 @@ class Qwen2Audio:
                 expected=["truncation"], got=sorted(mm_kwargs),
             )  # fmt: skip
         extractor = self.context.hf_processor.feature_extractor
-        num_samples, most, rate = len(mm_data["audio"][0]), extractor.n_samples, extractor.sampling_rate
+        num_samples, most, rate = len(mm_data["audio"][0]), self._most_samples, extractor.sampling_rate
         if num_samples > most and not truncation:
             raise MediaTooLargeError(
                 f"{num_samples} samples ({num_samples / rate:.2f} seconds), but the model takes {most} "

@@ -16,6 +16,7 @@ class TestQwen2Audio(AdapterContract):
 
     adapter = Qwen2Audio
     processor_kwargs = ({"truncation": True},)
+    cut_by: ClassVar[Mapping[str, Mapping[str, Any]]] = {"audio": {"truncation": True}}
     without_effect: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("max_length", "pad_to_multiple_of", "padding"),

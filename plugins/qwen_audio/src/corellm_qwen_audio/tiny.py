@@ -19,6 +19,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "longer frames": {"hop_length": 200},
 }
 """`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
+LONG: Mapping[str, Any] = {"seconds": 30}
+"""Arguments of `make_tiny_checkpoint` for audio as long as published checkpoints take."""
 
 
 def make_tiny_checkpoint(

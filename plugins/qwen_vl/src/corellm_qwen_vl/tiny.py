@@ -39,6 +39,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "sixteen patches a token": {"merge_size": 4},
 }
 """`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each, in all generations."""
+LONG: Mapping[str, Any] = {"max_frames": 600}
+"""Arguments of `make_tiny_checkpoint` for videos of more than 255 pairs of frames."""
 
 
 def make_tiny_checkpoint(
@@ -49,6 +51,7 @@ def make_tiny_checkpoint(
     hidden_size: int = 64,
     num_layers: int = 3,
     merge_size: int = 2,
+    max_frames: int = 16,
     spare_tokens: int = 0,
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor files.
@@ -60,6 +63,7 @@ def make_tiny_checkpoint(
         hidden_size: of the text model; a multiple of 32.
         num_layers: of the text model; Qwen3-VL's deepstack features join it after the first two.
         merge_size: side of a token, in patches.
+        max_frames: of a video; longer ones are sampled.
         spare_tokens: special tokens without a use, which shift the ids of the family's.
 
     Returns:
@@ -96,7 +100,7 @@ def make_tiny_checkpoint(
     randomize_weights(model, seed)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    for name, contents in _processors(generation, merge_size).items():
+    for name, contents in _processors(generation, merge_size, max_frames).items():
         (path / name).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
     return path
 
@@ -112,7 +116,7 @@ def _vision(generation: str, hidden_size: int, merge_size: int) -> dict[str, Any
     return size | {"depth": 3, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
 
 
-def _processors(generation: str, merge_size: int) -> dict[str, dict[str, Any]]:
+def _processors(generation: str, merge_size: int, max_frames: int) -> dict[str, dict[str, Any]]:
     """The processor files by name: up to 64 patches for an image, and some 24 for a pair of frames."""
     third = generation == "Qwen3VL"
     patch = 16 if third else 14
@@ -131,7 +135,7 @@ def _processors(generation: str, merge_size: int) -> dict[str, dict[str, Any]]:
         "video_preprocessor_config.json": {
             **common,
             "size": video,
-            "max_frames": 16,
+            "max_frames": max_frames,
             "video_processor_type": "Qwen3VLVideoProcessor" if third else "Qwen2VLVideoProcessor",
         },
     }
