@@ -14,6 +14,7 @@ from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import RequestError
 from corellm.testing.contract.processing import ProcessingRules
 from corellm.testing.items import long_audio, make_video
+from corellm.testing.quick import slow
 from corellm.testing.reference import Reference, token_ids_of
 from corellm.testing.rules import guilty_hook
 from corellm.testing.subject import Part, Subject, describe, same_output
@@ -57,6 +58,7 @@ class LengthRules(ProcessingRules):
         text, _ = long_subject.prompt(["What?", ("audio", None)])
         return longest_uncut(long_subject.reference, text, long_subject.sampling_rate)
 
+    @slow()
     def test_items_of_any_length_equal_the_hf_processor(
         self, long_subject: Subject | Exception, longest_audio: int | None
     ) -> None:
@@ -84,6 +86,7 @@ class LengthRules(ProcessingRules):
                 if len(got.token_ids) <= (subject.context.max_model_len or 0):
                     self.fits_placeholder(subject, got.features, describe(item))
 
+    @slow()
     def test_longer_audio_is_refused_or_cut(self, long_subject: Subject | Exception, longest_audio: int | None) -> None:
         """Audio longer than the processor takes is refused with the longest, or cut as there, as `cut_by` says."""
         subject = self._loaded(long_subject)

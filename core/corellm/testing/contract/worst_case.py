@@ -19,6 +19,7 @@ from corellm.plugin.hook_callers import adapter_implements
 from corellm.testing.argument_values import scaled
 from corellm.testing.contract.arguments import Argument, ArgumentRules, reference_output
 from corellm.testing.largest import Count, Search, Shape, likely_shapes, shape_of
+from corellm.testing.quick import slow
 from corellm.testing.subject import Subject, describe, large_item
 
 TOKENS: Count = attrgetter("length")
@@ -88,6 +89,7 @@ class WorstCaseRules(ArgumentRules):
                         fix="refuse such an item, or such arguments, with a ProcessorKwargsError",
                     )
 
+    @slow()
     def test_the_plan_follows_the_operators_arguments(
         self,
         subject: Subject,
