@@ -29,7 +29,9 @@ from corellm.server.requests.chat import ChatRequest
 from tests.docs.stand_ins import write_published
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+_MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):", _MAKEFILE, re.MULTILINE))
+VARIABLES = set(re.findall(r"\$\([A-Z]+\)", _MAKEFILE))
 PINNED = {
     Requirement(line).name: Requirement(line)
     for line in (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
@@ -192,8 +194,10 @@ class Shell:
         return 0, ""
 
     @staticmethod
-    def _check_targets(targets: list[str]) -> tuple[int, str]:
-        unknown = set(targets) - TARGETS
+    def _check_targets(words: list[str]) -> tuple[int, str]:
+        """Check that the Makefile has the targets, and the variables that are set: `NAME=value`."""
+        named = {f"$({name})" if sign else name for name, sign, _ in (word.partition("=") for word in words)}
+        unknown = named - TARGETS - VARIABLES
         assert not unknown, f"the Makefile has no {', '.join(unknown)}"
         return 0, ""
 
