@@ -270,6 +270,8 @@ def same_output(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two outputs of a Hugging Face processor are the same."""
 
     def same(ours: Any, theirs: Any) -> bool:
+        if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
+            return len(ours) == len(theirs) and all(map(same, ours, theirs))
         if not hasattr(ours, "shape") or not hasattr(theirs, "shape"):
             return bool(ours == theirs)
         return bool(ours.shape == theirs.shape and (ours == theirs).all())
