@@ -64,7 +64,7 @@ promises: setup  ## what is promised of faults and bad input, at full scale; nee
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-mutants: setup   ## which rules of the contract catch which broken adapter (an hour or more)
+mutants: setup   ## which rule of the contract catches which broken adapter first (an hour)
 	$(BIN)/python -m tests.mutants.survey
 
 changes: setup   ## which single changes of adapters' own source the contract catches (hours; FAMILIES=llava for one)

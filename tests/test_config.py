@@ -11,6 +11,7 @@ import torch
 from corellm.absent.sampling import ABSENT_SAMPLING
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError, InvalidParameterError
+from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 
 
@@ -130,18 +131,24 @@ def test_params_out_of_range(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "way_out"),
+    ("params", "field", "way_out"),
     [
-        ("temprature", "; did you mean 'temperature'?"), ("max_new_tokens", "; did you mean 'max_tokens'?"),
-        ("zzz", "; known: allowed_token_ids, bad_words, "),
+        (SamplingParams, "temprature", "; did you mean 'temperature'?"),
+        (SamplingParams, "max_new_tokens", "; did you mean 'max_tokens'?"),
+        (SamplingParams, "zzz", "; known: allowed_token_ids, bad_words, "),
+        (PoolingParams, "dimension", "; did you mean 'dimensions'?"),
+        (PoolingParams, "zzz", "; known: dimensions, task, truncate_prompt_tokens, use_activation"),
     ],
-)  # fmt: skip
-def test_unknown_params_suggest_the_nearest(field: str, way_out: str) -> None:
-    """A typo is named together with the right spelling; those of other engines are not offered."""
-    with pytest.raises(InvalidParameterError, match=re.escape(f"SamplingParams has no {field!r}{way_out}")) as caught:
-        SamplingParams(**{field: 0})
+)
+def test_unknown_params_suggest_the_nearest(params: type[Any], field: str, way_out: str) -> None:
+    """A typo is named together with the right spelling; those of other engines or for the engine are not offered."""
+    with pytest.raises(
+        InvalidParameterError, match=re.escape(f"{params.__name__} has no {field!r}{way_out}")
+    ) as caught:
+        params(**{field: 0})
     assert caught.value.param == field
     assert "best_of" not in str(caught.value)
+    assert "token_type_ids" not in str(caught.value)
 
 
 def test_params_are_normalized() -> None:

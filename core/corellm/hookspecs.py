@@ -370,6 +370,8 @@ def get_prompt_updates(
 def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
     """Change a prompt's tokens as the Hugging Face processor does, apart from expanding placeholders.
 
+    A prompt that has the processor's tokens already, as a conversation's or token ids may, stays as it is.
+
     Args:
         token_ids: the prompt with unexpanded placeholders, the tokenizer's own special tokens included.
         mm_counts: `{modality: items}` of this prompt; empty for text alone.

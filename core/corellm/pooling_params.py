@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from corellm.config import suggestion
 from corellm.errors import ConfigError, InvalidParameterError
+from corellm.known_fields import KnownFields
 from corellm.sampling_params import RequestOutputKind, shown
 
 PoolingTask = Literal["embed", "token_embed", "classify", "token_classify", "score", "reward"]
@@ -24,11 +25,11 @@ ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolingParams:
+class PoolingParams(KnownFields):
     """What a pooled request asks for.
 
     Raises:
-        InvalidParameterError: a value out of range or of the wrong type; `param` names the field.
+        InvalidParameterError: an unknown field, or a value out of range or of the wrong type; `param` names the field.
     """
 
     task: PoolingTask

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
-from corellm.absent.sampling import ABSENT_SAMPLING, AbsentSampling
-from corellm.config import suggestion
+from corellm.absent.sampling import AbsentSampling
 from corellm.errors import InvalidParameterError
+from corellm.known_fields import KnownFields
 
 MAX_N = 128
 MAX_LOGPROBS = 100
@@ -95,7 +95,7 @@ class RequestOutputKind(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class SamplingParams(AbsentSampling):
+class SamplingParams(KnownFields, AbsentSampling):
     """How to choose tokens, when to stop, and what to report.
 
     Order of operations on the logits of one position, as in `transformers` generation: allowed tokens, bad words,
@@ -165,14 +165,6 @@ class SamplingParams(AbsentSampling):
     `max_model_len` tokens can be."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What the outputs of `AsyncLLM` hold; `LLM` gives everything at the end."""
-
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Refuse unknown fields, with the nearest known one: a dataclass would raise a plain TypeError."""
-        for name in given:
-            if name not in cls.__dataclass_fields__:
-                known = [own for own in cls.__dataclass_fields__ if own not in ABSENT_SAMPLING]
-                raise InvalidParameterError(f"SamplingParams has no {name!r}{suggestion(name, known)}", param=name)
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self._check_absent()

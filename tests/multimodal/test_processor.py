@@ -181,7 +181,7 @@ class Scaled(Toy):
     ) -> list[PromptReplacement]:
         def replacement(i: int) -> list[int]:
             given = mm_items["image"].num_embeddings(i)
-            width = given or int(out_mm_kwargs["image"][i]["pixel_values"].data[0]) * mm_kwargs.get("scale", 1)
+            width = given or int(out_mm_kwargs["image"][i]["pixel_values"].data[0] * mm_kwargs.get("scale", 1))
             return [IMAGE] * width
 
         return [PromptReplacement("image", target=[IMAGE], replacement=replacement)]
@@ -208,6 +208,24 @@ def test_a_requests_arguments_keep_to_the_plan() -> None:
         planned.process([IMAGE], {"image": make_image(6)}, {"images_kwargs": {"scale": 14}})
 
 
+def test_arguments_that_leave_no_embedding_are_refused() -> None:
+    """By a request's own, the request is wrong; with none but the operator's, the adapter is."""
+    processor, images = make(Scaled()), [make_image(2), make_image(6)]
+    for _ in range(2):  # processed, and from the cache
+        with pytest.raises(
+            ProcessorKwargsError,
+            match=r"^image 0: mm_processor_kwargs \{'images_kwargs': \{'scale': 0\.2\}\} of the request leave it "
+            r"without an embedding; leave them out, or give a larger image$",
+        ) as caught:
+            processor.process([IMAGE] * 2, {"image": images}, {"images_kwargs": {"scale": 0.2}})
+        assert (caught.value.modality, caught.value.item, caught.value.got) == ("image", 0, 0)
+        assert caught.value.status == 400
+    planned = make(Scaled(), mm_processor_kwargs={"scale": 0.2})
+    for kwargs in ({}, {"scale": 0.2}):
+        with pytest.raises(ContractError, match="get_prompt_updates, image 0: none of the content's 0 tokens takes"):
+            planned.process([IMAGE] * 2, {"image": images}, kwargs)
+
+
 @pytest.mark.parametrize(
     "hook",
     [
@@ -223,6 +241,34 @@ def test_hooks_that_fail_at_load_are_named(hook: str) -> None:
 
     broken = type("Broken", (Toy,), {hook: hookimpl(failing)})
     with pytest.raises(ProcessingError, match=rf"^{hook} failed with KeyError: 'width' \(.*test_processor\.py:\d+\)$"):
+        _ = make(broken()).profile
+
+
+@pytest.mark.parametrize(
+    ("dummies", "told"),
+    [
+        ({}, "returned no item; it must return {'image': media}"),
+        ({"image": []}, "returned no item"),
+        ({"image": [make_image(2)] * 2}, "returned {'image': 2}"),
+        ({"images": [make_image(2)]}, "the parser of get_data_parser does not read what it returned: .*'images'"),
+        ({"image": [None]}, "does not read what it returned: MediaError: image 0: None"),
+    ],
+)
+def test_dummies_are_what_was_asked_for(dummies: Mapping[str, Any], told: str) -> None:
+    """Nothing, too much, another name, no media: the hook that returned them is named at load."""
+    broken = type("Broken", (Toy,), {"get_dummy_mm_data": hookimpl(lambda self: dummies)})
+    with pytest.raises(ContractError, match=rf"^get_dummy_mm_data was called with mm_counts={{'image': 1}}.* {told}"):
+        _ = make(broken()).profile
+
+
+def test_a_typed_error_at_load_names_its_hook() -> None:
+    """What a dummy hook refuses keeps its type, and gets the hook's name."""
+
+    def refuse(self: Toy) -> None:
+        raise ProcessorKwargsError("size must be positive")
+
+    broken = type("Broken", (Toy,), {"get_dummy_mm_data": hookimpl(refuse)})
+    with pytest.raises(ProcessorKwargsError, match=r"^get_dummy_mm_data: size must be positive$"):
         _ = make(broken()).profile
 
 

@@ -118,6 +118,60 @@ MUTANTS = (
         mm_kwargs.get("size", {}).clear()
 """,
     ),
+    LLAVA.edited(
+        "the tower's positions are for images of one size, whatever the processor crops to",
+        "test_every_value_is_embedded_or_refused",
+        "get_multimodal_embeddings",
+        old=", interpolate_pos_encoding=True",
+        new="",
+    ),
+    LLAVA.edited(
+        "an image becomes as many tokens as one of the tower's size, whatever the processor crops to",
+        "test_every_value_is_embedded_or_refused",
+        "get_prompt_updates",
+        old='                count = self._num_patches(out_mm_kwargs["image"][index]["pixel_values"].data)\n',
+        new="                count = (self.context.hf_config.vision_config.image_size // 14) ** 2\n",
+    ),
+    LLAVA.edited(
+        "smaller images are given as many embeddings as those of the tower's size",
+        "test_every_value_is_embedded_or_refused",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        import torch\n\n        one = next(iter(features))\n"
+        "        most = (self.context.hf_config.vision_config.image_size // 14) ** 2\n"
+        "        filling = one.new_zeros(max(0, most - len(one)), one.shape[-1])\n"
+        "        return [torch.cat([one, filling]) for one in features]\n",
+    ),
+    LLAVA.edited(
+        "images of several sizes are filled up to the largest",
+        "test_arguments_may_differ_in_a_batch",
+        "get_multimodal_embeddings",
+        old="        output = model.get_image_features(",
+        new="""
+        from torch.nn.functional import pad
+
+        if isinstance(images := mm_kwargs["pixel_values"], list):
+            most, patch = max(max(image.shape) for image in images), model.config.vision_config.patch_size
+            filled = [pad(image, (0, most - image.shape[2], 0, most - image.shape[1]))[None] for image in images]
+            features = [model.get_image_features(one, interpolate_pos_encoding=True).pooler_output[0] for one in filled]
+            return [
+                one[: image.shape[1] // patch * (image.shape[2] // patch)]
+                for one, image in zip(features, images, strict=True)
+            ]
+        output = model.get_image_features(""",
+    ),
+    LLAVA.given(
+        "an argument that the processor takes is not among the names",
+        "test_a_requests_arguments_win",
+        "get_mm_kwargs_names",
+        """
+        @hookimpl
+        def get_mm_kwargs_names(self, modality):
+            from corellm.multimodal.defaults import declared_arguments
+
+            return declared_arguments(self.context.hf_processor, modality) - {"rescale_factor"}
+        """,
+    ),
     LLAVA.given(
         "the operator's arguments go before the request's",
         "test_a_requests_arguments_win",

@@ -72,6 +72,13 @@ MUTANTS = (
         old="(positions < after_convolution[:, None])",
         new="(positions < after_convolution.max()).expand(len(features), -1)",
     ),
+    AUDIO.edited(
+        "padding is attended to beside an item that has none",
+        "test_encoder_batches_equal_single_items",
+        "get_multimodal_embeddings",
+        old="(positions < after_convolution[:, None])",
+        new="((positions < after_convolution[:, None]) | (after_convolution.max() == len(positions)))",
+    ),
     LLAVA.edited(
         "a single item comes without its dimension",
         "test_it_loads",
@@ -113,6 +120,14 @@ MUTANTS = (
         "get_multimodal_embeddings",
         old=", interpolate_pos_encoding=True)",
         new=")",
+    ),
+    BLIP2.edited(
+        "positions are interpolated for another height only",
+        "test_arguments_reach_the_answers",
+        "get_multimodal_embeddings",
+        old='(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)',
+        new='(\n            mm_kwargs["pixel_values"],\n            interpolate_pos_encoding='
+        'mm_kwargs["pixel_values"].shape[2] != self.context.hf_config.vision_config.image_size,\n        )',
     ),
     QWEN3.edited(
         "embeddings without their deepstack features",
@@ -240,5 +255,12 @@ MUTANTS = (
 
             return DataParser()
         """,
+    ),
+    QWEN2.edited(
+        "items have no positions of their own",
+        "test_embeddings_are_refused_for_a_reason",
+        "get_rope_positions",
+        old="    @hookimpl\n    def get_rope_positions(",
+        new="    def no_positions(",
     ),
 )

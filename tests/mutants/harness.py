@@ -7,10 +7,12 @@ metadata stay the installed one's. Torch is imported once, for all mutants.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from typing import Protocol
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from corellm.testing import ContractBroken
 from corellm_qwen_vl import hf_oracle
@@ -38,7 +40,7 @@ class Verdict:
     crashed: dict[str, str] = field(default_factory=dict)
     """Tracebacks of rules that ended with another error."""
     not_run: dict[str, str] = field(default_factory=dict)
-    """Why rules were not run: the model does not load, or the reference fails."""
+    """Why rules were not run: the package is not imported, the model does not load, or the reference fails."""
 
     def broken(self, rule: str) -> ContractBroken | None:
         """Return the failure of a rule; without parameters, that of its first case to fail."""
@@ -89,7 +91,13 @@ def examine(
     options += [f"--config-file={os.devnull}", f"--rootdir={where}", f"--basetemp={where / 'temporary'}"]
     options += ["--exitfirst"] if first or (rules and mutant is not None) else []
     nodes = [f"{contract}::{rule}" for rule in rules] or [contract]
-    with _settings_kept(), _copied(contract.partition(".")[0], where, mutant):
+    package = contract.partition(".")[0]
+    with _settings_kept(), _copied(package, where, mutant):
+        try:
+            importlib.import_module(package)
+        except Exception as error:  # whatever the changed module does
+            verdict.not_run["import"] = repr(error)
+            return verdict
         status = pytest.main([*options, "--pyargs", *nodes], plugins=[_Collector(verdict)])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {status!r}; is {', '.join(rules)} a rule in {contract}?")
@@ -110,10 +118,10 @@ class _Collector:
 
     def pytest_exception_interact(self, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         error = call.excinfo.value if call.excinfo is not None else None
-        if report.when == "setup":
-            self._verdict.not_run[_rule(report)] = str(error)
-        elif isinstance(error, ContractBroken):
+        if isinstance(error, ContractBroken):
             self._verdict.caught[_rule(report)] = error
+        elif report.when == "setup":
+            self._verdict.not_run[_rule(report)] = str(error)
         else:
             self._verdict.crashed[_rule(report)] = report.longreprtext
 
@@ -125,12 +133,16 @@ def _rule(report: pytest.TestReport) -> str:
 @contextmanager
 def _settings_kept() -> Iterator[None]:
     """Restore the process-wide settings that some mutants change."""
-    dtype, bound = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
+    dtype, bound, cut = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    precision, level = torch.get_float32_matmul_precision(), logging.getLogger("transformers").level
     try:
-        yield
+        with warnings.catch_warnings():
+            yield
     finally:
         torch.set_default_dtype(dtype)
-        Image.MAX_IMAGE_PIXELS = bound
+        torch.set_float32_matmul_precision(precision)
+        logging.getLogger("transformers").setLevel(level)
+        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = bound, cut
 
 
 # --- the copy -------------------------------------------------------------------------------------------------------

@@ -7,22 +7,15 @@ from tests.mutants.mutant import FUYU, LLAVA, QWEN2, Mutant
 
 def _reading(wrong: str, rule: str, change: str) -> Mutant:
     """LLaVA with images that are changed when they are read."""
-    return LLAVA.given(
+    return LLAVA.parsing(
         wrong,
         rule,
         "get_data_parser",
         f"""
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    image = super().load_image(value)
-                    {change}
-                    return image
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        def load_image(self, value):
+            image = super().load_image(value)
+            {change}
+            return image
         """,
     )
 
@@ -134,5 +127,56 @@ MUTANTS = (
         old="        given = check_arguments(kwargs)\n        outputs",
         new="        import PIL.Image\n\n        PIL.Image.MAX_IMAGE_PIXELS = 10**12\n"
         "        given = check_arguments(kwargs)\n        outputs",
+    ),
+    LLAVA.edited(
+        "the dummy's images are drawn from everybody's random numbers",
+        "test_the_process_is_left_alone",
+        "get_dummy_mm_data",
+        old="        size = self.context.hf_config.vision_config.image_size\n",
+        new="        import random\n\n        size = self.context.hf_config.vision_config.image_size\n"
+        "        random.seed(size)\n",
+    ),
+    LLAVA.given(
+        "float32 is computed in TF32 by all models",
+        "test_loading_leaves_the_process_alone",
+        "load_model",
+        """
+        @hookimpl
+        def load_model(self):
+            import torch
+
+            torch.backends.cuda.matmul.allow_tf32 = True
+        """,
+    ),
+    QWEN2.of("processor.py").edited(
+        "Pillow reads cut files once the plugin is used",
+        "test_loading_leaves_the_process_alone",
+        "register_processor",
+        old="_MAX_ASPECT_RATIO = 200\n",
+        new="__import__('PIL.ImageFile').ImageFile.LOAD_TRUNCATED_IMAGES = True\n_MAX_ASPECT_RATIO = 200\n",
+    ),
+    LLAVA.given(
+        "warnings are switched off for the process",
+        "test_loading_leaves_the_process_alone",
+        "load_model",
+        """
+        @hookimpl
+        def load_model(self):
+            import warnings
+
+            warnings.filterwarnings("ignore", category=FutureWarning)
+        """,
+    ),
+    LLAVA.given(
+        "transformers' logs are switched off for the process",
+        "test_loading_leaves_the_process_alone",
+        "load_model",
+        """
+        @hookimpl
+        def load_model(self):
+            from transformers.utils import logging
+
+            logging.set_verbosity_error()
+        """,
     ),
 )

@@ -6,6 +6,13 @@ from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2
 
 MUTANTS = (
     # --- kinds and numbers --------------------------------------------------------------------------------------------
+    QWEN2.edited(
+        "videos are not taken",
+        "test_every_modality_of_the_model_is_taken",
+        "get_supported_mm_limits",
+        old='supported_mm_limits = {"image": None, "video": None}',
+        new='supported_mm_limits = {"image": None}',
+    ),
     BLIP2.edited(
         "videos are said to be taken",
         "test_it_loads",
@@ -19,6 +26,13 @@ MUTANTS = (
         ("get_supported_mm_limits", "get_prompt_updates"),
         old='supported_mm_limits = {"image": 1}',
         new='supported_mm_limits = {"image": None}',
+    ),
+    LLAVA.edited(
+        "no more than a hundred images are taken",
+        "test_as_many_items_as_the_reference_takes",
+        "get_supported_mm_limits",
+        old='supported_mm_limits = {"image": None}',
+        new='supported_mm_limits = {"image": 100}',
     ),
     LLAVA.given(
         "-1 stands for any number of images",
@@ -37,39 +51,27 @@ MUTANTS = (
         old='supported_mm_limits = {"image": None}',
         new='supported_mm_limits = {"image": 1}',
     ),
-    LLAVA.given(
+    LLAVA.parsing(
         "all images but the first are dropped",
         "test_limits[2]",
         ("get_data_parser", "get_supported_mm_limits", "get_prompt_updates"),
         """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal.parsing import DataParser, RawItems
+        def split_images(self, value):
+            from corellm.multimodal.parsing import RawItems
 
-            class Parser(DataParser):
-                def split_images(self, value):
-                    return RawItems(super().split_images(value).values[:1])
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+            return RawItems(super().split_images(value).values[:1])
         """,
     ),
-    LLAVA.given(
+    LLAVA.parsing(
         "media of other kinds are ignored",
         "test_items_of_another_kind_are_refused",
         ("get_data_parser", "get_supported_mm_limits"),
         """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
+        def count(self, mm_data):
+            return super().count({"image": mm_data.get("image")})
 
-            class Parser(DataParser):
-                def count(self, mm_data):
-                    return super().count({"image": mm_data.get("image")})
-
-                def parse(self, mm_data):
-                    return super().parse({"image": mm_data.get("image")})
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        def parse(self, mm_data):
+            return super().parse({"image": mm_data.get("image")})
         """,
     ),
     LLAVA.given(
@@ -105,6 +107,13 @@ MUTANTS = (
         new="width=width // 2, height=height // 2, ",
     ),
     FUYU.edited(
+        "the dummy is so small that most images do not fit the encoder cache",
+        "test_the_same_request_twice_gives_the_same",
+        "get_dummy_mm_data",
+        old="width=width, height=height, ",
+        new="width=1, height=1, ",
+    ),
+    FUYU.edited(
         "the dummy is of four by three, and other ratios become more tokens",
         "test_no_item_exceeds_the_stated_maximum",
         "get_dummy_mm_data",
@@ -117,6 +126,22 @@ MUTANTS = (
         "get_dummy_mm_data",
         old='self.context.kwargs_for("image").get("size", self.context.hf_processor.image_processor.size)',
         new="self.context.hf_processor.image_processor.size",
+    ),
+    FUYU.edited(
+        "the operator's sizes do not count",
+        "test_the_plan_is_for_the_operators_sizes",
+        "get_dummy_mm_data",
+        old=", bounds=bounds)}",
+        new=")}",
+    ),
+    FUYU.edited(
+        "the dummy keeps its ratio within the operator's sizes",
+        "test_the_plan_is_for_the_operators_sizes",
+        "get_dummy_mm_data",
+        old='        bounds = mm_options.get("image")\n',
+        new='        bounds = mm_options.get("image", {})\n'
+        '        scale = min(1, bounds.get("width", width) / width, bounds.get("height", height) / height)\n'
+        "        width, height = int(width * scale), int(height * scale)\n",
     ),
     QWEN2.edited(
         "the bound is the checkpoint's, whatever the operator's arguments",
@@ -178,20 +203,13 @@ MUTANTS = (
         old="tokens = max(1, seq_len - 32)",
         new="tokens = seq_len - 32",
     ),
-    LLAVA.given(
+    LLAVA.parsing(
         "the operator's bounds do not count",
         "test_the_operators_bounds_hold",
         "get_data_parser",
         """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    return value.convert("RGB") if hasattr(value, "mode") else super().load_image(value)
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        def load_image(self, value):
+            return value.convert("RGB") if hasattr(value, "mode") else super().load_image(value)
         """,
     ),
     AUDIO.edited(

@@ -5,69 +5,47 @@ from __future__ import annotations
 from tests.mutants.mutant import AUDIO, FUYU, LLAVA, QWEN2
 
 MUTANTS = (
-    FUYU.given(
+    FUYU.parsing(
         "images keep their modes",
-        "test_odd_pictures",
+        "test_odd_images",
         ("get_data_parser", "get_multimodal_embeddings"),
         """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    return value if hasattr(value, "mode") else super().load_image(value)
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        def load_image(self, value):
+            return value if hasattr(value, "mode") else super().load_image(value)
         """,
     ),
-    LLAVA.given(
+    LLAVA.parsing(
         "EXIF orientation is lost",
-        "test_turned_pictures_stand_upright",
+        "test_turned_images_stand_upright",
         "get_data_parser",
         """
-        @hookimpl
-        def get_data_parser(self):
+        def load_image(self, value):
             from io import BytesIO
-
             from PIL import Image
 
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    if not isinstance(value, bytes):
-                        return super().load_image(value)
-                    return Image.open(BytesIO(value)).convert("RGB")
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+            if not isinstance(value, bytes):
+                return super().load_image(value)
+            return Image.open(BytesIO(value)).convert("RGB")
         """,
     ),
-    LLAVA.given(
+    LLAVA.parsing(
         "a broken file becomes a black image",
         "test_broken_media_are_refused",
         "get_data_parser",
         """
-        @hookimpl
-        def get_data_parser(self):
+        def load_image(self, value):
             from PIL import Image
-
             from corellm.errors import MediaError
-            from corellm.multimodal import DataParser
 
-            class Parser(DataParser):
-                def load_image(self, value):
-                    try:
-                        return super().load_image(value)
-                    except MediaError:
-                        return Image.new("RGB", (56, 56))
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+            try:
+                return super().load_image(value)
+            except MediaError:
+                return Image.new("RGB", (56, 56))
         """,
     ),
     QWEN2.of("video_processor.py").edited(
         "a video of a single frame has no pair",
-        "test_short_clips_and_sounds",
+        "test_short_videos_and_audio",
         "call_hf_processor",
         old="    seconds += seconds[-1:] * (-len(seconds) % step)\n",
         new="",
@@ -97,6 +75,20 @@ MUTANTS = (
             return {"pixel_values": pixels[pixels.flatten(1).any(1)]}
         """,
     ),
+    LLAVA.given(
+        "zeros at the right of an image are cut off",
+        "test_plain_items_equal_the_hf_processor",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self):
+            outputs = yield
+            pixels = outputs["pixel_values"]
+            while pixels.shape[-1] > 14 and not pixels[..., -14:].any():
+                pixels = pixels[..., :-14]
+            return {"pixel_values": pixels}
+        """,
+    ),
     AUDIO.edited(
         "silence is made short",
         "test_plain_items_equal_the_hf_processor",
@@ -108,7 +100,7 @@ MUTANTS = (
         "images of zeros are dropped by the encoder",
         "test_plain_items_reach_the_answers",
         "get_multimodal_embeddings",
-        old='model.get_image_features(mm_kwargs["pixel_values"])',
+        old='model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)',
         new="model.get_image_features(\n"
         '            mm_kwargs["pixel_values"][mm_kwargs["pixel_values"].flatten(1).any(1)]\n'
         "        )",

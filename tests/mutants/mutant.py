@@ -75,6 +75,21 @@ def _methods_given_twice(source: str) -> set[str]:
     return {name for name, count in methods.items() if count > 1}
 
 
+_PARSER = """
+@hookimpl
+def get_data_parser(self):
+    from corellm.multimodal import DataParser
+
+    class Parser(DataParser):
+METHODS
+
+    return Parser(
+        hidden_size=self.context.hf_config.text_config.hidden_size,
+        sampling_rate=lambda: self.context.hf_processor.feature_extractor.sampling_rate,
+    )
+"""
+
+
 @dataclass(frozen=True)
 class Plugin:
     """Where mutants of one plugin are made."""
@@ -101,6 +116,10 @@ class Plugin:
         """Return a mutant with an additional, wrong method."""
         code = indent(dedent(method).strip("\n"), "    ")
         return Mutant(wrong, rule, hook, self.contract, self.file, self.seam, f"{code}\n\n{self.seam}")
+
+    def parsing(self, wrong: str, rule: str, hook: str | tuple[str, ...], methods: str) -> Mutant:
+        """Return a mutant with a parser of its own: the core's, with other methods."""
+        return self.given(wrong, rule, hook, _PARSER.replace("METHODS", indent(dedent(methods).strip("\n"), " " * 8)))
 
 
 LLAVA = Plugin("corellm_llava.contract::TestLlava")

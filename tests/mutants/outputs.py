@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN2_5, QWEN3, QWEN_VL, Mutant
 
 _GREEDY = "test_greedy_equals_the_reference[8192-no-prefix-caching]"
+_TOKENS = "test_every_token_has_its_embedding"
 
 
 def _loading(wrong: str, mistake: str) -> Mutant:
@@ -43,7 +44,7 @@ MUTANTS = (
         "features of another layer",
         _GREEDY,
         "get_multimodal_embeddings",
-        old='model.get_image_features(mm_kwargs["pixel_values"])',
+        old='model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)',
         new='model.get_image_features(mm_kwargs["pixel_values"], vision_feature_layer=1)',
     ),
     FUYU.edited(
@@ -192,6 +193,69 @@ MUTANTS = (
         def get_input_embeddings(self, model, input_ids):
             embeddings = model.get_input_embeddings()(input_ids)
             return 2 * embeddings if len(input_ids) > 64 else embeddings
+        """,
+    ),
+    LLAVA.given(
+        "tokens are masked that the model may generate",
+        "test_greedy_equals_the_reference[16-prefix-caching]",
+        "compute_logits",
+        """
+        @hookimpl(wrapper=True)
+        def compute_logits(self):
+            logits = yield
+            logits[:, 30:200] = float("-inf")
+            return logits
+        """,
+    ),
+    LLAVA.of("contract.py").edited(
+        "the oracle's texts end with tokens that end no others",
+        "test_greedy_equals_the_reference[16-prefix-caching]",
+        "the contract class",
+        old="    adapter = Llava\n",
+        new="""    adapter = Llava
+
+    class reference(__import__("corellm.testing").testing.Reference):
+        @__import__("functools").cached_property
+        def model(self):
+            model = super().model
+            model.generation_config.eos_token_id = list(range(100))
+            return model
+""",
+    ),
+    # --- embeddings of text -------------------------------------------------------------------------------------------
+    LLAVA.given(
+        "unknown tokens are embedded as the mean of all",
+        _TOKENS,
+        "get_input_embeddings",
+        """
+        @hookimpl
+        def get_input_embeddings(self, model, input_ids):
+            table = model.get_input_embeddings()
+            unknown = (input_ids == self.context.tokenizer.unk_token_id)[:, None]
+            return table(input_ids).where(~unknown, table.weight.mean(0))
+        """,
+    ),
+    LLAVA.given(
+        "the row of padding is zeroed in the loaded model",
+        _TOKENS,
+        "load_model",
+        """
+        @hookimpl(wrapper=True)
+        def load_model(self):
+            model = yield
+            model.get_input_embeddings().weight.data[self.context.tokenizer.pad_token_id] = 0
+            return model
+        """,
+    ),
+    LLAVA.given(
+        "the tower is put to training mode",
+        "test_the_model_is_loaded_for_inference",
+        "get_language_model",
+        """
+        @hookimpl
+        def get_language_model(self, model):
+            model.model.vision_tower.train()
+            return model.get_decoder()
         """,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import FUYU, LLAVA, QWEN_VL
+from tests.mutants.mutant import BLIP2, FUYU, LLAVA, QWEN_VL
 
 MUTANTS = (
     LLAVA.edited(
@@ -90,12 +90,57 @@ MUTANTS = (
         old="    @staticmethod\n    @hookimpl\n    def register_config()",
         new="    @hookimpl\n    def register_config(self)",
     ),
+    *(
+        QWEN_VL.edited(
+            f"{hook} returns nothing", "test_it_loads", hook, old=f"        return {factory}", new=f"        {factory}"
+        )
+        for hook, factory in {
+            "register_config": "load_qwen_vl_config",
+            "register_tokenizer": "load_tokenizer",
+            "register_processor": "lambda _: QwenVLProcessor",
+        }.items()
+    ),
+    QWEN_VL.edited(
+        "an error for every prompt",
+        "test_it_loads",
+        "apply_hf_processor_tokens_only",
+        old="self.context.hf_processor.collapse(token_ids)",
+        new="self.context.hf_processor.collapsed(token_ids)",
+    ),
     LLAVA.edited(
         "a forgotten return",
         "test_it_loads",
         "get_dummy_mm_data",
         old='        return {"image": dummy_images(',
         new='        {"image": dummy_images(',
+    ),
+    LLAVA.edited(
+        "no dummy is returned",
+        "test_it_loads",
+        "get_dummy_mm_data",
+        old='        return {"image": dummy_images(',
+        new='        return {} if self else {"image": dummy_images(',
+    ),
+    LLAVA.edited(
+        "the dummies have another modality's name",
+        "test_it_loads",
+        "get_dummy_mm_data",
+        old='        return {"image": dummy_images(',
+        new='        return {"picture": dummy_images(',
+    ),
+    BLIP2.edited(
+        "the number of dummies is looked up by another name",
+        "test_it_loads",
+        "get_dummy_mm_data",
+        old='mm_counts.get("image", 0)',
+        new='mm_counts.get("images", 0)',
+    ),
+    LLAVA.edited(
+        "the encoder looks for a tensor by another name",
+        "test_it_loads",
+        "get_multimodal_embeddings",
+        old='mm_kwargs["pixel_values"], ',
+        new='mm_kwargs["images"], ',
     ),
     LLAVA.edited(
         "the adapter takes one argument too many",
@@ -170,7 +215,7 @@ MUTANTS = (
         "generation does not stop where a turn ends",
         "test_the_end_of_a_turn_ends_an_answer",
         "load_model",
-        old="        model.generation_config.eos_token_id = self.context.tokenizer.convert_tokens_to_ids(stops)\n",
-        new="",
+        old="            model.generation_config.eos_token_id = stops\n",
+        new="            pass\n",
     ),
 )

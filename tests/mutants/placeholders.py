@@ -91,6 +91,22 @@ MUTANTS = (
     ),
     # --- positions ----------------------------------------------------------------------------------------------------
     QWEN2.edited(
+        "items side by side are refused at the beginning of a prompt only",
+        "test_items_side_by_side",
+        "get_rope_positions",
+        old="if first.placeholder.end == border and kinds",
+        new="if first.placeholder.end == border and border < 2 and kinds",
+    ),
+    QWEN2.edited(
+        "an image beside a video has its positions",
+        "test_items_side_by_side",
+        "get_rope_positions",
+        old="        positions, _ = model.model.get_rope_index(ids, kinds, **stacked)\n",
+        new="        if any(one.placeholder.end == two.placeholder.offset for one, two in pairwise(mm_features)):\n"
+        "            return torch.arange(len(token_ids)).expand(3, -1), 0\n"
+        "        positions, _ = model.model.get_rope_index(ids, kinds, **stacked)\n",
+    ),
+    QWEN2.edited(
         "what is generated comes one position late",
         "test_positions",
         "get_rope_positions",

@@ -114,46 +114,34 @@ MUTANTS = (
             return self.context.hf_processor(text=prompt, images=self.images, return_tensors="pt", **mm_kwargs)
         """,
     ),
-    LLAVA.given(
+    LLAVA.parsing(
         "a bare image is cut into rows",
         "test_one_item_is_a_list_of_one",
         "get_data_parser",
         """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal.parsing import DataParser, ModalityParser, RawItems
+        def modality_parsers(self):
+            from corellm.multimodal.parsing import ModalityParser, RawItems
 
-            class Parser(DataParser):
-                def modality_parsers(self):
-                    return {"image": ModalityParser(RawItems, self.load_image)}
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+            return {"image": ModalityParser(RawItems, self.load_image)}
         """,
     ),
     LLAVA.edited(
         "the encoder writes into its input",
         "test_inputs_are_not_changed",
         "get_multimodal_embeddings",
-        old='model.get_image_features(mm_kwargs["pixel_values"])',
+        old='model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)',
         new='model.get_image_features(mm_kwargs["pixel_values"].sub_(0.1))',
     ),
     # --- the caller's own data ----------------------------------------------------------------------------------------
-    LLAVA.given(
+    LLAVA.parsing(
         "the caller's image is made smaller in place",
         "test_inputs_are_not_changed",
         "get_data_parser",
         """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_image(self, value):
-                    if hasattr(value, "thumbnail"):
-                        value.thumbnail((32, 32))
-                    return super().load_image(value)
-
-            return Parser(hidden_size=self.context.hf_config.text_config.hidden_size)
+        def load_image(self, value):
+            if hasattr(value, "thumbnail"):
+                value.thumbnail((32, 32))
+            return super().load_image(value)
         """,
     ),
     LLAVA.given(
@@ -165,6 +153,27 @@ MUTANTS = (
         def call_hf_processor(self, mm_data):
             mm_data["image"][0].thumbnail((32, 32))
             return (yield)
+        """,
+    ),
+    LLAVA.given(
+        "only a huge image is made smaller in place",
+        "test_inputs_are_not_changed",
+        "call_hf_processor",
+        """
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self, mm_data):
+            mm_data["image"][0].thumbnail((4096, 4096))
+            return (yield)
+        """,
+    ),
+    LLAVA.parsing(
+        "the caller's image loses its colour profile",
+        "test_inputs_are_not_changed",
+        "get_data_parser",
+        """
+        def load_image(self, value):
+            getattr(value, "info", {}).pop("icc_profile", None)
+            return super().load_image(value)
         """,
     ),
     LLAVA.given(
@@ -180,22 +189,15 @@ MUTANTS = (
             return outputs
         """,
     ),
-    QWEN2.given(
+    QWEN2.parsing(
         "the first frame is made black in the caller's video",
         "test_inputs_are_not_changed",
         "get_data_parser",
         """
-        @hookimpl
-        def get_data_parser(self):
-            from corellm.multimodal import DataParser
-
-            class Parser(DataParser):
-                def load_video(self, value):
-                    if isinstance(value, tuple) and hasattr(value[0], "fill"):
-                        value[0][0] = 0
-                    return super().load_video(value)
-
-            return Parser()
+        def load_video(self, value):
+            if isinstance(value, tuple) and hasattr(value[0], "fill"):
+                value[0][0] = 0
+            return super().load_video(value)
         """,
     ),
     AUDIO.edited(

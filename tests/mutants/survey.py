@@ -1,8 +1,7 @@
-"""Runs the whole contract on every mutant and prints which rules catch it: `python -m tests.mutants.survey [WORD ...]`.
+"""Runs the whole contract on every mutant and prints which rule catches it first: `python -m tests.mutants.survey`.
 
-Words choose mutants by what is wrong with them. Before them come their plugins' unchanged copies, which must keep every
-rule. A mutant is told rightly where the first rule that it breaks, which its author reads first, names a hook with the
-mistake. It takes some ten seconds for each.
+Before them come their plugins' unchanged copies, which must keep every rule. A mutant is told rightly where the first
+rule that it breaks, which its author reads first, names a hook with the mistake.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import argparse
 import sys
 import tempfile
 from collections import Counter
@@ -27,14 +27,18 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import MUTANTS
 
 
-def main(words: Sequence[str]) -> int:
-    """Return 1 if a mutant escapes its rule, or a rule ends with another error or breaks without a mutant.
+def main(arguments: Sequence[str]) -> int:
+    """Return 1 if a mutant escapes, or a rule ends with another error or breaks without a mutant.
 
     Prints the results meanwhile.
     """
+    parser = argparse.ArgumentParser(description="Run the whole contract on every mutant.")
+    parser.add_argument("words", nargs="*", help="of what is wrong with a mutant: only those that have one")
+    parser.add_argument("--all", action="store_true", help="run the rules after the first broken one, too, and count")
+    options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.wrong for word in words)]
+    chosen = [mutant for mutant in MUTANTS if not options.words or any(word in mutant.wrong for word in options.words)]
     catches, faults = Counter[str](), 0
     of_family, caught, told = Counter[str](), Counter[str](), Counter[str]()
     for contract in dict.fromkeys(mutant.contract for mutant in chosen):
@@ -45,17 +49,18 @@ def main(words: Sequence[str]) -> int:
         faults += bool(broken)
     for mutant in chosen:
         with tempfile.TemporaryDirectory() as where:
-            verdict = examine(mutant.contract, (), Path(where), mutant)
-        print(_told(mutant, verdict), flush=True)
+            verdict = examine(mutant.contract, (), Path(where), mutant, first=not options.all)
+        escaped = verdict.broken(mutant.rule) is None if options.all else not verdict.caught
+        print(_told(mutant, verdict), *["  ! it escapes"] * escaped, sep="\n", flush=True)
         catches.update({rule.partition("[")[0] for rule in verdict.caught})
         of_family[mutant.family] += 1
         caught[mutant.family] += bool(verdict.caught)
         told[mutant.family] += verdict.tells(mutant)
-        faults += verdict.broken(mutant.rule) is None or bool(verdict.crashed)
+        faults += escaped or bool(verdict.crashed)
     print("\nmutants of each family, how many are caught, and how many of them are told rightly:")
     for family, count in of_family.items():
         print(f"  {family:<11} {count:4} mutants {caught[family]:4} caught {told[family]:4} told rightly")
-    print(f"\n{len(chosen)} mutants; of each rule, how many it caught:")
+    print(f"\n{len(chosen)} mutants; of each rule, how many it caught{'' if options.all else ' first'}:")
     for rule in rules_of(AdapterContract):
         print(f"  {catches[rule]:4} {rule}")
     print(
@@ -70,8 +75,8 @@ def _told(mutant: Mutant, verdict: Verdict) -> str:
         f"  {'>' if rule == mutant.rule else ' '} {rule}: {broken.hook}" for rule, broken in verdict.caught.items()
     ]
     lines += [f"  ! {rule}: {trace.strip().splitlines()[-1]}" for rule, trace in verdict.crashed.items()]
-    if verdict.broken(mutant.rule) is None:
-        lines.append(f"  ! {mutant.rule} did not catch it")
+    if not verdict.tells(mutant):
+        lines.append(f"  ? the mistake is in {', '.join(mutant.hooks)}")
     return "\n".join(lines)
 
 

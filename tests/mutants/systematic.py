@@ -61,7 +61,7 @@ class Change:
 
 
 def changes(package: Path, file: str) -> Iterator[Change]:
-    """Yield every change of a file, in the order of its lines; none of annotations, docstrings and imports."""
+    """Yield every change of a file, in the order of its lines; none of annotations, docstrings, imports and errors."""
     tree = ast.parse((package / file).read_text(encoding="utf-8"))
     seen = {ast.unparse(tree)}
     places = {id(node): place for place, node in enumerate(ast.walk(tree))}
@@ -128,7 +128,7 @@ def _code(tree: ast.AST) -> Iterator[Any]:
 
 
 def _within(node: ast.AST | None) -> Iterator[Any]:
-    if node is None or isinstance(node, (ast.Import, ast.ImportFrom)) or _is_for_checkers(node):
+    if node is None or isinstance(node, (ast.Import, ast.ImportFrom, ast.Raise)) or _is_for_checkers(node):
         return
     if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign)):
         yield from _code(ast.Module([node], []))
@@ -143,10 +143,12 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _is_for_checkers(node: ast.AST) -> bool:
-    """Whether a statement is for type checkers and importers only: `if TYPE_CHECKING`, `__all__ = ...`."""
+    """Whether a statement is for type checkers and importers only: `if TYPE_CHECKING`, `__all__`, `TypeVar(...)`."""
     if isinstance(node, ast.If):
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    if not isinstance(node, ast.Assign):
+        return False
+    return ast.unparse(node.targets[0]) == "__all__" or ast.unparse(node.value).startswith("TypeVar(")
 
 
 # --- edits ----------------------------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ def _edits(node: Any) -> Iterator[_Edit]:
         yield lambda x: setattr(x, "op", ast.Or() if isinstance(x.op, ast.And) else ast.And())
     elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(node.test, ast.Compare):
         yield lambda x: setattr(x, "test", ast.UnaryOp(ast.Not(), x.test))
-    elif isinstance(node, ast.Return) and node.value is not None:
+    elif isinstance(node, ast.Return) and ast.unparse(node.value or ast.Constant(None)) != "None":
         yield lambda x: setattr(x, "value", None)
     elif isinstance(node, ast.Call):
         for index in range(len(node.keywords)):

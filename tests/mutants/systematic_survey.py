@@ -35,7 +35,7 @@ FAMILIES: dict[str, tuple[Plugin, ...]] = {
     "llava": (LLAVA,),
     "fuyu": (FUYU,),
     "blip2": (BLIP2,),
-    "qwen2": (QWEN2, QWEN2_5),
+    "qwen2": (QWEN2, QWEN2_5, QWEN3),  # it inherits from theirs
     "qwen3": (QWEN3,),
     "qwen-vl": (QWEN_VL,),
     "qwen-audio": (AUDIO,),

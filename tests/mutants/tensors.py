@@ -81,6 +81,23 @@ MUTANTS = (
         old='        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])}',
         new='        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])[:, : max(1, rows - 1)]}',
     ),
+    FUYU.edited(
+        "columns of one colour at the right are taken for padding",
+        "test_plain_items_equal_the_hf_processor",
+        "call_hf_processor",
+        old='        return {"image_patches": patches.reshape(1, rows, -1, patches.shape[-1])}',
+        new="        grid = patches.reshape(1, rows, -1, patches.shape[-1])\n"
+        "        while grid.shape[2] > 1 and bool((grid[0, :, -1] == grid[0, 0, -1, 0]).all()):\n"
+        "            grid = grid[:, :, :-1]\n"
+        '        return {"image_patches": grid}',
+    ),
+    AUDIO.edited(
+        "silence at the beginning is left out",
+        "test_plain_items_equal_the_hf_processor",
+        "call_hf_processor",
+        old='            mm_data["audio"], sampling_rate=rate,',
+        new='            [a[int((a != 0).argmax()) :] for a in mm_data["audio"]], sampling_rate=rate,',
+    ),
     LLAVA.given(
         "a tensor that no field divides",
         "test_it_loads",
@@ -105,5 +122,29 @@ MUTANTS = (
         "get_mm_fields_config",
         old="hf_inputs[grids].prod(-1))",
         new="[len(hf_inputs[pixels]) // len(hf_inputs[grids])] * len(hf_inputs[grids]))",
+    ),
+    LLAVA.of("contract.py").edited(
+        "the oracle fills images up where a prompt has several, and compares all of them",
+        "test_text_and_media_equal_the_hf_processor",
+        "the contract class",
+        old="    adapter = Llava\n",
+        new="""    adapter = Llava
+
+    class reference(__import__("corellm.testing").testing.Reference):
+        def process(self, text, media, kwargs):
+            import torch
+
+            outputs = super().process(text, media, kwargs)
+            if len(media.get("image", ())) > 1:
+                outputs["pixel_values"] = torch.nn.functional.pad(outputs["pixel_values"], (0, 4))
+            return outputs
+""",
+    ),
+    QWEN2.of("processor.py").edited(
+        "images are normalised by a mean of the plugin's",
+        "test_text_and_media_equal_the_hf_processor",
+        "register_processor",
+        old="Qwen2VLImageProcessorPil.from_pretrained(path)",
+        new="Qwen2VLImageProcessorPil.from_pretrained(path, image_mean=[0.5, 0.5, 0.5])",
     ),
 )

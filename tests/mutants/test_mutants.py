@@ -1,6 +1,7 @@
 """Each rule of the contract catches the mistakes that it is there for, and names the hook to look at.
 
-The table of mutants is printed at the end. `make mutants` runs the whole contract on each, and on unchanged copies.
+The table of mutants is printed at the end. `make mutants` runs the contract on each until a rule breaks, and the whole
+contract on unchanged copies.
 """
 
 from __future__ import annotations

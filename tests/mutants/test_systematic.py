@@ -15,6 +15,7 @@ SOURCE = '''"""Not changed."""
 from __future__ import annotations
 import os
 __all__ = ["Adapter"]
+_Kind = TypeVar("_Kind")
 class Adapter:
     """Not changed."""
     names: list[str] = ["a"]
@@ -22,7 +23,10 @@ class Adapter:
         """Not changed."""
         if x < 4 and not self.names:
             return os.path.join("b", str(x))
+        if x == 5: return None
         def inner(y):
+            if not y:
+                raise ValueError(f"not {y or 1}")
             return y + 1
         return [z for z in self.names if z]
 '''
@@ -34,6 +38,9 @@ CHANGES = {
     "hook: os.path.join('b', str(x))  ->  os.path.join(str(x))",
     "hook: os.path.join('b', str(x))  ->  os.path.join('b')",
     "hook: return y + 1  ->  return", "hook: y + 1  ->  y - 1", "hook: 1  ->  2", "hook: 1  ->  0",
+    "hook: if not y: raise ValueError(f'not {y or 1}')  ->  if not not y: raise ValueError(f'not {y or 1}')",
+    "hook: if not y: raise ValueError(f'not {y or 1}')  ->  left out",
+    "hook: x == 5  ->  x != 5", "hook: 5  ->  6", "hook: 5  ->  4", "hook: if x == 5: return None  ->  left out",
     "hook: def inner  ->  left out", "hook: return [z for z in self.names if z]  ->  return",
     "hook: [z for z in self.names if z]  ->  [z for z in self.names]",
 }  # fmt: skip

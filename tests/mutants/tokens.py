@@ -25,6 +25,20 @@ MUTANTS = (
             return [self.context.tokenizer.bos_token_id, *token_ids]
         """,
     ),
+    LLAVA.of("contract.py").edited(
+        "the oracle takes no text alone",
+        "test_text_alone_equals_the_hf_processor",
+        "the contract class",
+        old="    adapter = Llava\n",
+        new="""    adapter = Llava
+
+    class reference(__import__("corellm.testing").testing.Reference):
+        def process(self, text, media, kwargs):
+            if not media:
+                raise ValueError("images are expected")
+            return super().process(text, media, kwargs)
+""",
+    ),
     LLAVA.given(
         "newlines in prompts are dropped",
         "test_greedy_equals_the_reference[8192-no-prefix-caching]",
@@ -37,6 +51,13 @@ MUTANTS = (
         """,
     ),
     FUYU.edited(
+        "nothing follows an image without text",
+        "test_an_item_alone_equals_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        old="            return [*answer]  #",
+        new="            return []  #",
+    ),
+    FUYU.edited(
         "the begin-of-output token is put after text alone, too",
         "test_text_alone_equals_the_hf_processor",
         "apply_hf_processor_tokens_only",
@@ -47,8 +68,15 @@ MUTANTS = (
         "the begin-of-output token is left out",
         "test_text_and_media_equal_the_hf_processor",
         "apply_hf_processor_tokens_only",
-        old="        return [*token_ids, ",
-        new="        return token_ids\n        return [*token_ids, ",
+        old="        return [*token_ids, answer[-1]]",
+        new="        return token_ids",
+    ),
+    FUYU.edited(
+        "the begin-of-output token comes twice in a complete prompt",
+        "test_a_complete_prompt_stays_as_it_is",
+        "apply_hf_processor_tokens_only",
+        old="        if last == answer[-1]:",
+        new="        if False:",
     ),
     FUYU.edited(
         "the tokenizer's prefix stays beside an image",
@@ -56,6 +84,40 @@ MUTANTS = (
         "apply_hf_processor_tokens_only",
         old="            token_ids = token_ids[len(prefix) :]\n",
         new="            pass\n",
+    ),
+    FUYU.edited(
+        "the tokenizer's prefix is removed as often as it is there",
+        "test_odd_text_equals_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        old="        if prefix and token_ids[",
+        new="        while prefix and token_ids[",
+    ),
+    FUYU.edited(
+        "nothing precedes the begin-of-output token behind a special one",
+        "test_odd_text_equals_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        old="        if last in tokenizer.added_tokens_decoder:",
+        new="        if False:",
+    ),
+    QWEN_VL.of("original/tokenizer.py").edited(
+        "accents of their own are not joined to their letters",
+        "test_odd_text_equals_the_hf_processor",
+        "register_tokenizer",
+        old="    tokenizer.normalizer = normalizers.NFC()\n",
+        new="",
+    ),
+    LLAVA.given(
+        "lines end in one way",
+        "test_odd_text_equals_the_hf_processor",
+        "apply_hf_processor_tokens_only",
+        """
+        @hookimpl
+        def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+            text = self.context.tokenizer.decode(token_ids)
+            if "\\r" not in text:
+                return token_ids
+            return self.context.tokenizer(text.replace("\\r\\n", "\\n"), add_special_tokens=False)["input_ids"]
+        """,
     ),
     FUYU.edited(
         "the image goes behind the prompt",

@@ -14,11 +14,20 @@ import pytest
 import torch
 from PIL import Image
 
-from corellm.errors import EmbeddingCountError, MediaError
+from corellm.errors import (
+    EmbeddingCountError,
+    EncoderError,
+    MediaError,
+    MultiModalError,
+    ProcessingError,
+    RequestFailedError,
+)
+from corellm.multimodal.hook_results import adapter_errors
 from corellm.plugin.contract import CONTRACT
 from corellm.testing import AdapterContract, ContractBroken, Reference
 from corellm.testing.content import content
 from corellm.testing.rules import guilty_hook, rules_of
+from corellm.worker.failures import failure_of
 
 RULES = Path(__file__).with_name("rules.txt").read_text(encoding="utf-8").split()
 
@@ -79,6 +88,13 @@ def test_prompts_of_conversations_are_two_texts(prompts: Any) -> None:
     """Anything else is refused when the class is defined."""
     with pytest.raises(TypeError, match="chat_prompts must be two texts"):
         type("Mine", (AdapterContract,), {"adapter": object, "chat_prompts": prompts})
+
+
+@pytest.mark.parametrize("roles", [("system", "tool"), (("system", "robot"),)])
+def test_same_roles_are_groups_of_roles(roles: Any) -> None:
+    """Anything else is refused when the class is defined."""
+    with pytest.raises(TypeError, match="same_roles must be groups of the roles system, "):
+        type("Mine", (AdapterContract,), {"adapter": object, "same_roles": roles})
 
 
 def test_an_exception_is_shown(pytester: pytest.Pytester) -> None:
@@ -227,6 +243,36 @@ def test_content_shows_every_change(value: Any, change: Any) -> None:
 
 
 def test_two_hooks_that_contradict_each_other_are_both_named() -> None:
-    """An error about counts names the two hooks that count."""
+    """An error about counts names the two hooks that count, one about the plan those that may say what is planned."""
     error = EmbeddingCountError("image 0: get_prompt_updates made room for 3, get_multimodal_embeddings returned 4")
     assert guilty_hook(error) == "get_prompt_updates and get_multimodal_embeddings"
+    planned = MultiModalError("the largest item of get_dummy_mm_data or get_mm_max_tokens_per_item")
+    assert guilty_hook(planned) == "get_dummy_mm_data or get_mm_max_tokens_per_item"
+    assert guilty_hook(EncoderError("image 0: its embeddings hold NaN")) == "get_multimodal_embeddings"
+
+
+class TestFailuresOfHooks:
+    """An error that arose in a hook names it, also behind another hook's, and after its frames were dropped."""
+
+    def get_placeholder_str(self) -> str:
+        """Fail, as an adapter's hook would."""
+        raise ValueError("no tokenizer")
+
+    def test_the_hook_that_another_called(self) -> None:
+        """A hook's error that another hook met is the former's."""
+        with pytest.raises(ProcessingError) as caught, adapter_errors("get_dummy_text"):
+            self.get_placeholder_str()
+        assert guilty_hook(caught.value) == "get_placeholder_str"
+
+    def test_the_hook_of_a_failed_step(self) -> None:
+        """The engine keeps an error without frames; its note says where it arose."""
+        try:
+            self.get_placeholder_str()
+        except ValueError as error:
+            failed = failure_of("the forward pass", error, RequestFailedError)
+        assert guilty_hook(failed) == "get_placeholder_str"
+
+    def test_a_failed_step_without_a_hook(self) -> None:
+        """What the decoder is given comes from two hooks."""
+        failed = failure_of("the forward pass", ValueError("shapes differ"), RequestFailedError)
+        assert guilty_hook(failed) == "merge_multimodal_embeddings or get_rope_positions"

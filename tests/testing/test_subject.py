@@ -21,7 +21,7 @@ ROWS = torch.arange(6.0).reshape(2, 3)
         ([ROWS], [ROWS, ROWS], False),
         ([[ROWS], []], [[ROWS.clone()], []], True),
         ([ROWS], ROWS[None], False),
-        ([1, "a"], (1, "a"), True),
+        ([1, "a"], [1, "a"], True),
         (None, 0, False),
     ],
 )

@@ -58,9 +58,12 @@ class AdmissionLimits:
         for feature in request.features:
             num_embeds = feature.placeholder.num_embeds
             if num_embeds > self.encoder_capacity:
+                counted = ", and the adapter counted on none larger (get_dummy_mm_data or get_mm_max_tokens_per_item)"
+                planned = "" if feature.precomputed else counted  # the cache holds the largest that is counted on
                 return MultiModalError(
-                    f"{feature.modality} {feature.item} has {num_embeds} embeddings, but the encoder cache "
-                    f"holds {self.encoder_capacity}; make the {feature.modality} smaller or raise encoder_cache_size",
+                    f"{feature.modality} {feature.item} has {num_embeds} embeddings, but the encoder cache holds "
+                    f"{self.encoder_capacity}{planned}; make the {feature.modality} smaller or raise "
+                    "encoder_cache_size",
                     modality=feature.modality,
                     item=feature.item,
                     expected=self.encoder_capacity,

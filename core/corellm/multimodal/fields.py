@@ -194,7 +194,7 @@ def split_items(
             columns.setdefault(how.field.modality, {})[name] = column
         elif name not in config and name not in TEXT_TENSORS and name not in ignored:
             raise _contract(
-                f"the processor returned {name!r} of shape {shape_of(value)}, which it does not mention; "
+                f"call_hf_processor returned {name!r} of shape {shape_of(value)}, which it does not mention; "
                 f"say how it divides into items, e.g. {name!r}: MultiModalFieldConfig.batched(modality), "
                 f"or {name!r}: None if the model does not need it"
             )

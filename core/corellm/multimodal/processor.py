@@ -25,7 +25,7 @@ from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalIt
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.processor_kwargs import KwargsByModality, kwargs_names
 from corellm.multimodal.profile import DummyProfile, measure_profile
-from corellm.multimodal.prompt_updates import apply_prompt_updates
+from corellm.multimodal.prompt_updates import NoEmbeddingError, apply_prompt_updates
 from corellm.multimodal.uuids import Uuids, check_uuids, read_uuids, with_uuid_items
 from corellm.plugin.hook_callers import HookCallers
 
@@ -131,7 +131,7 @@ class MultiModalProcessor:
             The expanded prompt, and the items ordered by placeholder.
 
         Raises:
-            MultiModalError: invalid items or placeholders.
+            MultiModalError: invalid items or placeholders, or arguments that leave an item no embedding or too many.
             InvalidParameterError: `uuids` do not fit the items.
             ProcessingError: the adapter or the processor raised.
             ContractError: a hook returned something that its specification does not allow.
@@ -153,9 +153,9 @@ class MultiModalProcessor:
             token_ids: the prompt.
             counts: `{modality: items}`.
         """
-        return list(
-            call_hook(self.hooks.apply_hf_processor_tokens_only, token_ids=list(token_ids), mm_counts=dict(counts))
-        )
+        hook = self.hooks.apply_hf_processor_tokens_only
+        with adapter_errors("apply_hf_processor_tokens_only"):
+            return list(call_hook(hook, token_ids=list(token_ids), mm_counts=dict(counts)))
 
     def expansion(
         self,
@@ -209,6 +209,14 @@ class MultiModalProcessor:
             except PlaceholderError as error:
                 error.args = (re.sub(r"\btoken (\d+)", self._named_token, str(error)),)
                 raise
+            except NoEmbeddingError as error:
+                if not self._are_changed(mm_kwargs, error.modality):
+                    raise
+                raise ProcessorKwargsError(
+                    f"{error.modality} {error.item}: mm_processor_kwargs {dict(mm_kwargs or {})!r:.100} of the request "
+                    f"leave it without an embedding; leave them out, or give a larger {error.modality}",
+                    modality=error.modality, item=error.item, got=0,
+                ) from error  # fmt: skip
         features = [
             MultiModalFeature(
                 modality=modality,
@@ -275,11 +283,10 @@ class MultiModalProcessor:
         Raises:
             ProcessorKwargsError: names both numbers, and how to allow more.
         """
-        asked, operators = self.kwargs.resolve(mm_kwargs), self.kwargs.resolve(None)
         for feature in features:
             modality, got = feature.modality, feature.placeholder.num_embeds
             planned = self.profile.max_embeds[modality]
-            if got > planned and not feature.precomputed and asked[modality] != operators[modality]:
+            if got > planned and not feature.precomputed and self._are_changed(mm_kwargs, modality):
                 sizes = " or larger sizes in limit_mm_per_prompt" if self.config.dummy_options.get(modality) else ""
                 raise ProcessorKwargsError(
                     f"{modality} {feature.item}: mm_processor_kwargs {dict(mm_kwargs)!r:.100} of the request give it "
@@ -287,6 +294,10 @@ class MultiModalProcessor:
                     f"or start with them, LLM(..., mm_processor_kwargs=...){sizes}",
                     modality=modality, item=feature.item, expected=planned, got=got,
                 )  # fmt: skip
+
+    def _are_changed(self, mm_kwargs: Mapping[str, Any] | None, modality: str) -> bool:
+        """Whether a request's arguments for a modality are others than the operator's."""
+        return self.kwargs.resolve(mm_kwargs)[modality] != self.kwargs.resolve(None)[modality]
 
     def _check_embeddings(self, items: MultiModalItems) -> None:
         """Refuse precomputed embeddings where the model cannot use them."""
@@ -354,15 +365,14 @@ class MultiModalProcessor:
         """Sizes of the adapter's dummy items; measured on first use."""
         parser = self._parser_with(NO_LIMITS, None)  # the operator's limits are for what users send
 
-        def expand(modality: str, text: str, data: Mapping[str, Any]) -> tuple[list[int], MultiModalFeature]:
-            with adapter_errors(f"the {modality} of get_dummy_mm_data"):
-                tokens, (feature,) = self._expand(self._tokenize(text), parser.parse(data), {})
+        def expand(text: str, item: MultiModalItems) -> tuple[list[int], MultiModalFeature]:
+            tokens, (feature,) = self._expand(self._tokenize(text), item, {})
             return tokens, feature
 
         return measure_profile(
             self.hooks,
             self.limits,
-            parser.modality_parsers(),
+            parser,
             expand,
             self._tokenize,
             self._seq_len,

@@ -7,16 +7,18 @@ processed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from corellm.errors import ContractError
+from corellm.errors import ContractError, CorellmError
 from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import MultiModalItems
+from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.prompt_updates import PromptUpdate, targets_without
-from corellm.plugin.hook_callers import HookCallers
+from corellm.plugin.hook_callers import HookCallers, adapter_implements
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +45,8 @@ class DummyProfile:
 def measure_profile(
     hooks: HookCallers,
     limits: Mapping[str, int | None],
-    readable: Collection[str],
-    expand: Callable[[str, str, Mapping[str, Any]], tuple[list[int], MultiModalFeature]],
+    parser: DataParser,
+    expand: Callable[[str, MultiModalItems], tuple[list[int], MultiModalFeature]],
     tokenize: Callable[[str], Sequence[int]],
     seq_len: int,
     options: Mapping[str, Mapping[str, int]],
@@ -54,14 +56,14 @@ def measure_profile(
     Args:
         hooks: the model's hook callers.
         limits: most items per prompt, by modality.
-        readable: modalities that the model's parser reads.
-        expand: `(modality, dummy text, dummy media)` to the expanded prompt and its one item.
+        parser: the model's.
+        expand: `(dummy text, dummy item)` to the expanded prompt and its one item.
         tokenize: text to token ids, without special tokens added.
         seq_len: the longest sequence the engine serves.
         options: the operator's limits on the sizes of items, by modality.
 
     Raises:
-        ContractError: the hooks contradict each other.
+        ContractError: the hooks contradict each other, or a dummy is not what was asked for.
         ProcessingError: a hook raised.
     """
     max_tokens: dict[str, int] = {}
@@ -69,6 +71,7 @@ def measure_profile(
     token_modality: dict[int, str] = {}
     features: list[MultiModalFeature] = []
     prompts: list[Sequence[int]] = []
+    readable = parser.modality_parsers()
     for modality, limit in limits.items():  # also those the operator allows none of: their placeholders must be known
         if modality not in readable:
             raise ContractError(
@@ -76,11 +79,12 @@ def measure_profile(
                 f"reads {', '.join(readable)}"
             )
         counts = {modality: 1}
-        with adapter_errors("get_dummy_text"):
+        with _naming("get_dummy_text"):
             text = call_hook(hooks.get_dummy_text, mm_counts=counts)
-        with adapter_errors("get_dummy_mm_data"):
+        with _naming("get_dummy_mm_data"):
             data = call_hook(hooks.get_dummy_mm_data, seq_len=seq_len, mm_counts=counts, mm_options=options)
-        tokens, feature = expand(modality, text, data)
+        with adapter_errors(f"the {modality} of get_dummy_mm_data"):
+            tokens, feature = expand(text, _dummy_item(hooks, parser, modality, data))
         place = feature.placeholder
         if limit != 0:
             features.append(feature)
@@ -104,6 +108,42 @@ def measure_profile(
             max_tokens[modality] = max(max_tokens[modality], most)
     targets = _other_targets(hooks, limits, tokenize, token_modality)
     return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts, targets)
+
+
+@contextmanager
+def _naming(hook: str) -> Iterator[None]:
+    """Name a hook in every error that it raises, also in those that say what is wrong with a request."""
+    try:
+        with adapter_errors(hook):
+            yield
+    except CorellmError as error:
+        if hook not in str(error):
+            error.args = (f"{hook}: {error}",)
+        raise
+
+
+def _dummy_item(hooks: HookCallers, parser: DataParser, modality: str, data: Mapping[str, Any]) -> MultiModalItems:
+    """Return the one item that `get_dummy_mm_data` was asked for.
+
+    Raises:
+        ContractError: it returned other items, or something that the parser does not read.
+    """
+    counts = {modality: 1}
+    try:
+        items = parser.parse(data)
+    except Exception as error:
+        reader = "the parser of get_data_parser" if adapter_implements(hooks.get_data_parser) else "the parser"
+        raise ContractError(
+            f"get_dummy_mm_data was called with mm_counts={counts}, and {reader} does not read what it returned: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    returned = {name: count for name, count in items.get_counts().items() if count}
+    if returned != counts:
+        raise ContractError(
+            f"get_dummy_mm_data was called with mm_counts={counts} and returned {returned or 'no item'}; it must "
+            f"return {{{modality!r}: media}} with as many items as the count says"
+        )
+    return items
 
 
 def _other_targets(

@@ -87,7 +87,8 @@ def _near(value: Any) -> list[Any]:
     if isinstance(value, list) and all(isinstance(one, (int, float)) for one in value):
         return [[one * 0.75 + 0.01 for one in value], [one * 1.25 + 0.02 for one in value]]
     if isinstance(value, list):
-        return [value[:-1], value[1:]]
+        parts = (value[:-1], value[1:], value[:1], value[-1:])
+        return [part for place, part in enumerate(parts) if part != value and part not in parts[:place]]
     if isinstance(value, Mapping) and all(isinstance(side, int) for side in value.values()):
         every = [{side: one * part // 4 for side, one in value.items()} for part in (2, 3)]
         one_side = [{**value, side: value[side] * part // 4} for side in value for part in (2, 3)]

@@ -78,6 +78,19 @@ def conversations(subject: Subject) -> dict[str, Conversation]:
             ("assistant", ["Again"]),
             ("user", ["Again", *first, "Again"]),
         ],
+        "texts that end in marks": [
+            ("system", ["(Be brief.)"]),
+            ("user", ["Ask one...", *first]),
+            ("assistant", ["Say two?!"]),
+            ("user", ["Ask three ... (of them.)"]),
+            ("assistant", ["...Say four..."]),
+            ("user", ["Ask 'five'.."]),
+        ],
+        "texts of several lines": [
+            ("user", ["Ask one\n\nof  these:\n\n\n\t- two", *first]),
+            ("assistant", ["Say three\r\n\r\n  and four"]),
+            ("user", ["Ask five:\n\n- six"]),
+        ],
         "letters, braces and lines": [("user", ["{{ Größe }} \\n\n  {% 日本 %}", *first, "é"])],
     }
 

@@ -24,7 +24,7 @@ def content(value: Any) -> Any:
     if is_array(value):
         return value.dtype.str, value.shape, value.tobytes()
     if is_image(value):
-        return value.mode, value.size, value.tobytes()
+        return value.mode, value.size, value.tobytes(), content(value.info), dict(value.getexif())
     if isinstance(value, Video):
         return content(value.content)
     if isinstance(value, ModalityItems):

@@ -58,8 +58,10 @@ def _miscounting(subject: Subject, modality: str, item: Any) -> tuple[str, str] 
     taking = Counter(token for token, takes in zip(processed.token_ids, mask, strict=True) if takes)
     if count != room and count == taking.most_common(1)[0][1]:
         return "get_prompt_updates", _SELECT
-    if count != room or embeddings.shape[-1] != subject.embedding_width:
+    if count != room:
         return "get_multimodal_embeddings", _EMBED
+    if embeddings.shape[-1] != subject.embedding_width:
+        return "get_multimodal_embeddings or get_multimodal_embedding_width", _EMBED
     return None
 
 

@@ -1,4 +1,4 @@
-"""Media for tests: random items of any size, odd forms of images, items without content, odd rates and times."""
+"""Media for tests: random items of any size, odd forms of images, plain items and edges, odd rates and times."""
 
 from __future__ import annotations
 
@@ -76,6 +76,8 @@ def timed_videos() -> dict[str, Any]:
         "a video of frames at uneven times": (frames, {"fps": 10.0, **uneven}),
         "a video of frames hours apart": (frames, {"fps": 2.0, **late}),
         "a video of 29.97 frames a second": (frames, {"fps": 30_000 / 1001}),
+        "a video of 12.5 frames a second": (make_video(48, 60, 50, 8)[0], {"fps": 12.5}),
+        "a video of 2.4 frames a second": (make_video(40, 60, 50, 9)[0], {"fps": 2.4}),
         "a video of a frame in ten seconds": (frames[:5], {"fps": 0.1}),
         "a video of unknown rate": (frames, {"fps": None}),
         "a video of frames far apart and of unknown rate": (frames, {"fps": None, **late}),
@@ -166,6 +168,54 @@ def plain_items(modality: str, rate: int) -> dict[str, Any]:
     half = np.concatenate([np.array(make_image(60, 50, 6)), black], axis=1)
     pixels = {"a black image": black, "an image of one colour": coloured, "a half black image": half}
     return {what: images.fromarray(image) for what, image in pixels.items()}
+
+
+def edged_items(modality: str, rate: int) -> dict[str, Any]:
+    """Return `{description: item}`: of whole patches of any usual side or whole frames, plain on one side or around.
+
+    Args:
+        modality: of the items.
+        rate: of audio, samples per second.
+    """
+    import numpy as np
+    from PIL import Image as images
+
+    if modality == "audio":
+        sound, none = make_audio(rate // 2, rate, 6), np.zeros(rate // 2, np.float32)
+        return {
+            "audio that ends in silence": np.concatenate([sound, none]),
+            "audio that begins in silence": np.concatenate([none, sound]),
+            "audio with silence within": np.concatenate([sound, none, sound]),
+        }
+    if modality == "video":
+        frames, metadata = make_video(4, 112, 112, 6)
+        black = np.zeros_like(frames)
+        return {
+            "a video that ends in black": (np.concatenate([frames, black]), metadata),
+            "a video that begins in black": (np.concatenate([black, frames]), metadata),
+            "a video with a black lower half": (np.concatenate([frames, black], axis=1), metadata),
+        }
+    found = {}
+    for side in (112, 120, 128):  # of patches of 14 or 16, of 20 or 30, of 32
+        for colour, value in (("black", 0), ("white", 255)):
+            noise = np.array(make_image(side, side, side))
+            plain = np.full_like(noise, value)
+            framed = np.pad(noise, ((side // 2,) * 2, (side // 2,) * 2, (0, 0)), constant_values=value)
+            found[f"an image of {2 * side} rows with a {colour} lower half"] = np.concatenate([noise, plain])
+            found[f"an image of {2 * side} columns with a {colour} left half"] = np.concatenate([plain, noise], axis=1)
+            found[f"an image of {side} x {side} in a {colour} frame"] = framed
+    return {what: images.fromarray(pixels) for what, pixels in found.items()}
+
+
+def annotated_image(width: int, height: int) -> Image:
+    """Return an image that says its resolution, its colours' profile and, in EXIF, what made it."""
+    from PIL import ImageCms
+
+    image = make_image(width, height, 8)
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+    image.info.update(dpi=(300, 300), icc_profile=profile.tobytes())
+    image.getexif()[0x010F] = "a camera"
+    return image
 
 
 def wav_file(samples: np.ndarray[Any, Any], rate: int) -> bytes:

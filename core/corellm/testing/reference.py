@@ -31,6 +31,10 @@ class Continuation:
     token_ids: list[int]
     logprobs: list[float]
     """Log-probability of each of `token_ids`."""
+    end_token_ids: frozenset[int] = frozenset()
+    """Tokens that were suppressed because they end a text."""
+    masked_token_ids: frozenset[int] | None = None
+    """Tokens that the model itself never gives a chance; None if that is not known."""
 
 
 class Reference:
@@ -42,6 +46,10 @@ class Reference:
 
     ignored_tensors: ClassVar[Mapping[str, str]] = {}
     """`{tensor of the processor's: why the adapter has no use for it}`."""
+
+    end_token_ids: frozenset[int] = frozenset()
+    """Tokens that end a text for the loaded model under test: these are suppressed while outputs are compared, on both
+    sides. Which they should be, other rules say. Empty if it is not loaded: then those of the checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
@@ -71,14 +79,18 @@ class Reference:
 
     @cached_property
     def model(self) -> Any:
-        """The transformers model, in float32."""
+        """The transformers model, in float32; its texts end with `end_token_ids`."""
         import torch
         import transformers
 
         from corellm.worker.defaults import transformers_class
 
         config = transformers.AutoConfig.from_pretrained(self.checkpoint)
-        return transformers_class(config).from_pretrained(self.checkpoint, dtype=torch.float32).eval()
+        model = transformers_class(config).from_pretrained(self.checkpoint, dtype=torch.float32).eval()
+        for module in model.modules() if self.end_token_ids else ():
+            if getattr(module, "generation_config", None) is not None:  # a decoder's own, too
+                module.generation_config.eos_token_id = sorted(self.end_token_ids)
+        return model
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the processor's output for text and media together.
@@ -147,4 +159,16 @@ def generate_one(model: Any, inputs: Mapping[str, Any], max_tokens: int) -> Cont
     logprobs = [
         torch.log_softmax(step[0].float(), -1)[token].item() for step, token in zip(output.logits, tokens, strict=True)
     ]
-    return Continuation(inputs["input_ids"][0].tolist(), tokens, logprobs)
+    stated = model.generation_config.eos_token_id
+    ends = frozenset(stated if isinstance(stated, list) else [stated]) - {None}
+    return Continuation(
+        inputs["input_ids"][0].tolist(), tokens, logprobs, ends, masked_token_ids(torch.cat(output.logits))
+    )
+
+
+def masked_token_ids(logits: Any) -> frozenset[int]:
+    """Return the tokens that are minus infinity, or the lowest number, in all rows of logits `[rows, tokens]`."""
+    import torch
+
+    masked = (logits <= torch.finfo(logits.dtype).min / 2).all(0)
+    return frozenset(masked.nonzero().flatten().tolist())

@@ -6,6 +6,7 @@ Knows pytest and hooks' names; knows no model.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import pytest
 
-from corellm.errors import ItemLimitError, MediaError, PlaceholderError, ProcessorKwargsError, UnsupportedModalityError
+from corellm.errors import (
+    EncoderError,
+    ItemLimitError,
+    MediaError,
+    MissingPlaceholderError,
+    PlaceholderError,
+    ProcessingError,
+    ProcessorKwargsError,
+    RequestFailedError,
+    UnsupportedModalityError,
+)
 from corellm.plugin.contract import CONTRACT
 
 if TYPE_CHECKING:
@@ -57,7 +68,7 @@ def _indented(value: object) -> str:
 
 AUTHORS = frozenset(
     {"adapter", "architecture", "argument_values", "chat_prompts", "cut_by", "exceptions", "make_checkpoint"}
-    | {"processor_kwargs", "reference", "without_effect"}
+    | {"processor_kwargs", "reference", "same_roles", "without_effect"}
 )
 """Attributes that a contract class may set."""
 
@@ -195,19 +206,47 @@ def rules_of(contract: type[Rules]) -> dict[str, Any]:
 
 
 BLAMED: Mapping[type[Exception], str] = {
+    MissingPlaceholderError: "get_prompt_updates, get_placeholder_str or get_dummy_text",
     PlaceholderError: "get_prompt_updates",
     ItemLimitError: "get_supported_mm_limits",
     UnsupportedModalityError: "get_supported_mm_limits",
     MediaError: "get_data_parser",
     ProcessorKwargsError: "call_hf_processor",
+    EncoderError: "get_multimodal_embeddings",
+    ProcessingError: "call_hf_processor",
+    RequestFailedError: "merge_multimodal_embeddings or get_rope_positions",  # what the decoder is given
 }
-"""The likely hook behind the core's own errors."""
+"""The likely hook behind the core's own errors; subclasses come before their bases."""
+
+
+FACTORIES: Mapping[str, str] = {
+    "config.json cannot be read": "register_config",
+    "the tokenizer cannot be loaded": "register_tokenizer",
+    "the processor cannot be made": "register_processor",
+}
+"""What the core says of a part of the checkpoint that nothing makes: the hook that would."""
+
+
+TOGETHER = (
+    ("get_prompt_updates", "get_multimodal_embeddings", " and "),  # they count differently
+    ("get_dummy_mm_data", "get_mm_max_tokens_per_item", " or "),  # either may say for what memory is planned
+    ("get_dummy_mm_data", "get_data_parser", " or "),  # one reads what the other returns
+    ("get_mm_fields_config", "call_hf_processor", " or "),  # one divides what the other returns
+    ("get_prompt_updates", "call_hf_processor", " or "),  # one counts no token, or the other takes what is too small
+    ("get_multimodal_embeddings", "get_multimodal_embedding_width", " or "),  # one states how wide the other's are
+)
+"""Hooks that a message names together, of which none is the likelier one."""
+
+
+NAMED_BEFORE: Mapping[str, str] = {"corellm.multimodal.processor_kwargs": "get_mm_kwargs_names"}
+"""Modules of the core that refuse by what a hook has named before."""
 
 
 def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> str:
-    """Return the hook that an error names, else the innermost one in its traceback or its causes'.
+    """Return the hook that an error names, else the innermost one in its traceback or its causes', or behind it.
 
-    Without either: `otherwise`, if given, else the likely one for errors of this kind.
+    The innermost one, too, where the error says that a hook failed which called it. Without either: `otherwise`, if
+    given, else the likely one for errors of this kind.
     """
     seen: str | None = None
     message = str(error)
@@ -215,13 +254,20 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
     while error is not None:
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_name in CONTRACT.hooks:
-                seen = trace.tb_frame.f_code.co_name
+            name, module = trace.tb_frame.f_code.co_name, trace.tb_frame.f_globals["__name__"]
+            if name in CONTRACT.hooks or module in NAMED_BEFORE:
+                seen = NAMED_BEFORE.get(module, name)
             trace = trace.tb_next
+        frames = [name for note in getattr(error, "__notes__", ()) for name in re.findall(r", in (\w+)\n", note)]
+        seen = next((name for name in reversed(frames) if name in CONTRACT.hooks), seen)  # where frames were dropped
         error = error.__cause__
     named = [name for name in sorted(CONTRACT.hooks, key=len, reverse=True) if name in message]
-    if {"get_prompt_updates", "get_multimodal_embeddings"} <= set(named):
-        return "get_prompt_updates and get_multimodal_embeddings"  # they count differently
+    for one, other, between in TOGETHER:
+        if {one, other} <= set(named):
+            return f"{one}{between}{other}"
+    named += [hook for words, hook in FACTORIES.items() if words in message]
+    if named and seen is not None and f"{named[0]} failed with" in message:
+        return seen
     return (named[0] if named else None) or seen or otherwise or by_kind
 
 

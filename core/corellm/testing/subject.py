@@ -20,8 +20,9 @@ from corellm.engine.locating import locate
 from corellm.llm import LLM
 from corellm.multimodal.fields import join_items
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.nested import same_values, to_tensors
 from corellm.testing.items import make_audio, make_image, make_video
-from corellm.testing.reference import Reference
+from corellm.testing.reference import Reference, masked_token_ids
 from corellm.worker.defaults import floating_to
 
 Part = str | tuple[str, Any]
@@ -47,6 +48,7 @@ class Subject:
         self.context, self.inputs = engine.context, engine.input_processor
         self.hooks, self.processor = self.inputs.mm_processor.hooks, self.inputs.mm_processor
         self.model = engine.runner.model
+        self.end_token_ids = reference.end_token_ids = engine._eos_token_ids
         self.encoders = engine.runner.encoders
 
     @cached_property
@@ -140,8 +142,12 @@ class Subject:
         return inputs
 
     @contextmanager
-    def opened(self, mm_processor_kwargs: Mapping[str, Any]) -> Iterator[InputProcessor]:
+    def opened(
+        self, mm_processor_kwargs: Mapping[str, Any], checkpoint: Path | None = None
+    ) -> Iterator[InputProcessor]:
         """Give the input processor of an engine that is started with the operator's `mm_processor_kwargs`.
+
+        On another `checkpoint` of the family, if one is given.
 
         The adapter is made anew; no weights are loaded, and no item is cached.
 
@@ -151,12 +157,13 @@ class Subject:
         from corellm.engine.opening import at_load, make_input_processor, make_mm_processor, open_model
 
         given = {"mm_processor_kwargs": copy.deepcopy(dict(mm_processor_kwargs)), "mm_processor_cache_gb": 0}
-        config = EngineConfig.from_kwargs(model=str(self.checkpoint), dtype="float32", **given)
+        config = EngineConfig.from_kwargs(model=str(checkpoint or self.checkpoint), dtype="float32", **given)
         engine = self.llm.engine
         with at_load(config.model.model):
             opened = open_model(config, locate(config.model))
             processor = make_mm_processor(config, opened, engine.executor, engine.max_model_len)
-            vocabulary = self.inputs.vocab_size, self.inputs.embedding_size
+            tokens = len(opened.context.tokenizer) if checkpoint is not None else 0
+            vocabulary = max(self.inputs.vocab_size, tokens), max(self.inputs.embedding_size, tokens)
             inputs = make_input_processor(config, opened, processor, *vocabulary, engine.max_model_len)
         try:
             yield inputs
@@ -201,9 +208,13 @@ class Subject:
         return int(self.hooks.get_input_embeddings(model=self.model, input_ids=ids).shape[-1])
 
     @property
-    def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end generation."""
-        return self.llm.engine._eos_token_ids
+    def masked_token_ids(self) -> frozenset[int]:
+        """Tokens that `compute_logits` gives no chance."""
+        import torch
+
+        hidden = torch.zeros(1, self.hidden_size)
+        with torch.inference_mode():
+            return masked_token_ids(self.hooks.compute_logits(model=self.model, hidden_states=hidden))
 
     @property
     def special_token_ids(self) -> frozenset[int]:
@@ -211,10 +222,10 @@ class Subject:
         added = self.context.tokenizer.added_tokens_decoder.items()
         return frozenset(self.context.tokenizer.all_special_ids).union(i for i, token in added if token.special)
 
-    @property
+    @cached_property
     def embedding_width(self) -> int:
-        """Width of the encoder's embeddings."""
-        return self.encoders.width or self.hidden_size
+        """Width of the encoder's embeddings: as stated, else, where the adapter merges them itself, the dummy's."""
+        return self.encoders.width or int(self.embed(self.processor.profile.features[:1])[0].shape[-1])
 
     # --- the encoder ------------------------------------------------------------------------------------------------
 
@@ -243,6 +254,13 @@ class Subject:
             )
         return list(embeddings)
 
+    def encode(self, features: Sequence[MultiModalFeature]) -> list[Any]:
+        """Return the embeddings of items that came together, one entry per item, made and checked by the engine."""
+        self.encoders.run(features)
+        outputs = [self.encoders.output(feature) for feature in features]
+        self.encoders.drop(feature.identifier for feature in features)
+        return outputs
+
     def close(self) -> None:
         """Free the model and the reference."""
         self.llm.close()
@@ -268,18 +286,15 @@ def same_data(ours: Any, theirs: Any) -> bool:
 
 def same_output(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two outputs of a Hugging Face processor are the same."""
-
-    def same(ours: Any, theirs: Any) -> bool:
-        if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
-            return len(ours) == len(theirs) and all(map(same, ours, theirs))
-        if not hasattr(ours, "shape") or not hasattr(theirs, "shape"):
-            return bool(ours == theirs)
-        return bool(ours.shape == theirs.shape and (ours == theirs).all())
-
-    return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(
+        same_values(to_tensors(value), to_tensors(other[name])) for name, value in one.items()
+    )
 
 
-EXTREMES = ((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 480), (31, 900), (64, 64))
+EXTREMES = (
+    *((1, 1), (1, 200), (200, 1), (3, 500), (777, 333), (97, 98), (640, 480), (31, 900), (64, 64)),
+    *((5000, 40), (40, 5000)),
+)
 """Widths and heights."""
 
 

@@ -29,6 +29,12 @@ def checked_outputs(
     width = parts[0].shape[-1] if width is None else width
     for feature, part in zip(features, parts, strict=True):
         wanted = feature.placeholder.num_embeds
+        if part.dim() == 2 and len(part) == wanted and part.shape[-1] != width:
+            raise EmbeddingCountError(
+                f"{feature.modality} {feature.item}: get_multimodal_embeddings returned embeddings of width "
+                f"{part.shape[-1]}, not {width}: the decoder's hidden_size, or what get_multimodal_embedding_width "
+                f"states"
+            )
         if tuple(part.shape) != (wanted, width):
             raise EmbeddingCountError(
                 f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "

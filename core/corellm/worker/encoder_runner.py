@@ -103,7 +103,7 @@ class EncoderRunner:
             return
         except Exception as error:
             if len(features) == 1:
-                stage = f"{features[0].modality} {features[0].item}: the encoder"
+                stage = f"{features[0].modality} {features[0].item}: get_multimodal_embeddings"
                 self._failures[features[0].identifier] = failure_of(stage, error, EncoderError)
                 return
         for feature in features:  # outside `except`: the error holds the failed batch's tensors

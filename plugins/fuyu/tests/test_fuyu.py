@@ -187,7 +187,7 @@ def test_chat_turns(llm: LLM) -> None:
         [
             {"role": "user", "content": "A |SPEAKER| circle?"},
             {"role": "assistant", "content": "yes"},
-            {"role": "user", "content": "no\n"},
+            {"role": "user", "content": "no"},
         ],
     )
     assert count == 0

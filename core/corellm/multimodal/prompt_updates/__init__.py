@@ -5,6 +5,7 @@ each item's place in a prompt, `mismatch` explains prompts that do not match the
 """
 
 from corellm.multimodal.prompt_updates.binding import apply_prompt_updates, targets_without
+from corellm.multimodal.prompt_updates.resolution import NoEmbeddingError
 from corellm.multimodal.prompt_updates.updates import (
     PromptIndexTarget,
     PromptIndexTargets,
@@ -16,6 +17,7 @@ from corellm.multimodal.prompt_updates.updates import (
 )
 
 __all__ = [
+    "NoEmbeddingError",
     "PromptIndexTarget",
     "PromptIndexTargets",
     "PromptInsertion",

@@ -82,6 +82,26 @@ class ResolvedUpdate:
         return (self.replaces, self.target)
 
 
+class NoEmbeddingError(ContractError):
+    """An item's placeholder takes no embedding.
+
+    Args:
+        where: the hook and the item.
+        num_tokens: length of the placeholder.
+        modality, item: the item's.
+    """
+
+    def __init__(self, where: str, num_tokens: int, modality: str, item: int) -> None:
+        check = "their number; an item too small for one is refused in call_hf_processor"
+        if num_tokens:
+            check = "what is_embed or select_* picks"
+        super().__init__(
+            f"{where}: none of the content's {num_tokens} tokens takes an embedding; a placeholder needs at least one, "
+            f"so check {check}"
+        )
+        self.modality, self.item = modality, item
+
+
 def noun(modality: str) -> str:
     """Name of one item in messages."""
     return _NOUNS.get(modality, modality)
@@ -151,12 +171,16 @@ class PromptResolver:
         }
 
     def resolve(self, update: PromptUpdate, item: int) -> ResolvedUpdate:
-        """What `update` means for one item."""
+        """What `update` means for one item.
+
+        Raises:
+            ContractError: it means nothing, or no embedding for the item (`NoEmbeddingError`).
+        """
         where = f"get_prompt_updates, {update.modality} {item}"
-        return ResolvedUpdate(
-            update.modality, item, isinstance(update, PromptReplacement),
-            self._target(update, item, where), self._content(update, item, where),
-        )  # fmt: skip
+        target, content = self._target(update, item, where), self._content(update, item, where)
+        if not content.num_embeds:
+            raise NoEmbeddingError(where, len(content.token_ids), update.modality, item)
+        return ResolvedUpdate(update.modality, item, isinstance(update, PromptReplacement), target, content)
 
     def fixed_target(self, update: PromptUpdate) -> Target | None:
         """The target of an update that has the same one for every item; None if it depends on the item."""
@@ -194,13 +218,7 @@ class PromptResolver:
     def _make_content(self, declared: Any, where: str) -> Content:
         details = declared if isinstance(declared, PromptUpdateDetails) else None
         chars = self._chars(details.full if details else declared, where, "the content")
-        content = _content_of(chars, self._mask(details, chars, where) if details else None)
-        if not content.num_embeds:
-            raise ContractError(
-                f"{where}: none of the content's {len(chars)} tokens takes an embedding; a placeholder needs at least "
-                f"one, so check the number of tokens, or what is_embed or select_* picks"
-            )
-        return content
+        return _content_of(chars, self._mask(details, chars, where) if details else None)
 
     def _mask(self, details: PromptUpdateDetails, chars: str, where: str) -> tuple[bool, ...]:
         if details.is_embed is not None:

@@ -15,7 +15,9 @@ from corellm.testing.contract.arguments import ArgumentRules
 from corellm.testing.contract.chat_prompts import ChatPromptRules
 from corellm.testing.contract.conversations import ConversationRules, TurnRules
 from corellm.testing.contract.embeddings import EmbeddingRules
+from corellm.testing.contract.encoded_arguments import EncodedArgumentRules
 from corellm.testing.contract.engine import EngineRules, ItemEngineRules
+from corellm.testing.contract.files import FileRules
 from corellm.testing.contract.identity import IdentityRules
 from corellm.testing.contract.independence import IndependenceRules
 from corellm.testing.contract.lengths import LengthRules
@@ -23,6 +25,7 @@ from corellm.testing.contract.limits import LimitRules
 from corellm.testing.contract.media import MediaRules
 from corellm.testing.contract.packaging import PackagingRules
 from corellm.testing.contract.placeholders import PlaceholderRules
+from corellm.testing.contract.planned_sizes import PlannedSizeRules
 from corellm.testing.contract.repetition import RepetitionRules
 from corellm.testing.contract.surroundings import SurroundingsRules
 from corellm.testing.contract.timing import TimingRules
@@ -40,6 +43,7 @@ class TextContract(EngineRules, ChatPromptRules, TurnRules, WeightRules, Repetit
 class AdapterContract(
     ItemEngineRules,
     VariantRules,
+    FileRules,
     IdentityRules,
     EmbeddingRules,
     LengthRules,
@@ -48,6 +52,8 @@ class AdapterContract(
     ChatPromptRules,
     ConversationRules,
     PlaceholderRules,
+    EncodedArgumentRules,
+    PlannedSizeRules,
     WorstCaseRules,
     LimitRules,
     SurroundingsRules,

@@ -15,9 +15,15 @@ from corellm.llm import LLM
 from corellm.multimodal.defaults import SUBPROCESSORS, accepted_processor_kwargs, declared_types
 from corellm.multimodal.processor_kwargs import kwargs_names
 from corellm.testing.argument_values import current_value, values_to_try
-from corellm.testing.contract.processing import ProcessingRules
+from corellm.testing.contract.processing import ProcessingRules, reference_output
 from corellm.testing.quick import slow
+from corellm.testing.rules import guilty_hook
 from corellm.testing.subject import Part, Subject, large_item, same_output
+
+_TAKE = (
+    "hand the argument to the processor, or do what it does; say in without_effect of the contract class why it is "
+    "refused"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class ArgumentRules(ProcessingRules):
         names = {argument.name for arguments in processor_arguments.values() for argument in arguments}
         unknown = sorted({*self.without_effect} - names)
         self._declared(not unknown, "arguments of the processor in without_effect", ", ".join(unknown))
-        compared = 0
+        compared, refused = 0, dict[str, RequestError]()
         for arguments in processor_arguments.values():
             for argument in arguments:
                 if argument.name in self.without_effect:
@@ -70,7 +76,7 @@ class ArgumentRules(ProcessingRules):
                 for value, want in argument.outputs if len(argument.outputs) > 1 else ():
                     compared += 1
                     kwargs = {argument.name: copy.deepcopy(value)}
-                    self._takes(subject, argument.parts, kwargs, want)
+                    self._takes(subject, argument.parts, kwargs, want, refused)
                     self.require(
                         kwargs == {argument.name: value},
                         "call_hf_processor or get_prompt_updates",
@@ -78,6 +84,7 @@ class ArgumentRules(ProcessingRules):
                         got=kwargs,
                         fix="copy what you change: mm_kwargs and what is in it are the caller's",
                     )
+        self._none_refused(refused)
         what = "an argument that changes the reference's output, or why none has an effect"
         self._declared(compared > 0 or bool(self.without_effect) or not names, what, f"none of {sorted(names)} does")
 
@@ -96,9 +103,13 @@ class ArgumentRules(ProcessingRules):
                         stated[argument.name] = value
         if not any(operators.values()):
             return  # the processor has no argument that an operator could set
-        given, compared = copy.deepcopy(operators), 0
+        given, compared, refused = copy.deepcopy(operators), 0, dict[str, RequestError]()
+        fix = (
+            "make the dummies with the operator's arguments (context.kwargs_for); say in without_effect of the "
+            "contract class why an argument is refused"
+        )
         with (
-            self.expecting(f"a model loads with {operators}", hook="get_dummy_mm_data"),
+            self.expecting(f"a model loads with {operators}", hook="get_dummy_mm_data", fix=fix),
             LLM(str(subject.checkpoint), dtype="float32", mm_processor_kwargs=given) as llm,
         ):
             for modality, arguments in processor_arguments.items():
@@ -109,8 +120,9 @@ class ArgumentRules(ProcessingRules):
                         reference_output(subject, argument.parts, {**stated, **more}) for more in ({}, kwargs)
                     )
                     if usual is not None and want is not None and not same_output(want, usual):
-                        self._takes(subject, argument.parts, kwargs, want, llm)
+                        self._takes(subject, argument.parts, kwargs, want, refused, llm)
                         compared += 1
+        self._none_refused(refused)
         self._declared(compared > 0, f"an argument that changes something beside {operators}", "none does")
         self.require(
             given == operators,
@@ -171,23 +183,31 @@ class ArgumentRules(ProcessingRules):
         parts: Sequence[Part],
         kwargs: Mapping[str, Any],
         want: Mapping[str, Any],
+        refused: dict[str, RequestError],
         llm: LLM | None = None,
     ) -> None:
-        """Require a request with arguments to become the reference's tokens and tensors."""
+        """Require a request with arguments to become the reference's tokens and tensors, or add it to `refused`."""
         __tracebackhide__ = True
-        fix = (
-            "hand the argument to the processor, or do what it does; say in without_effect of the contract class why "
-            "it is refused"
-        )
-        with self.expecting(f"{dict(kwargs)} is taken, as by the processor", hook="call_hf_processor", fix=fix):
-            inputs = subject.inputs if llm is None else llm.engine.input_processor
+        inputs = subject.inputs if llm is None else llm.engine.input_processor
+        with self.expecting(f"{dict(kwargs)} is taken, as by the processor", hook="call_hf_processor", fix=_TAKE):
             try:
                 got = subject.process(*subject.prompt(parts), kwargs, inputs=inputs)
-            except ProcessorKwargsError as error:
-                if _is_beyond_plan(error, inputs.mm_processor.profile.max_embeds):
-                    return
-                raise
+            except RequestError as error:
+                if not _is_beyond_plan(error, inputs.mm_processor.profile.max_embeds):
+                    refused[str(dict(kwargs))] = error
+                return
         self.same_as_reference(subject, parts, got, want, kwargs)
+
+    def _none_refused(self, refused: Mapping[str, RequestError]) -> None:
+        """Require that no request was refused that the reference takes; all are told at once."""
+        __tracebackhide__ = True
+        self.require(
+            not refused,
+            guilty_hook(next(iter(refused.values()), None), "call_hf_processor"),
+            expected=f"taken, as by the processor: {', '.join(refused)}",
+            got="\n".join(f"{kwargs}: {type(error).__name__}: {error}" for kwargs, error in refused.items()),
+            fix=_TAKE,
+        )
 
     def _changes_nothing(self, subject: Subject, argument: Argument) -> None:
         """Require an argument in `without_effect` to be refused or to change nothing."""
@@ -216,10 +236,12 @@ class ArgumentRules(ProcessingRules):
         self.require(kept, "the contract class", expected=expected, got=got, fix=fix)
 
 
-def _is_beyond_plan(error: ProcessorKwargsError, planned: Mapping[str, int]) -> bool:
+def _is_beyond_plan(error: RequestError, planned: Mapping[str, int]) -> bool:
     """Whether the core refused an item because it has more embeddings than memory was planned for."""
+    if not isinstance(error, ProcessorKwargsError):
+        return False
     most = planned.get(error.modality or "")
-    return most is not None and error.expected == most and error.got > most
+    return most is not None and error.expected == most and bool(error.got > most)
 
 
 def _two_items(subject: Subject, modality: str) -> list[Part]:
@@ -231,11 +253,13 @@ def _two_items(subject: Subject, modality: str) -> list[Part]:
 
 
 def _types(contract: type[ArgumentRules], subject: Subject, modality: str) -> list[tuple[str, Any]]:
-    """Return `(name, annotation or None)` of the arguments that the processor, or else the adapter, names."""
+    """Return `(name, annotation or None)` of the arguments that the processor names, else the adapter or the class.
+
+    The adapter may have left one out: each of the class is tried on the items of every modality.
+    """
     declared = declared_types(subject.context.hf_processor, modality)
     if declared is None:
-        named = kwargs_names(subject.hooks, modality)
-        declared = dict.fromkeys(contract.argument_values if named is None else named)
+        declared = dict.fromkeys({*contract.argument_values, *(kwargs_names(subject.hooks, modality) or ())})
     return sorted(declared.items())
 
 
@@ -269,11 +293,3 @@ def _outputs(
         if len(outputs) == 2:
             break
     return outputs
-
-
-def reference_output(subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the reference's output, or None where it fails."""
-    try:
-        return subject.reference.process(*subject.prompt(parts), copy.deepcopy(kwargs))
-    except Exception:  # whatever the processor raises: there is nothing to compare with
-        return None

@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from corellm.engine.input_processor import InputProcessor
 from corellm.errors import RequestError
+from corellm.multimodal.chat.messages import ROLES
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.adapters import FALLBACKS_GROUP, MODELS_GROUP
@@ -23,6 +24,8 @@ from corellm.testing.counting import miscounting_hook
 from corellm.testing.reference import Reference
 from corellm.testing.rules import Rules
 from corellm.testing.subject import Subject
+from corellm.testing.surroundings import changed
+from corellm.testing.surroundings import settings as process_settings
 from corellm.worker.defaults import no_progress_bars
 from corellm.worker.deferred_imports import import_deferring
 
@@ -64,6 +67,9 @@ class ContractRules(Rules):
     """Prompts without a chat template, in the form that the family's authors publish: of the rules' example, a
     conversation that the failing rule shows, and of its last message alone. Required where the adapter has a form of
     its own, or the checkpoint no template."""
+    same_roles: ClassVar[Sequence[Collection[str]]] = (("system", "developer"),)
+    """Roles that a prompt without a chat template does not tell apart, in groups, where the adapter has a form of its
+    own."""
     cut_by: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {}
     """`{"audio": mm_processor_kwargs that cut what is longer than the processor takes}`, `{}` where it always
     is, None where it never is. Without these arguments it is refused. Where nothing is said, either will do."""
@@ -82,6 +88,10 @@ class ContractRules(Rules):
             raise TypeError(
                 f"{cls.__name__}.chat_prompts must be two texts, the prompts of a conversation and of its last message "
                 f"alone; got {prompts!r:.100}"
+            )
+        if not all(not isinstance(roles, str) and set(roles) <= set(ROLES) for roles in cls.same_roles):
+            raise TypeError(
+                f"{cls.__name__}.same_roles must be groups of the roles {', '.join(ROLES)}; got {cls.same_roles!r:.100}"
             )
 
     @classmethod
@@ -110,6 +120,11 @@ class ContractRules(Rules):
     def variants(cls) -> Mapping[str, Mapping[str, Any]]:
         """Return `{what is different: arguments of make_checkpoint}`: `VARIANTS` of the module `tiny`, or nothing."""
         return cls._of_tiny("VARIANTS")
+
+    @classmethod
+    def refused_checkpoints(cls) -> Mapping[str, Mapping[str, Any]]:
+        """Return `{what cannot be served: arguments of make_checkpoint}`: `REFUSED` of the module `tiny`."""
+        return cls._of_tiny("REFUSED")
 
     @classmethod
     def long_settings(cls) -> Mapping[str, Any]:
@@ -182,9 +197,15 @@ class ContractRules(Rules):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A tiny checkpoint; rules do not write to it."""
+    def settings_before(cls) -> Mapping[str, Any]:
+        """The process's settings before anything of the adapter is called."""
         import_deferring()  # before `tiny` imports the model: a second less
+        return process_settings()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, settings_before: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A tiny checkpoint; rules do not write to it."""
         with no_progress_bars():
             return cls.make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
@@ -208,8 +229,14 @@ class ContractRules(Rules):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def subject(cls, loaded: Subject | Exception) -> Subject:
-        """The loaded model."""
+    def changed_by_loading(cls, settings_before: Mapping[str, Any], loaded: Subject | Exception) -> Sequence[str]:
+        """The process's settings that making the tiny checkpoint and loading the model changed, by name."""
+        return changed(settings_before, process_settings())
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, loaded: Subject | Exception, changed_by_loading: Sequence[str]) -> Subject:
+        """The loaded model; what loading changed is known before a rule changes anything."""
         if isinstance(loaded, Exception):
             pytest.fail(f"not tested: the model does not load (test_it_loads): {loaded}", pytrace=False)
         return loaded

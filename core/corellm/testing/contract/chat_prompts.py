@@ -11,6 +11,7 @@ import pytest
 
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.errors import RequestError
+from corellm.multimodal.chat.messages import ROLES
 from corellm.plugin.hook_callers import adapter_implements
 from corellm.testing.chats import (
     Conversation,
@@ -56,7 +57,7 @@ class ChatPromptRules(ContractRules):
                 with self.expecting(f"{what}, by {template} template", hook="make_context"):
                     chat = inputs.process_chat(messages_of(conversation), **given)
                 hook = "make_context" if adapter_implements(subject.hooks.make_context) else "register_processor"
-                fix = "return None where there is a chat template: the core renders it, whoever gave it"
+                fix = "return None where chat_template is given, the checkpoint's or the operator's: corellm renders it"
                 self._require_prompt(subject, chat, want, conversation, hook=hook, fix=fix)
                 self._require_items(subject, chat, conversation)
 
@@ -77,6 +78,36 @@ class ChatPromptRules(ContractRules):
             )
             self._require_items(subject, chat, conversation)
             self._require_items_between(subject, chat, conversation)
+
+    def test_roles_are_told_apart(self, subject: Subject) -> None:
+        """In the family's own form, one text in messages of two roles makes two prompts, or is refused.
+
+        Roles that the form does not tell apart are declared in `same_roles`.
+        """
+        inputs = subject.chatting(template=False)
+        with self.expecting("a conversation is processed without a template", hook="make_context"):
+            if not self._has_own_form(subject):
+                return
+        turn: Conversation = [("user", ["Ask one"]), ("assistant", ["Say two"])]
+        prompts: dict[str, list[str]] = {}
+        for role in ROLES:
+            for conversation in ([(role, ["Look here"]), *turn[:1]], [*turn, (role, ["Look here"])]):
+                chat = self._taken(inputs, conversation, f"a message of role {role}")
+                prompts.setdefault(role, []).append("" if chat is None else subject.text_of(chat))
+        for one, other in itertools.combinations(prompts, 2):
+            if any({one, other} <= set(roles) for roles in self.same_roles):
+                continue
+            same = [
+                prompt for prompt, its in zip(prompts[one], prompts[other], strict=True) if prompt and prompt == its
+            ]
+            self.require(
+                not same,
+                "make_context",
+                expected=f"another prompt of a message of role {one!r} than of the same one of role {other!r}",
+                got=f"{same[:1]} of both",
+                fix="write what marks a role, and refuse one that the family does not have with a PromptError; roles "
+                "that its published form does not tell apart are named in same_roles of the contract class",
+            )
 
     def test_empty_parts_change_nothing(self, subject: Subject) -> None:
         """Without a template, texts without a character leave the prompt of a conversation as it is."""
@@ -113,8 +144,11 @@ class ChatPromptRules(ContractRules):
         with self.expecting("a conversation is processed", hook="make_context"):
             kept = [[*first, *(message for turn in turns[i:] for message in turn)] for i in range(len(turns))]
             whole = [inputs.process_chat(messages_of(conversation)) for conversation in kept]
-            sizes = [2 * len(whole[0].token_ids), *(len(chat.token_ids) - 1 for chat in whole[:-1])]
-            for size, want, conversation in zip(sizes, whole, kept, strict=True):
+            sizes = [len(chat.token_ids) for chat in whole]
+            for size, want, conversation in [  # as many tokens as there are, and one fewer than the turn before needs
+                *zip(sizes, whole, kept, strict=True),
+                *zip([size - 1 for size in sizes], whole[1:], kept[1:], strict=False),
+            ]:
                 got = inputs.process_chat(messages_of(kept[0]), max_window_size=size)
                 wanted, found = ([feature.identifier for feature in chat.features] for chat in (want, got))
                 self.require(

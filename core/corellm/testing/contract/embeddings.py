@@ -28,7 +28,7 @@ class EmbeddingRules(ContractRules):
     def test_encoder_batches_equal_single_items(self, subject: Subject) -> None:
         """An item's embeddings are the same alone and in any batch: with any others, at any place, in any split.
 
-        Among them the largest and the smallest item, items of one size, and one item twice.
+        Among them the largest and the smallest item, items of one size, one item twice, and the dummy.
         """
         for modality in subject.modalities:
             features = self._company(subject, modality)
@@ -40,7 +40,10 @@ class EmbeddingRules(ContractRules):
                     self._as_alone(subject, [members[i] for i in batch], [alone[i] for i in batch])
 
     def _company(self, subject: Subject, modality: str) -> list[MultiModalFeature]:
-        """Return items of many sizes, some of one size, one item twice, and the smallest and largest of all."""
+        """Return items of many sizes, some of one size, one item twice, the smallest and largest of all, the dummy.
+
+        The dummy fills the encoder: beside it all others are padded, where items are.
+        """
         items = [subject.item(modality, seed) for seed in (*range(6), 0)]
         items += [subject.alike(modality, seed) for seed in range(3)]
         with self.expecting("items are processed"):
@@ -51,7 +54,8 @@ class EmbeddingRules(ContractRules):
             for feature in self.taken(subject, modality, item, describe(item))
         ]
         extreme.sort(key=lambda feature: feature.placeholder.num_embeds)
-        return [*features, *extreme[:1], *extreme[-1:]]
+        dummies = [feature for feature in subject.processor.profile.features if feature.modality == modality]
+        return [*features, *extreme[:1], *extreme[-1:], *dummies]
 
     def _as_alone(self, subject: Subject, batch: Sequence[MultiModalFeature], alone: Sequence[Any]) -> None:
         """Require of a batch the embeddings that its items have alone."""
@@ -261,12 +265,13 @@ class EmbeddingRules(ContractRules):
             plain = len(around) == 1 and None not in around
             self.require(
                 not plain or any(_has_own_positions(subject, processed) for processed in items),
-                "refuse_embeddings",
+                "refuse_embeddings or get_rope_positions",
                 expected=f"embeddings of {modality}s taken: a placeholder is a token for each, in a row, at positions "
                 "that count up",
                 got=f"refused: {reason}",
                 fix="leave out refuse_embeddings, and make room for mm_items[modality].num_embeddings(i) embeddings; "
-                "or name this rule in exceptions, and say what an embedding lacks",
+                "or give an item's tokens their own positions in get_rope_positions, where the model has such; or name "
+                "this rule in exceptions, and say what an embedding lacks",
             )
 
     def _as_many_as_given(self, subject: Subject, modality: str, embeddings: Any) -> None:

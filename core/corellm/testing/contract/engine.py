@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import pytest
 
 from corellm.llm import LLM
+from corellm.multimodal.defaults import SUBPROCESSORS, declared_types
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
+from corellm.testing.argument_values import current_value, values_to_try
 from corellm.testing.contract.greedy import QUESTIONS, Examination, GreedyRules
 from corellm.testing.items import plain_items, timed_videos
 from corellm.testing.quick import slow
@@ -71,16 +76,47 @@ class ItemEngineRules(EngineRules):
         )
 
     def test_arguments_reach_the_answers(self, subject: Subject) -> None:
-        """With `mm_processor_kwargs`, too, greedy tokens are the reference's."""
+        """With `mm_processor_kwargs`, too, greedy tokens are the reference's.
+
+        Also where one side of a size is changed, and the others are the checkpoint's.
+        """
         params = SamplingParams(temperature=0, max_tokens=6, min_tokens=6, logprobs=0)
         for modality in subject.modalities:
-            text, media = subject.prompt([(modality, subject.item(modality, 3)), QUESTIONS[0]])
-            for kwargs in self.arguments(subject):
+            item = subject.item(modality, 3)
+            text, media = subject.prompt([(modality, item), QUESTIONS[0]])
+            one_sided = list(self._one_sided(subject, modality))
+            for kwargs in [*self.arguments(subject), *one_sided]:
+                if kwargs in one_sided and not self.taken(subject, modality, item, f"an item with {kwargs}", kwargs):
+                    continue
+                try:
+                    want = subject.reference.generate(text, media, kwargs, 6)
+                except Exception as error:
+                    if kwargs in one_sided:  # the model does not take such items: nothing to compare with
+                        continue
+                    self.fail(
+                        "the contract class",
+                        expected=f"the reference's output with {dict(kwargs)}",
+                        got=f"{type(error).__name__}: {error}",
+                        fix="let processor_kwargs name arguments with which the reference's model takes items",
+                    )
                 request = {"prompt": text, "multi_modal_data": media, "mm_processor_kwargs": dict(kwargs)}
                 with self.expecting(f"a request with {dict(kwargs)} is served"):
                     (output,) = subject.llm.generate(request, params, use_tqdm=False)
-                want = subject.reference.generate(text, media, kwargs, 6)
-                self.equal(output, want, f"{QUESTIONS[0]!r} with one {modality} and {dict(kwargs)}", with_items=True)
+                self.equal(
+                    subject, output, want, f"{QUESTIONS[0]!r} with one {modality} and {dict(kwargs)}", with_items=True
+                )
+
+    def _one_sided(self, subject: Subject, modality: str) -> Iterator[Mapping[str, Any]]:
+        """Yield arguments that change one side of a size of the processor's, smaller than the checkpoint's."""
+        processor = subject.context.hf_processor
+        part = getattr(processor, SUBPROCESSORS[modality], None)
+        for name, kind in (declared_types(processor, modality) or {}).items():
+            size = current_value(part, name)
+            if name in self.without_effect or not isinstance(size, Mapping):
+                continue
+            for value in values_to_try(kind, size):
+                if isinstance(value, Mapping) and sum(value[side] != size[side] for side in size) == 1 < len(size):
+                    yield {name: value}
 
     @slow()
     def test_plain_items_reach_the_answers(self, subject: Subject) -> None:
@@ -102,7 +138,7 @@ class ItemEngineRules(EngineRules):
                         want = subject.reference.generate(text, media, kwargs, 4)
                     except Exception:  # a model of transformers that drops zeros as padding: nothing to compare with
                         continue
-                    self.equal(output, want, f"{QUESTIONS[0]!r} and {described}", with_items=True)
+                    self.equal(subject, output, want, f"{QUESTIONS[0]!r} and {described}", with_items=True)
 
     @slow()
     def test_times_of_videos_reach_the_answers(self, subject: Subject) -> None:
@@ -120,7 +156,7 @@ class ItemEngineRules(EngineRules):
                 want = subject.reference.generate(text, media, {}, 4)
             except Exception:  # the reference refuses the video: nothing to compare with
                 continue
-            self.equal(output, want, f"{QUESTIONS[0]!r} and {what}", with_items=True)
+            self.equal(subject, output, want, f"{QUESTIONS[0]!r} and {what}", with_items=True)
 
     @slow()
     def test_different_items_share_no_blocks(self, subject: Subject) -> None:
@@ -169,7 +205,7 @@ class ItemEngineRules(EngineRules):
                 fix="let equal items become equal tensors",
             )
             want = subject.reference.generate(text, {modality: [other]}, {}, 8)
-            self.equal(second, want, f"one {modality} after another with the same tokens", with_items=True)
+            self.equal(subject, second, want, f"one {modality} after another with the same tokens", with_items=True)
 
 
 def _token_ids(output: RequestOutput) -> list[int]:

@@ -16,7 +16,7 @@ from corellm.multimodal.fields import group_joinable, join_items, split_items
 from corellm.testing.content import content
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.hook_calls import Request, hook_calls
-from corellm.testing.items import forms_of
+from corellm.testing.items import annotated_image, forms_of
 from corellm.testing.listening import changed_arguments
 from corellm.testing.subject import Subject, describe, describe_prompt
 
@@ -121,6 +121,8 @@ class IndependenceRules(ContractRules):
         """
         for modality in subject.modalities:
             usual, forms = forms_of(modality, subject.sampling_rate if modality == "audio" else 0)
+            if modality == "image":
+                forms["a long image with EXIF and a colour profile"] = annotated_image(5000, 40)
             for what, item in {describe(usual): usual, **forms}.items():
                 self._leaves_alone(subject, Request.of(subject, modality, item), what)
             if subject.hooks.refuse_embeddings(modality=modality) is None:

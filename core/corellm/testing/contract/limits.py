@@ -9,6 +9,7 @@ import pytest
 
 from corellm.errors import MediaTooLargeError, MultiModalError, RequestError
 from corellm.llm import LLM
+from corellm.multimodal.defaults import SUBPROCESSORS
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.quick import slow
@@ -23,6 +24,8 @@ OPERATORS_BOUNDS = {
 """Bounds below the smallest item of `Subject.item`."""
 MANY = 16
 """Limits below are tried with one item more."""
+COUNTLESS = 300
+"""Limits below are compared with the reference's, which takes one more or does not."""
 
 
 class LimitRules(ContractRules):
@@ -101,13 +104,31 @@ class LimitRules(ContractRules):
                 ):
                     subject.process(text, {modality: items})
 
+    def test_every_modality_of_the_model_is_taken(self, subject: Subject) -> None:
+        """Where the model has a `get_image_features`, images are taken; so are videos, and audio.
+
+        Transformers' models have one for each modality that they embed. A checkpoint whose configuration is None where
+        the encoder's would be has none.
+        """
+        for modality in sorted(SUBPROCESSORS.keys() - set(subject.modalities)):
+            encoder = "audio_config" if modality == "audio" else "vision_config"
+            if getattr(subject.context.hf_config, encoder, encoder) is None:
+                continue
+            self.require(
+                not hasattr(subject.model, f"get_{modality}_features"),
+                "get_supported_mm_limits",
+                expected=f"{modality} items taken: the model has get_{modality}_features",
+                got=f"{', '.join(subject.modalities) or 'no items'} only",
+                fix="take them, or name this rule in exceptions, and say why the adapter does not",
+            )
+
     def test_as_many_items_as_the_reference_takes(self, subject: Subject) -> None:
         """A model takes a limited number of items only where the reference does not place one more.
 
         The reference places them where it makes as many tokens for each of them as for one alone.
         """
         for modality, limit in subject.hooks.get_supported_mm_limits().items():
-            if limit is None or not 0 < limit < MANY:
+            if limit is None or not 0 < limit < COUNTLESS:
                 continue
             one, more = (_tokens_of_reference(subject, modality, count) for count in (1, limit + 1))
             self.require(
@@ -148,11 +169,15 @@ class LimitRules(ContractRules):
                         llm.generate({"prompt": text, "multi_modal_data": media}, use_tqdm=False)
 
     def test_dummies_come_in_any_number(self, subject: Subject) -> None:
-        """`get_dummy_text` and `get_dummy_mm_data` return as many placeholders and items as `mm_counts` says."""
+        """`get_dummy_text` and `get_dummy_mm_data` return as many placeholders and items as `mm_counts` says.
+
+        None of a modality that it does not name.
+        """
         for modality in subject.modalities:
             one = subject.placeholder(modality)
-            for count in range(subject.several(modality) + 1):
-                counts = {modality: count}
+            tried = [dict[str, int](), *({modality: count} for count in range(subject.several(modality) + 1))]
+            for counts in tried:
+                count = counts.get(modality, 0)
                 with self.expecting(f"dummies for {counts}"):
                     text = subject.hooks.get_dummy_text(mm_counts=counts)
                     data = subject.hooks.get_dummy_mm_data(

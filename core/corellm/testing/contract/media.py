@@ -13,7 +13,7 @@ from corellm.testing.subject import Subject, describe, extreme_items, same_data
 class MediaRules(ContractRules):
     """Odd and extreme items."""
 
-    def test_odd_pictures(self, subject: Subject) -> None:
+    def test_odd_images(self, subject: Subject) -> None:
         """Images of every mode, tiny, long, turned and of 16 bits are embedded, or refused with a typed error."""
         if "image" not in subject.modalities:
             return
@@ -30,7 +30,7 @@ class MediaRules(ContractRules):
             fix="refuse only what the processor cannot take",
         )
 
-    def test_turned_pictures_stand_upright(self, subject: Subject) -> None:
+    def test_turned_images_stand_upright(self, subject: Subject) -> None:
         """An image rotated by its EXIF orientation becomes the same tensors as the upright image."""
         if "image" not in subject.modalities:
             return
@@ -57,7 +57,7 @@ class MediaRules(ContractRules):
             fix=fix,
         )
 
-    def test_short_clips_and_sounds(self, subject: Subject) -> None:
+    def test_short_videos_and_audio(self, subject: Subject) -> None:
         """A video of a single frame, as array and as list of images, and short audio are embedded."""
         if "video" in subject.modalities:
             frames, metadata = make_video(1, 48, 40)

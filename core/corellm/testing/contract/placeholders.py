@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from corellm.errors import AlreadyExpandedError, MissingPlaceholderError, PlaceholderError
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.errors import AlreadyExpandedError, MissingPlaceholderError, PlaceholderError, RequestError
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import ContractRules
+from corellm.testing.contract.same_outputs import SameOutputRules
 from corellm.testing.subject import Subject
 
-GREEDY = SamplingParams(temperature=0, max_tokens=4)
+TOKENS = 4
+"""Of each output."""
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, min_tokens=TOKENS, logprobs=0)
 
 
-class PlaceholderRules(ContractRules):
+class PlaceholderRules(SameOutputRules):
     """Prompts and items."""
 
     def test_missing_placeholders_are_refused(self, subject: Subject) -> None:
@@ -148,14 +152,7 @@ class PlaceholderRules(ContractRules):
                 if result is None:
                     continue
                 positions, offset = result
-                length = len(processed.token_ids)
-                self.require(
-                    tuple(positions.shape) in ((length,), (3, length)) and not positions.is_floating_point(),
-                    "get_rope_positions",
-                    expected=f"integers [{length}] or [3, {length}]",
-                    got=f"{positions.dtype} {tuple(positions.shape)}",
-                    fix="give a position for every token of the prompt",
-                )
+                length = self._require_positions(processed, positions)
                 first, largest = length + int(offset), int(positions.max())
                 self.require(
                     first == largest + 1,
@@ -164,6 +161,62 @@ class PlaceholderRules(ContractRules):
                     got=f"{first} = {length} prompt tokens + offset {offset}",
                     fix="return max(positions) + 1 - len(token_ids) as the offset",
                 )
+
+    def test_items_side_by_side(self, subject: Subject) -> None:
+        """Two items without a text between them become what the reference makes of them, or are refused as by it.
+
+        Of one modality or of two, written as placeholders, before a text and at the end, and as the tokens alone that
+        take embeddings, before a text: transformers goes on from those with positions of its own.
+        """
+        for one, other in itertools.product(subject.modalities, repeat=2):
+            if one == other and subject.several(one, 2) < 2:
+                continue
+            media: dict[str, list[Any]] = {}
+            for seed, modality in enumerate((one, other)):
+                media.setdefault(modality, []).append(subject.item(modality, seed))
+            placeholders = subject.placeholder(one) + subject.placeholder(other)
+            tokens = subject.embedding_token(one) + subject.embedding_token(other)
+            for text in (f"{placeholders}What?", placeholders, f"{tokens}What?"):
+                self._stand_side_by_side(subject, text, media)
+
+    def _stand_side_by_side(self, subject: Subject, text: str, media: Mapping[str, list[Any]]) -> None:
+        """Require a prompt to have the reference's tokens and continuation, or to be refused where it has none."""
+        __tracebackhide__ = True
+        what, fix = f"{text!r} with {', '.join(media)}", "refuse what the model has no positions for, and nothing else"
+        try:
+            want = subject.reference.generate(text, media, {}, TOKENS)
+        except Exception:  # the reference does not take them: nothing to compare with
+            want = None
+        expected = f"{what} is taken" if want else f"{what} is taken, or refused with a RequestError"
+        with self.expecting(expected, hook="get_rope_positions", fix=fix):
+            try:
+                processed = subject.process(text, media)
+                result = subject.hooks.get_rope_positions(
+                    model=subject.model, token_ids=processed.token_ids, mm_features=processed.features
+                )
+            except RequestError:
+                if want is None:
+                    return
+                raise
+            if result is not None:
+                self._require_positions(processed, result[0])
+            request = {"prompt": text, "multi_modal_data": media}
+            (output,) = subject.llm.generate(request, GREEDY, use_tqdm=False)
+        if want is not None:
+            self.equal(subject, output, want, what, with_items=True, otherwise=fix)
+
+    def _require_positions(self, processed: ProcessedPrompt, positions: Any) -> int:
+        """Require a position for each token of a prompt; return the number of tokens."""
+        __tracebackhide__ = True
+        length = len(processed.token_ids)
+        self.require(
+            tuple(positions.shape) in ((length,), (3, length)) and not positions.is_floating_point(),
+            "get_rope_positions",
+            expected=f"integers [{length}] or [3, {length}]",
+            got=f"{positions.dtype} {tuple(positions.shape)}",
+            fix="give a position for every token of the prompt",
+        )
+        return length
 
 
 def _separated(parts: list[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm.testing.content import content
 from corellm.testing.contract.base import ContractRules
-from corellm.testing.contract.greedy import TOLERANCE, tokens_and_logprobs
+from corellm.testing.contract.same_outputs import TOLERANCE, tokens_and_logprobs
 from corellm.testing.hook_calls import Request, hook_calls
 from corellm.testing.subject import Subject
 

@@ -1,47 +1,84 @@
-"""The rule about surroundings: an adapter leaves the state that all code of a process shares unchanged."""
+"""Rules about surroundings: an adapter leaves the state that all code of a process shares unchanged."""
 
 from __future__ import annotations
 
-import os
 import random
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
+from corellm.llm import LLM
 from corellm.testing.contract.base import ContractRules
+from corellm.testing.hook_calls import Request, hook_calls
+from corellm.testing.quick import slow
 from corellm.testing.subject import Subject
+from corellm.testing.surroundings import changed, environment, generators, log_levels, log_levels_at, settings
+
+_AT_LOAD = ("register_config", "register_tokenizer", "register_processor", "get_language_model", "get_dummy_mm_data")
+"""Hooks that run at load, too."""
+_NOBODYS_LEVEL = 49
+_NOBODYS_WARNING = "a warning that nobody gives"
 
 
 class SurroundingsRules(ContractRules):
     """The process."""
 
     def test_the_process_is_left_alone(self, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Processing and embedding leave the process's random numbers, defaults and environment as they were."""
-        from PIL import Image, ImageFile
-
-        # an adapter that set these at load would set the same values again: start from others
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 123_456_789)
-        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+        """No hook of a request or a dummy changes the process's random numbers, defaults, bounds or environment."""
+        _unusual(monkeypatch)
         for modality in subject.modalities:
             _draw()
-            before = _surroundings()
-            with self.expecting("an item is processed"):
-                features = subject.features(modality, subject.item(modality, 6))
-            self._same("call_hf_processor", before)
-            with self.expecting("an item is embedded"):
-                subject.embed(features)
-            self._same("get_multimodal_embeddings", before)
+            before = _around_hooks()
+            for hook, call in self._calls(subject, modality):
+                with self.expecting(f"{hook} is called", hook=hook):
+                    call()
+                self._unchanged(hook, changed(before, _around_hooks()))
 
-    def _same(self, hook: str, before: dict[str, Any]) -> None:
+    @slow()
+    def test_loading_leaves_the_process_alone(
+        self, subject: Subject, changed_by_loading: Sequence[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Loading a model changes no default, precision or bound of the process, and not which warnings are seen.
+
+        Libraries change the environment, warning filters and levels of logs when they are imported: those are compared
+        for a second model.
+        """
+        hooks = " or ".join(["load_model", *(hook for hook in _AT_LOAD if hasattr(self.adapter, hook))])
+        self._unchanged(hooks, changed_by_loading)
+        _unusual(monkeypatch)
+        with warnings.catch_warnings(), log_levels_at(_NOBODYS_LEVEL):
+            warnings.filterwarnings("ignore", _NOBODYS_WARNING)  # first in the list: another one moves it
+            before = _around_loading()
+            with self.expecting("a second model of the checkpoint loads", hook="load_model"):
+                LLM(str(subject.checkpoint), dtype="float32").close()
+            self._unchanged(hooks, changed(before, _around_loading()))
+
+    def _calls(self, subject: Subject, modality: str) -> Iterable[Any]:
+        """Yield hooks by name and the calls of them, for a dummy and for a request."""
+        given: Any = {"seq_len": subject.context.max_model_len, "mm_counts": {modality: 1}, "mm_options": {}}
+        yield "get_dummy_mm_data", lambda: subject.hooks.get_dummy_mm_data(**given)
+        yield from hook_calls(subject, Request.of(subject, modality, subject.item(modality, 6)))
+
+    def _unchanged(self, hook: str, names: Sequence[str]) -> None:
         __tracebackhide__ = True
-        changed = sorted(name for name, value in _surroundings().items() if before[name] != value)
         self.require(
-            not changed,
+            not names,
             hook,
             expected="the process as it was",
-            got=f"changed: {', '.join(changed)}",
-            fix="draw from a generator of your own; give dtypes, devices and bounds to the calls that need them",
+            got=f"changed: {', '.join(names)}",
+            fix="draw from a generator of your own; give dtypes, devices and bounds to the calls that need them, and "
+            "silence a warning where it is given (warnings.catch_warnings)",
         )
+
+
+def _unusual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give settings other values: an adapter that set them at load would set the same ones again."""
+    from PIL import Image, ImageFile
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 123_456_789)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
 
 
 def _draw() -> None:
@@ -54,22 +91,9 @@ def _draw() -> None:
     random.random()
 
 
-def _surroundings() -> dict[str, Any]:
-    """Return the state that all code of a process shares, by name."""
-    import numpy as np
-    import torch
-    from PIL import Image, ImageFile
+def _around_hooks() -> dict[str, Any]:
+    return {**settings(), **environment(), **generators()}
 
-    return {
-        "torch's random numbers": torch.get_rng_state().tolist(),
-        "numpy's random numbers": repr(np.random.get_state()),
-        "Python's random numbers": random.getstate(),
-        "torch's default dtype": torch.get_default_dtype(),
-        "torch's default device": torch.get_default_device(),
-        "torch's number of threads": torch.get_num_threads(),
-        "torch's gradients": torch.is_grad_enabled(),
-        "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "Pillow's bounds": (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES),
-        "the environment": dict(os.environ),
-        "the working directory": os.getcwd(),
-    }
+
+def _around_loading() -> dict[str, Any]:
+    return {**settings(), **environment(), **log_levels(), "the warning filters": list(warnings.filters)}

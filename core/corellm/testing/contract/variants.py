@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from corellm.errors import CheckpointError, CorellmError
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
-from corellm.testing.contract.greedy import TOLERANCE, Case, GreedyRules, tokens_and_logprobs
+from corellm.testing.chats import items_of, messages_of
+from corellm.testing.contract.greedy import Case, GreedyRules
+from corellm.testing.contract.same_outputs import TOLERANCE, tokens_and_logprobs
 from corellm.testing.quick import slow
 from corellm.testing.reference import Continuation
 from corellm.testing.subject import Part, Subject
@@ -24,23 +27,52 @@ class VariantRules(GreedyRules):
     """Other checkpoints than the one of all other rules."""
 
     @slow()
-    def test_every_variant_equals_the_reference(self, tmp_path: Path) -> None:
-        """Checkpoints of other settings, each of `VARIANTS` in `tiny.py`, give the reference's tokens, too."""
+    def test_every_variant_equals_the_reference(self, subject: Subject, tmp_path: Path) -> None:
+        """Checkpoints of other settings, each of `VARIANTS` in `tiny.py`, give the reference's tokens, too.
+
+        Conversations without a template have their own placeholders, not those of the tiny checkpoint, asked before.
+        """
         variants = self.variants()
         if not variants:
             pytest.skip("tiny.py has no VARIANTS: settings that checkpoints of this family differ in")
+        fix = "read it from the checkpoint's configuration, tokenizer or processor; assume nothing"
+        self._takes_a_chat(subject, "the tiny checkpoint", fix)
         for number, (name, settings) in enumerate(variants.items()):
             path = self.make_checkpoint(tmp_path / str(number), **settings)
-            fix = "read it from the checkpoint's configuration, tokenizer or processor; assume nothing"
             with self.expecting(f"a checkpoint with {name} loads", fix=fix):
                 variant = Subject(path, self.reference(path))
             with closing(variant):
+                self._takes_a_chat(variant, f"a checkpoint with {name}", fix)
                 with self.expecting(f"requests to a checkpoint with {name} are served", fix=fix):
                     cases = _cases(variant, seed=200)
                     outputs = _served(variant.llm, cases)
                 for case, output, want in zip(cases, outputs, _expected(variant, cases), strict=True):
                     what = f"{case.text!r} of a checkpoint with {name}"
-                    self.equal(output, want, what, with_items=bool(case.media))
+                    self.equal(variant, output, want, what, with_items=bool(case.media))
+
+    def _takes_a_chat(self, subject: Subject, what: str, fix: str) -> None:
+        """Require a conversation without a template to be a prompt with its items."""
+        __tracebackhide__ = True
+        messages = messages_of([("user", [*items_of(subject), "Ask one"])])
+        hook = "get_placeholder_str or make_context"
+        try:
+            subject.chatting(template=False).process_chat(messages)
+        except CorellmError as error:
+            self.fail(
+                hook,
+                expected=f"a conversation of items and a text is taken by {what}",
+                got=f"{type(error).__name__}: {error}",
+                fix=fix,
+            )
+
+    @slow()
+    def test_checkpoints_that_cannot_be_served_are_refused(self, tmp_path: Path) -> None:
+        """Each checkpoint of `REFUSED` in `tiny.py` is refused at load, with a `CheckpointError` that says why."""
+        for number, (name, settings) in enumerate(self.refused_checkpoints().items()):
+            path = self.make_checkpoint(tmp_path / str(number), **settings)
+            fix = "raise corellm.errors.CheckpointError with the path, what is wrong, and the way out"
+            with self.refusing("load_model", f"a checkpoint with {name}", CheckpointError, fix=fix):
+                LLM(str(path), dtype="float32").close()
 
     @slow()
     def test_models_are_kept_apart(self, subject: Subject, tmp_path: Path) -> None:
@@ -48,12 +80,15 @@ class VariantRules(GreedyRules):
         settings: Mapping[str, Any] = next(iter(self.variants().values()), {})
         path = self.make_checkpoint(tmp_path / "other", seed=1, **settings)
         fix = "keep a model's state in the adapter's instance, not in its class, module or caches"
+        first = _cases(subject, 202)  # written before there is another model, which must not change what is asked
         with self.expecting("a second model beside the first", fix=fix):
             other = Subject(path, self.reference(path))
         with closing(other):
-            with self.expecting("prompts for both models are written", fix=fix):
-                requests = {"the first": (subject, _cases(subject, 202)), "the second": (other, _cases(other, 202))}
-            expected = {name: _expected(*asked) for name, asked in requests.items()}
+            with self.expecting(
+                "prompts for the second model are transformers' own", hook="get_placeholder_str", fix=fix
+            ):
+                requests = {"the first": (subject, first), "the second": (other, _cases(other, 202))}
+                expected = {name: _expected(*asked) for name, asked in requests.items()}
             for turn in range(len(expected["the first"])):
                 for name, (model, cases) in requests.items():
                     case, want = cases[turn], expected[name][turn]

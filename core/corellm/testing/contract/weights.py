@@ -14,11 +14,53 @@ from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules, files_of
 from corellm.testing.quick import slow
+from corellm.testing.reference import Reference
 from corellm.testing.subject import Subject
+from corellm.worker.defaults import model_width
+
+_EMBED = "treat no token id apart, padding neither: the model was trained with the table's rows"
 
 
 class WeightRules(ContractRules):
     """Weights."""
+
+    def test_every_token_has_its_embedding(self, subject: Subject) -> None:
+        """Each token id of the text, special ones and padding included, is embedded as its row of the model's table.
+
+        Times one number for all, where the model scales embeddings outside the table.
+        """
+        import torch
+
+        model: Any = subject.model
+        ids = torch.arange(model_width(model))
+        with torch.inference_mode():
+            want = model.get_input_embeddings()(ids)
+            with self.expecting("every token id is embedded", hook="get_input_embeddings"):
+                got = subject.hooks.get_input_embeddings(model=model, input_ids=ids)
+        self._same_rows(subject, got, want, "get_input_embeddings", "the model's own embedding of it")
+        if self.reference.generate is Reference.generate:  # the reference's model is of the same form
+            table = subject.reference.model.get_input_embeddings()
+            known = ids[: model_width(subject.reference.model)]  # a loaded table may be filled up
+            with torch.inference_mode():
+                want = table(known)
+            self._same_rows(subject, got[: len(known)], want, "load_model", "the reference's embedding of it")
+
+    def _same_rows(self, subject: Subject, got: Any, want: Any, hook: str, what: str) -> None:
+        """Require embeddings of all token ids, `[token ids, hidden_size]`, to be the same, times one number for all."""
+        __tracebackhide__ = True
+        import torch
+
+        self.require(got.shape == want.shape, hook, expected=tuple(want.shape), got=tuple(got.shape), fix=_EMBED)
+        scale = (got / want).nanmedian()
+        others = (~torch.isclose(got, scale * want).all(-1)).nonzero().flatten().tolist()
+        token = subject.context.tokenizer.convert_ids_to_tokens(others[0]) if others else None
+        self.require(
+            not others,
+            hook,
+            expected=f"for each token id: {what}",
+            got=f"{len(others)} other embeddings, the first of token id {others[:1]}, {token!r}",
+            fix=_EMBED,
+        )
 
     @slow()
     @pytest.mark.parametrize("change", ["surplus", "missing"])

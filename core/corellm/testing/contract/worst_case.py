@@ -17,7 +17,8 @@ from corellm.errors import ProcessorKwargsError
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.plugin.hook_callers import adapter_implements
 from corellm.testing.argument_values import scaled
-from corellm.testing.contract.arguments import Argument, ArgumentRules, reference_output
+from corellm.testing.contract.arguments import Argument, ArgumentRules
+from corellm.testing.contract.processing import reference_output
 from corellm.testing.largest import Count, Search, Shape, likely_shapes, shape_of
 from corellm.testing.quick import slow
 from corellm.testing.subject import Subject, describe, large_item
@@ -119,9 +120,9 @@ class WorstCaseRules(ArgumentRules):
                     planned = inputs.mm_processor.profile.max_tokens[modality]
                 except ProcessorKwargsError:  # refused at start: then no item is processed with them
                     return
-            search = _search(subject, modality, inputs)
+            search = start_search(subject, modality, inputs)
             search.try_all(before.largest_first(TOKENS, LARGEST))
-            for shape in (before.largest(TOKENS), _dummy_shape(subject, modality, inputs)):
+            for shape in (before.largest(TOKENS), dummy_shape(subject, modality, inputs, {})):
                 search.try_all(() if shape is None else search.around(shape))
             search.climb(TOKENS, FEW_TRIES)
             self._within_plan(subject, search, inputs, where)
@@ -131,7 +132,7 @@ class WorstCaseRules(ArgumentRules):
             most, now = before.most(TOKENS), search.most(TOKENS)
             self.require(
                 not now or 2 * now > most or planned < usual,
-                _planning_hook(inputs),
+                planning_hook(inputs),
                 expected=f"less than {usual} tokens planned{where}: the largest {modality} becomes {now} instead of "
                 f"{most}",
                 got=planned,
@@ -166,7 +167,7 @@ class WorstCaseRules(ArgumentRules):
                 return
             self.require(
                 search.most(count) <= planned[modality],
-                _planning_hook(inputs),
+                planning_hook(inputs),
                 expected=f"{describe(search.item(largest))}{where} becomes at most {planned[modality]} {unit}, the "
                 "number for which memory was planned",
                 got=search.most(count),
@@ -175,10 +176,10 @@ class WorstCaseRules(ArgumentRules):
             )
 
 
-def _planning_hook(inputs: InputProcessor) -> str:
-    """Return the hook that says for how many tokens memory is planned."""
+def planning_hook(inputs: InputProcessor) -> str:
+    """Return the hook that says for how many tokens memory is planned; without it, both that can."""
     stated = adapter_implements(inputs.mm_processor.hooks.get_mm_max_tokens_per_item)
-    return "get_mm_max_tokens_per_item" if stated else "get_dummy_mm_data"
+    return "get_mm_max_tokens_per_item" if stated else "get_dummy_mm_data or get_mm_max_tokens_per_item"
 
 
 # --- searches -------------------------------------------------------------------------------------------------------
@@ -187,8 +188,8 @@ def _planning_hook(inputs: InputProcessor) -> str:
 def _searched(subject: Subject, modality: str) -> Search:
     """Return a search for the largest item of a modality, done."""
     inputs = subject.fresh(mm_processor_cache_gb=0)
-    search = _search(subject, modality, inputs)
-    search.try_all(search.starts(_dummy_shape(subject, modality, inputs)))
+    search = start_search(subject, modality, inputs)
+    search.try_all(search.starts(dummy_shape(subject, modality, inputs, {})))
     if modality == "image":
         search.try_all(likely_shapes(subject.context.hf_processor, LARGEST))
     for count in (TOKENS, EMBEDDINGS):
@@ -196,7 +197,7 @@ def _searched(subject: Subject, modality: str) -> Search:
     return search
 
 
-def _search(subject: Subject, modality: str, inputs: InputProcessor) -> Search:
+def start_search(subject: Subject, modality: str, inputs: InputProcessor) -> Search:
     """Return a search by an input processor, without an item tried."""
 
     def place(item: Any) -> PlaceholderRange:
@@ -206,10 +207,12 @@ def _search(subject: Subject, modality: str, inputs: InputProcessor) -> Search:
     return Search(modality, subject.sampling_rate if modality == "audio" else 0, place)
 
 
-def _dummy_shape(subject: Subject, modality: str, inputs: InputProcessor) -> Shape | None:
+def dummy_shape(
+    subject: Subject, modality: str, inputs: InputProcessor, mm_options: Mapping[str, Mapping[str, int]]
+) -> Shape | None:
     """Return the size of the adapter's dummy; None where its form does not tell."""
     data = inputs.mm_processor.hooks.get_dummy_mm_data(
-        seq_len=subject.llm.engine.max_model_len, mm_counts={modality: 1}, mm_options={}
+        seq_len=subject.llm.engine.max_model_len, mm_counts={modality: 1}, mm_options=mm_options
     )
     given = data[modality]
     return shape_of(modality, given[0] if isinstance(given, list) else given)

@@ -88,14 +88,6 @@ class Blip2:
         return ChatPrompt(" ".join(turns), collect_media(messages))
 
     @hookimpl
-    def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Process the image without the text, which does not change it; the core checks arguments."""
-        if mm_kwargs:
-            return None
-        outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")
-        return outputs
-
-    @hookimpl
     def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptInsertion]:
         """An image token per query at the very start.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
@@ -11,6 +12,13 @@ from corellm_blip2 import Blip2
 
 class Blip2Reference(Reference):
     """Transformers' model; its text model alone for prompts without an image, which its BLIP-2 does not take."""
+
+    @cached_property
+    def processor(self) -> Any:
+        """Transformers' processor, told the number of queries where its configuration does not state it."""
+        processor = super().processor
+        processor.num_query_tokens = processor.num_query_tokens or self.model.config.num_query_tokens
+        return processor
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Generate with interpolated positions, as the plugin does; at the tower's own size they do not change."""
@@ -33,3 +41,4 @@ class TestBlip2(AdapterContract):
         "Question: And now? Answer:",
         "Question: And now? Answer:",
     )
+    same_roles = (("system", "developer", "tool"),)  # text as it is: the form has questions and answers

@@ -15,8 +15,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "another number of queries": {"num_query_tokens": 5},
     "another image token": {"vocab_size": 370},
     "a larger tower": {"image_size": 84},
+    "a processor that does not state the number of queries": {"stated_query_tokens": None},
 }
 """`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
+
+REFUSED: Mapping[str, Mapping[str, Any]] = {
+    "T5, an encoder-decoder": {"text": "t5"},
+    "a configuration from before there was an image token": {"names_image_token": False},
+    "a processor with another number of queries than the model's": {"stated_query_tokens": 4},
+}
+"""`{what cannot be served: arguments of make_tiny_checkpoint}`: the contract requires an error at load for each."""
 
 
 def make_tiny_checkpoint(
@@ -25,9 +33,11 @@ def make_tiny_checkpoint(
     *,
     text: Literal["opt", "t5"] = "opt",
     embed_image_token: bool = True,
+    names_image_token: bool = True,
     hidden_size: int = 64,
     num_layers: int = 2,
     num_query_tokens: int = 8,
+    stated_query_tokens: int | Literal["the model's"] | None = "the model's",
     image_size: int = 56,
     vocab_size: int = 400,
 ) -> Path:
@@ -36,10 +46,12 @@ def make_tiny_checkpoint(
     Args:
         path: directory to write to; made if need be.
         seed: of the weights.
-        text: the text model; T5, an encoder-decoder, is refused at load.
+        text: the text model.
         embed_image_token: whether the embedding table has a row for the image token.
+        names_image_token: whether config.json says which token that is.
         hidden_size, num_layers: of the text model.
         num_query_tokens: tokens of an image.
+        stated_query_tokens: the same in the processor's configuration; processors of older checkpoints state none.
         image_size: side of the tower's square, in pixels; a multiple of 14, the patch.
         vocab_size: of the tokenizer without the image token, which comes last.
 
@@ -54,7 +66,7 @@ def make_tiny_checkpoint(
     processor = transformers.Blip2Processor(  # adds the image token, last
         transformers.BlipImageProcessorPil(size={"height": image_size, "width": image_size}),
         tokenizer,
-        num_query_tokens=num_query_tokens,
+        num_query_tokens=num_query_tokens if stated_query_tokens == "the model's" else stated_query_tokens,
     )
     config = transformers.Blip2Config(
         vision_config={
@@ -74,7 +86,7 @@ def make_tiny_checkpoint(
         },
         text_config=_text_config(text, tokenizer, text_vocabulary + int(embed_image_token), hidden_size, num_layers),
         num_query_tokens=num_query_tokens,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>") if names_image_token else None,
     )
     model = transformers.Blip2ForConditionalGeneration(config)
     randomize_weights(model, seed)

@@ -71,21 +71,28 @@ class Fuyu:
         for message in messages:
             if message["role"] == "assistant":
                 prompt += _BEGIN_ANSWER
-            prompt += "".join(part["text"] for part in message["content"] if part["type"] == "text")
-            prompt = prompt.removesuffix("\n") + "\n"
-        if add_generation_prompt and "image" not in media:  # the core adds it to prompts with an image
+            prompt += "".join(part["text"] for part in message["content"] if part["type"] == "text") + "\n"
+        if add_generation_prompt and "image" not in media:  # apply_hf_processor_tokens_only adds it
             prompt += _BEGIN_ANSWER
         return ChatPrompt(prompt, media)
 
     @hookimpl
     def apply_hf_processor_tokens_only(self, token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
-        """In a prompt with an image, remove the tokenizer's prefix and append the beginning-of-answer token."""
+        """In a prompt with an image, remove the tokenizer's prefix and end with the beginning-of-answer token."""
         if not mm_counts:
             return token_ids
         prefix, answer = self._added_tokens()
         if prefix and token_ids[: len(prefix)] == prefix:
             token_ids = token_ids[len(prefix) :]
-        return [*token_ids, answer[-1]] if token_ids else [*answer]  # without text, a word mark precedes it
+        if not token_ids:
+            return [*answer]  # without text, a word mark precedes it
+        tokenizer, last = self.context.tokenizer, token_ids[-1]
+        if last == answer[-1]:  # complete: of a conversation, or token ids that were made so
+            return token_ids
+        if last in tokenizer.added_tokens_decoder:  # the tokenizer begins anew behind it, maybe with a word mark
+            end = tokenizer.convert_ids_to_tokens(last) + _BEGIN_ANSWER
+            return [*token_ids[:-1], *tokenizer(end, add_special_tokens=False)["input_ids"]]
+        return [*token_ids, answer[-1]]
 
     def _added_tokens(self) -> tuple[list[int], list[int]]:
         """The tokenizer's prefix of every text, and the tokens of the beginning of an answer as a text of its own."""

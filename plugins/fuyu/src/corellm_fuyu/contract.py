@@ -40,4 +40,5 @@ class TestFuyu(AdapterContract):
         "Be brief.\nWhat is this ?\n<0x04>A circle\nWhich colour?\n<0x04>It is red.\nAnd now?\n",
         "And now?\n<0x04>",
     )
+    same_roles = (("system", "developer", "user", "tool"),)  # lines of text; only the answer has a token of its own
     argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {"padding_mode": ("edge", "reflect")}

@@ -66,6 +66,10 @@ class Llava:
 
     @hookimpl
     def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
-        """Tower, feature layers, projector: `[patches, hidden_size]` per image."""
-        features: Sequence[Tensor] = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output
+        """Tower, feature layers, projector: `[patches, hidden_size]` per image.
+
+        Positions are interpolated for requests with another `crop_size`; at the tower's own size they do not change.
+        """
+        output = model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)
+        features: Sequence[Tensor] = output.pooler_output
         return features

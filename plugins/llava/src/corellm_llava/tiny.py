@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "another image token": {"spare_tokens": 3},
+    "another image token": {"spare_tokens": 3, "image_token": "<img>"},
     "features of the last layer": {"vision_feature_layer": -1},
     "features of two layers": {"vision_feature_layer": [-2, 1]},
     "the class token kept, and Mistral": {"text": "mistral", "vision_feature_select_strategy": "full"},
@@ -38,6 +38,7 @@ def make_tiny_checkpoint(
     hidden_size: int = 64,
     num_layers: int = 2,
     spare_tokens: int = 0,
+    image_token: str = "<image>",
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
 
@@ -49,6 +50,7 @@ def make_tiny_checkpoint(
         vision_feature_select_strategy: None for what suits the tower (SigLIP has no class token to leave out).
         hidden_size, num_layers: of the text model.
         spare_tokens: special tokens without a use, which shift the image token's id.
+        image_token: the text of that token.
 
     Returns:
         `path`.
@@ -56,7 +58,7 @@ def make_tiny_checkpoint(
     import transformers
 
     path = Path(path)
-    special_tokens = [*spare(spare_tokens), "<image>"]
+    special_tokens = [*spare(spare_tokens), image_token]
     tokenizer = train_tokenizer(special_tokens, bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
     strategy = vision_feature_select_strategy or ("default" if vision == "clip" else "full")
     text_class = {
@@ -79,7 +81,7 @@ def make_tiny_checkpoint(
     config = transformers.LlavaConfig(
         vision_config=_vision_config(vision),
         text_config=text_config,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=tokenizer.convert_tokens_to_ids(image_token),
         vision_feature_layer=vision_feature_layer,
         vision_feature_select_strategy=strategy,
     )
@@ -91,7 +93,8 @@ def make_tiny_checkpoint(
         patch_size=14,
         vision_feature_select_strategy=strategy,
         num_additional_image_tokens=1 if vision == "clip" else 0,
-        chat_template=CHAT_TEMPLATE,
+        image_token=image_token,
+        chat_template=CHAT_TEMPLATE.replace("<image>", image_token),
     )
     model.save_pretrained(path)
     processor.save_pretrained(path)

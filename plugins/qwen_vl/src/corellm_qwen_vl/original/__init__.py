@@ -21,7 +21,6 @@ from corellm.multimodal import (
 from corellm_qwen_vl.original.chat import make_context, placeholder
 from corellm_qwen_vl.original.config import load_config as load_qwen_vl_config
 from corellm_qwen_vl.original.tokenizer import (
-    END_OF_TEXT,
     IM_END,
     IM_START,
     IMAGE_END,
@@ -93,9 +92,10 @@ class QwenVL:
             ids = self.context.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             return len(ids) + num_images * int(config.visual["n_queries"])
 
+        stated = config.max_window_size  # the family's own function keeps prompts below it
         return make_context(
             messages,
-            max_tokens=min(max_window_size, config.max_window_size or max_window_size),
+            max_tokens=max_window_size if stated is None else min(max_window_size, stated - 1),
             count_tokens=count_tokens,
             add_generation_prompt=add_generation_prompt,
         )
@@ -105,14 +105,6 @@ class QwenVL:
         """Remove paths and URLs between the tags: images come beside the prompt."""
         collapsed: list[int] = self.context.hf_processor.collapse(token_ids)
         return collapsed
-
-    @hookimpl
-    def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Process the image without the text, which does not change it; the core checks arguments."""
-        if mm_kwargs:
-            return None
-        outputs: Mapping[str, Any] = self.context.hf_processor(images=mm_data["image"], return_tensors="pt")
-        return outputs
 
     @hookimpl
     def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptReplacement]:
@@ -144,8 +136,9 @@ class QwenVL:
                 f"{start}; the files are of different checkpoints"
             )
         model = load_model(config, load_config)
-        stops = [END_OF_TEXT, *([IM_START, IM_END] if config.chat_format == "chatml" else [])]
-        model.generation_config.eos_token_id = self.context.tokenizer.convert_tokens_to_ids(stops)
+        if config.chat_format == "chatml":  # beside the tokenizer's eos_token
+            stops = self.context.tokenizer.convert_tokens_to_ids([IM_START, IM_END])
+            model.generation_config.eos_token_id = stops
         return model
 
     @hookimpl

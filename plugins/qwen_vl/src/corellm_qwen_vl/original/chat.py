@@ -34,14 +34,14 @@ def make_context(
     count_tokens: Callable[[str, int], int],
     add_generation_prompt: bool,
 ) -> ChatPrompt:
-    """Make the prompt; the newest turns are kept, as many whole ones as fit below `max_tokens`.
+    """Make the prompt; the newest turns are kept, as many whole ones as fit into `max_tokens`.
 
     As in the family's own function, except that the newest turn counts too: it is kept in any case. Images keep
     their numbers in the whole conversation, so a later "Picture 2" still names the same one.
 
     Args:
         messages: normalized messages.
-        max_tokens: the prompt has fewer, if the newest turn does.
+        max_tokens: the prompt has no more, if the newest turn has not.
         count_tokens: number of tokens of a text and a number of images.
         add_generation_prompt: whether to end with the start of the assistant's turn.
 
@@ -55,7 +55,7 @@ def make_context(
     kept: list[_Turn] = []
     for turn in reversed(turns):
         size += count_tokens(turn.text, len(turn.images))
-        if kept and size >= max_tokens:
+        if kept and size > max_tokens:
             break
         kept.insert(0, turn)
     parts = [system, *kept]

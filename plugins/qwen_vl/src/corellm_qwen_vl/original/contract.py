@@ -66,3 +66,35 @@ class TestQwenVL(AdapterContract):
     def make_checkpoint(cls, path: Path, seed: int = 0, **settings: Any) -> Path:
         """With fewer queries than published."""
         return make_tiny_checkpoint(path, seed, **{"n_queries": 16, **settings})
+
+    # --- what only the family's own `chat` says, in qwen_generation_utils.py ------------------------------------------
+
+    def test_the_checkpoints_window(self, subject: Any, tmp_path: Path) -> None:
+        """Of a conversation, whole turns are left out until fewer than `max_window_size` tokens are left."""
+        images = [{"type": "image", "image": subject.item("image", seed)} for seed in (1, 2)]
+        last = {"role": "user", "content": [{"type": "text", "text": "Ask two"}, images[1]]}
+        turns = [
+            {"role": "user", "content": [images[0], {"type": "text", "text": "Ask one"}]},
+            {"role": "assistant", "content": "Say two"},
+            last,
+        ]
+        whole, newest = (subject.inputs.process_chat(messages) for messages in (turns, [last]))
+        for most, want in ((len(whole.token_ids) + 1, whole), (len(whole.token_ids), newest)):
+            path = self.make_checkpoint(tmp_path / str(most), max_window_size=most)
+            with subject.opened({}, path) as inputs:
+                got = inputs.process_chat(turns)
+            self.require(
+                len(got.token_ids) == len(want.token_ids),
+                "make_context",
+                expected=f"{len(want.token_ids)} tokens, below {most}",
+                got=len(got.token_ids),
+                fix="keep the newest turns that have fewer tokens, with those of images, than the checkpoint's window",
+            )
+
+    def test_the_stop_words(self, subject: Any) -> None:
+        """`get_stop_words_ids`: the end of a message and the start of another end an answer."""
+        stops = subject.context.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+        fix = "set model.generation_config.eos_token_id"
+        self.require(
+            set(stops) <= subject.end_token_ids, "load_model", expected=stops, got=subject.end_token_ids, fix=fix
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.testing.checkpoints import train_tokenizer
-from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_START, NUM_ADDED_TOKENS, load_tokenizer
+from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_END, IMAGE_START, NUM_ADDED_TOKENS, load_tokenizer
 
 _SEQ_LENGTH = 2048
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -22,13 +22,20 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 """`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
+REFUSED: Mapping[str, Mapping[str, Any]] = {
+    "a configuration of another tokenizer": {"image_start": IMAGE_END},
+}
+"""`{what cannot be served: arguments of make_tiny_checkpoint}`: the contract requires an error at load for each."""
+
 
 def make_tiny_checkpoint(
     path: str | Path,
     seed: int = 0,
     *,
     n_queries: int | None = None,
+    image_start: str = IMAGE_START,
     chat_format: str = "chatml",
+    max_window_size: int = 6144,
     hidden_size: int = 256,
     num_layers: int = 2,
     num_shards: int = 1,
@@ -41,7 +48,9 @@ def make_tiny_checkpoint(
         path: directory to write to; made if need be.
         seed: of the weights.
         n_queries: tokens per image, a square number; None for the published 256, of which `config.json` says nothing.
+        image_start: the token whose id `config.json` has for the one before an image.
         chat_format: `"chatml"` as in Qwen-VL-Chat, `"raw"` as in Qwen-VL.
+        max_window_size: tokens that a conversation's prompt stays below.
         hidden_size: of the text decoder, a multiple of 128.
         num_layers: of the text decoder.
         num_shards: files to spread the weights over; more than one come with an index.
@@ -58,7 +67,7 @@ def make_tiny_checkpoint(
     visual = {
         "heads": 4,
         "image_size": image_size,
-        "image_start_id": load_tokenizer(path).convert_tokens_to_ids(IMAGE_START),
+        "image_start_id": load_tokenizer(path).convert_tokens_to_ids(image_start),
         "layers": 2,
         "mlp_ratio": 1.53,
         "output_dim": hidden_size,
@@ -72,7 +81,7 @@ def make_tiny_checkpoint(
         "chat_format": chat_format,
         "eos_token_id": num_ranks,
         "pad_token_id": num_ranks,
-        "max_window_size": 6144,
+        "max_window_size": max_window_size,
         "max_new_tokens": 512,
         "do_sample": True,
         "top_k": 0,

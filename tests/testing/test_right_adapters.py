@@ -1,0 +1,24 @@
+"""Rules keep quiet about an adapter that is right in another way than those shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.mutants.harness import examine
+from tests.mutants.mutant import LLAVA
+
+
+def test_embeddings_may_be_scaled(tmp_path: Path) -> None:
+    """By one number for all tokens, where a model does so outside its table: outputs show whether it is right."""
+    scaled = LLAVA.given(
+        "embeddings are scaled outside the table",
+        "test_every_token_has_its_embedding",
+        "get_input_embeddings",
+        """
+        @hookimpl
+        def get_input_embeddings(self, model, input_ids):
+            return model.get_input_embeddings()(input_ids) * model.config.text_config.hidden_size**0.5
+        """,
+    )
+    verdict = examine(scaled.contract, [scaled.rule], tmp_path, scaled)
+    assert verdict.passed == [scaled.rule], str(verdict)
