@@ -62,7 +62,7 @@ class TextModel:
     def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:
         """Return the logits as the model's own forward pass makes them; how is found by the first call, at load."""
         if self._compute_logits is None:
-            from corellm.text_models.output_head import logits_function
+            from corellm.modelling.output_head import logits_function
 
             self._compute_logits = logits_function(model)
         return self._compute_logits(model, hidden_states)

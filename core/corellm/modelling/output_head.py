@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from corellm.errors import CheckpointError, raised_at
-from corellm.worker.given_hidden import GivenHidden
+from corellm.modelling.given_hidden import GivenHidden
 
 LogitsFunction = Callable[[Any, Tensor], Tensor]
 """From model and hidden states `[num_sampled, hidden_size]` to logits `[num_sampled, vocab_size]`."""

@@ -1,0 +1,25 @@
+"""Transformers' models taken apart: what goes into the text decoder, and what is made of its hidden states.
+
+For plugins, whose adapters need not repeat what the model's own forward pass does around its decoder. Importing this
+package imports no torch. The files, in reading order:
+
+    decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, further arguments
+    output_head         how it makes logits of hidden states
+    given_hidden        a model whose inner model is skipped
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DecoderInputs", "Front", "logits_function"]
+
+_HOMES = {"DecoderInputs": "decoder_inputs", "Front": "decoder_inputs", "logits_function": "output_head"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

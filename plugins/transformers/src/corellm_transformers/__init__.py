@@ -1,0 +1,146 @@
+"""Any multimodal model of transformers, without a plugin of its own: a fallback for what no distribution claims.
+
+An item becomes the tokens that the Hugging Face processor puts in its place, and the embeddings that the model's own
+forward pass merges there. What that does not hold for is refused at load, in `checks`. How processors are read is in
+`processors`, what they put into prompts in `placeholders`, what a model gives its decoder in `forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from corellm.hookspecs import ModelContext, hookimpl
+from corellm.multimodal import (
+    MultiModalFeature,
+    MultiModalFieldConfig,
+    MultiModalKwargsItem,
+    PromptReplacement,
+    PromptUpdateDetails,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from corellm.multimodal import MultiModalItems
+    from corellm_transformers.family import Family
+    from corellm_transformers.forward import Forward
+
+__all__ = ["TransformersModel"]
+
+class TransformersModel:
+    """A multimodal language model of transformers."""
+
+    contract = 1
+    refuse_embeddings = "an item's tokens are made from its media; serve the checkpoint by a plugin of its own for that"
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self._compute_logits: Callable[[nn.Module, Tensor], Tensor] | None = None
+
+    @cached_property
+    def _family(self) -> Family:
+        """What the processor says of its modalities; found on first use, by processing small items."""
+        from corellm_transformers.family import Family
+
+        return Family(self.context)
+
+    @cached_property
+    def _forward(self) -> Forward:
+        """The loaded model's forward pass up to its decoder; made by `get_language_model`."""
+        raise AssertionError("the model is not loaded")
+
+    # --- the processor ----------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def register_processor(self) -> Callable[..., Any]:
+        """Return the checkpoint's processor, without its video processor where that needs torchvision."""
+        from corellm_transformers.processors import read_processor
+
+        return read_processor
+
+    @hookimpl
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Every modality for which the processor has a part and a placeholder."""
+        return dict.fromkeys(self._family.modalities)
+
+    @hookimpl
+    def get_placeholder_str(self, modality: str) -> str | None:
+        """The text that the processor replaces by an item's tokens."""
+        known = self._family.modalities.get(modality)
+        return None if known is None else known.text
+
+    @hookimpl
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Any]:
+        """Items of the size that becomes the most tokens, of those that fit a prompt."""
+        return self._family.largest(seq_len, mm_counts, mm_options)
+
+    @hookimpl
+    def call_hf_processor(
+        self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """The processor's tensors for the one item, and its tokens; each as a list of one."""
+        ((modality, (item,)),) = mm_data.items()
+        tensors, tokens = self._family.process(modality, item, mm_kwargs)
+        tokens_name = self._family.modalities[modality].tokens_name
+        return {name: [value] for name, value in {**tensors, tokens_name: tokens}.items()}
+
+    @hookimpl
+    def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
+        """Tensors are an item's whole, with the processor's dimension of items."""
+        by_name = self._family.modality_of_tensor
+        return {name: MultiModalFieldConfig.batched(by_name[name]) for name in hf_inputs if name in by_name}
+
+    @hookimpl
+    def get_prompt_updates(
+        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[PromptReplacement]:
+        """A placeholder becomes the tokens that the processor put in its place."""
+
+        def update(modality: str) -> PromptReplacement:
+            known = self._family.modalities[modality]
+
+            def replacement(index: int) -> PromptUpdateDetails:
+                tokens = out_mm_kwargs[modality][index][known.tokens_name].data
+                return PromptUpdateDetails.select_token_ids(tokens.tolist(), known.embed_token_ids)
+
+            return PromptReplacement(modality, target=known.target, replacement=replacement)
+
+        return [update(modality) for modality in self._family.modalities]
+
+    # --- the model --------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def get_language_model(self, model: nn.Module) -> nn.Module:
+        """Return the decoder, after the model's own forward pass was compared with what the engine will do."""
+        from corellm_transformers.forward import Forward
+
+        decoder: nn.Module = model.get_decoder()
+        self._forward = Forward(model, decoder, self._family)
+        self._forward.check()
+        return decoder
+
+    @hookimpl
+    def get_multimodal_embeddings(self, modality: str, mm_kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """The rows that the forward pass puts in the places of an item's tokens, one item at a time."""
+        names = self._family.modalities[modality].tokens_name
+        return [
+            self._forward.embed(
+                modality, tokens, {name: values[i] for name, values in mm_kwargs.items() if name != names}
+            )
+            for i, tokens in enumerate(mm_kwargs[names])
+        ]
+
+    @hookimpl
+    def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:
+        """Return the logits as the model's own forward pass makes them; how is found by the first call, at load."""
+        if self._compute_logits is None:
+            from corellm.modelling import logits_function
+
+            self._compute_logits = logits_function(model)
+        return self._compute_logits(model, hidden_states)

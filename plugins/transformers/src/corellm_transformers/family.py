@@ -1,0 +1,197 @@
+"""What a checkpoint's processor says of each modality: placeholder, tensors, the largest item.
+
+Found by processing small items. Knows processors, no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corellm.errors import CheckpointError, MediaError
+from corellm.hookspecs import ModelContext
+from corellm.multimodal import dummy_audios, dummy_images
+from corellm_transformers.placeholders import between, candidates, process_one
+
+_PARTS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
+"""Parts of a processor by which it takes a modality."""
+_TEXT = frozenset(
+    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "labels"}
+)
+"""What processors return about the text."""
+_SMALL = {"image": (90, 70), "audio": 0.7}
+_RATIOS = (1.0, 0.75, 4 / 3, 0.5, 2.0, 0.25, 4.0)
+_SIDES = tuple(round(56 * 2 ** (step / 2)) for step in range(15))  # 56 to 7168
+_SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
+
+
+@dataclass(frozen=True)
+class Modality:
+    """How a processor places the items of one modality."""
+
+    text: str
+    """What users write for an item."""
+    target: tuple[int, ...]
+    """Its tokens."""
+    embed_token_ids: frozenset[int]
+    """Which of an item's tokens take embeddings."""
+    tensors: frozenset[str]
+    """The names of an item's tensors."""
+    tokens_name: str
+    """The name under which its tokens are kept beside them."""
+
+
+class Family:
+    """The modalities of a checkpoint.
+
+    Args:
+        context: of the model.
+
+    Attributes:
+        modalities: by name.
+        modality_of_tensor: `{name of a tensor: the modality whose items have it}`.
+
+    Raises:
+        CheckpointError: the processor takes no item, or does not say how it places them.
+    """
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context, self.processor = context, context.hf_processor
+        self.modalities = {
+            modality: self._examine(modality)
+            for modality, parts in _PARTS.items()
+            if any(getattr(self.processor, part, None) is not None for part in parts)
+        }
+        if not self.modalities:
+            self.refuse("takes neither images nor audio without torchvision")
+        self.modality_of_tensor = {
+            name: modality
+            for modality, known in self.modalities.items()
+            for name in (*known.tensors, known.tokens_name)
+        }
+        if len(self.modality_of_tensor) < sum(len(known.tensors) + 1 for known in self.modalities.values()):
+            self.refuse("gives tensors of one name to items of several modalities")
+
+    def refuse(self, reason: str) -> Any:
+        """Raise that the checkpoint cannot be served without a plugin of its own."""
+        raise CheckpointError(
+            f"{type(self.processor).__name__} {reason}; this architecture needs a plugin of its own, or run the "
+            f"checkpoint with transformers' own generate"
+        )
+
+    def small(self, modality: str, seed: int = 0) -> Any:
+        """Return a small item; another one, and of another size, for each seed."""
+        if modality == "image":
+            return dummy_images(1, width=90 + 37 * seed, height=70 + 11 * seed)[0]
+        return dummy_audios(1, num_samples=int((0.7 + 0.4 * seed) * self.sampling_rate))[0]
+
+    @property
+    def sampling_rate(self) -> int:
+        """Samples per second of audio."""
+        part = next(part for name in _PARTS["audio"] if (part := getattr(self.processor, name, None)) is not None)
+        return int(part.sampling_rate)
+
+    # --- placeholders -----------------------------------------------------------------------------------------------
+
+    def _examine(self, modality: str) -> Modality:
+        reasons = []
+        for text in candidates(self.processor, modality):
+            try:
+                tensors, tokens = self._placed(modality, text, self.small(modality), {})
+            except Exception as error:
+                reasons.append(f"{text!r}: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
+                continue
+            embeds = self._embed_token_ids(modality) & set(tokens)
+            if embeds:
+                target = tuple(self._tokenize(text))
+                names = frozenset(tensors)
+                return Modality(text, target, frozenset(embeds), names, f"{modality}_placeholder_ids")
+            reasons.append(f"{text!r}: no {modality} token in its place")
+        return self.refuse(f"does not say what stands for an {modality} in a prompt ({'; '.join(reasons) or 'nothing'})")
+
+    def _embed_token_ids(self, modality: str) -> set[int]:
+        names = (f"{modality}_token_id", f"{modality}_token_index")
+        stated = {getattr(owner, name, None) for owner in (self.context.hf_config, self.processor) for name in names}
+        return {token for token in stated if isinstance(token, int)}
+
+    def _tokenize(self, text: str) -> list[int]:
+        return list(self.context.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _placed(
+        self, modality: str, text: str, item: Any, kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[int]]:
+        output = process_one(self.processor, modality, text, item, kwargs)
+        ids = output["input_ids"]
+        tokens = [int(token) for token in (ids[0] if hasattr(ids[0], "__len__") else ids)]
+        bare = list(self.context.tokenizer(text)["input_ids"])
+        placed = between(tokens, bare, self._tokenize(text))
+        if placed is None:
+            return self.refuse(f"puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}")
+        return {name: value for name, value in output.items() if name not in _TEXT and value is not None}, placed
+
+    def process(self, modality: str, item: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Return an item's tensors, with the processor's dimension of items, and its tokens `[num_tokens]`."""
+        import torch
+
+        tensors, tokens = self._placed(modality, self.modalities[modality].text, item, kwargs)
+        return tensors, torch.tensor(tokens)
+
+    # --- the largest items ------------------------------------------------------------------------------------------
+
+    def largest(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
+    ) -> dict[str, Any]:
+        """Return items that become the most tokens, of those that fit a prompt of `seq_len`."""
+        media: dict[str, Any] = {}
+        if count := mm_counts.get("image", 0):
+            width, height = self._largest_size(seq_len, mm_options.get("image", {}))
+            media["image"] = dummy_images(count, width=width, height=height)
+        if count := mm_counts.get("audio", 0):
+            media["audio"] = dummy_audios(
+                count, num_samples=self._longest_audio(seq_len), bounds=mm_options.get("audio")
+            )
+        return media
+
+    def _largest_size(self, seq_len: int, bounds: Mapping[str, int]) -> tuple[int, int]:
+        sizes = [
+            (min(round(side * ratio**0.5), bounds.get("width", 7168)), min(round(side / ratio**0.5), bounds.get("height", 7168)))
+            for side in _SIDES
+            for ratio in _RATIOS
+        ]
+        counted = list(self._count_images(sizes, seq_len))
+        fitting = [(tokens, -width * height, (width, height)) for tokens, (width, height) in counted if tokens <= seq_len]
+        return max(fitting, default=(0, 0, _SMALL["image"]))[2]
+
+    def _count_images(self, sizes: Sequence[tuple[int, int]], seq_len: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        count = getattr(self.processor, "_get_num_multimodal_tokens", None)
+        kwargs = self.context.kwargs_for("image")
+        if count is not None:
+            for width, height in sizes:
+                try:
+                    stated = count(image_sizes=[(height, width)], **kwargs)["num_image_tokens"]
+                except ValueError:
+                    continue  # an aspect ratio that the processor refuses
+                yield int(stated[0]), (width, height)
+            return
+        for side in (224, 448, 896, 1792):
+            for width, height in ((side, side), (side, side // 2), (side // 2, side)):
+                try:
+                    (image,) = dummy_images(1, width=width, height=height)
+                    yield len(self.process("image", image, kwargs)[1]), (width, height)
+                except (ValueError, MediaError):
+                    continue
+
+    def _longest_audio(self, seq_len: int) -> int:
+        """Return the samples of the longest audio, of a few lengths, that fits."""
+        longest = 0, self.sampling_rate
+        for seconds in _SECONDS:
+            (audio,) = dummy_audios(1, num_samples=seconds * self.sampling_rate)
+            try:
+                tokens = len(self.process("audio", audio, self.context.kwargs_for("audio"))[1])
+            except ValueError:
+                break
+            if tokens > seq_len or tokens <= longest[0]:
+                break
+            longest = tokens, seconds * self.sampling_rate
+        return longest[1]

@@ -1,0 +1,156 @@
+"""Tiny random checkpoints of any multimodal model of transformers: one recipe, and in `kinds` what a kind needs more."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm_transformers.processors import without_videos
+from corellm_transformers.tiny.configs import tiny_config
+from corellm_transformers.tiny.kinds import KINDS, Kind
+
+_SPECIAL = re.compile(r"[<\[(|].*[>\])|]", re.DOTALL)
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() }}: "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}PLACEHOLDER{% endif %}{% endfor %}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+_SIDE = 56
+
+
+def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        architecture: a class of transformers.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    path = Path(path)
+    cls = getattr(transformers, architecture)
+    kind = KINDS.get(architecture, Kind())
+    processor_class = getattr(transformers, PROCESSOR_MAPPING_NAMES[cls.config_class.model_type])
+    tokenizer = _tokenizer(processor_class, kind)
+    config = tiny_config(cls.config_class, kind.config, len(tokenizer))
+    _set_tokens(config, tokenizer, processor_class, kind)
+    model = cls(config)
+    randomize_weights(model, seed)
+    processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
+    model.save_pretrained(path)
+    _save_processor(processor, path)
+    return path
+
+
+def _defaults(processor_class: Any) -> dict[str, Any]:
+    parameters = inspect.signature(processor_class.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default not in (inspect.Parameter.empty, None)}
+
+
+def _tokenizer(processor_class: Any, kind: Kind) -> Any:
+    """A tokenizer with the special tokens that the processor's arguments name."""
+    named = {n: v for n, v in _defaults(processor_class).items() if isinstance(v, str) and _SPECIAL.fullmatch(v)}
+    stated = {n: v for n, v in kind.processor.items() if isinstance(v, str)}
+    tokens = {"image_token": "<image>", **named, **stated, **kind.tokens}
+    tokenizer = train_tokenizer(
+        list(dict.fromkeys([*tokens.values(), *kind.more_tokens])),
+        vocab_size=420,
+        bos="<s>",
+        eos="</s>",
+        pad="<pad>",
+        unk="<unk>",
+        add_bos=True,
+    )
+    tokenizer._set_model_specific_special_tokens(dict(kind.tokens) if kind.tokens else {"image_token": tokens["image_token"]})
+    return tokenizer
+
+
+def _set_tokens(config: Any, tokenizer: Any, processor_class: Any, kind: Kind) -> None:
+    """Write the ids of the tokenizer's tokens into a configuration."""
+    known = {
+        **{n: v for n, v in _defaults(processor_class).items() if isinstance(v, str)},
+        **{n: v for n, v in kind.processor.items() if isinstance(v, str)},
+        **kind.tokens,
+    }
+    known.setdefault("image_token", "<image>")
+    for name in list(vars(config)):
+        text = known.get(re.sub(r"_(id|index)$", "", name))
+        if text is not None and name.endswith(("_token_id", "_token_index")):
+            setattr(config, name, tokenizer.convert_tokens_to_ids(text))
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(part, name, getattr(tokenizer, name))
+
+
+def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind) -> Any:
+    import transformers
+
+    takes = inspect.signature(processor_class.__init__).parameters
+    if "video_processor" in processor_class.get_attributes():
+        processor_class = without_videos(processor_class)
+    parts: dict[str, Any] = {"tokenizer": tokenizer, "video_processor": None}
+    if "image_processor" in takes:
+        parts["image_processor"] = _image_processor(model_type, kind)
+    for name in ("feature_extractor", "audio_processor"):
+        if name in takes:
+            from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+
+            extractor = getattr(transformers, FEATURE_EXTRACTOR_MAPPING_NAMES[model_type])
+            parts[name] = extractor(**kind.parts)
+    usual = {"patch_size": 14, "num_image_tokens": 16}
+    given = {**{n: v for n, v in usual.items() if n in takes}, **kind.processor}
+    processor = processor_class(**{n: v for n, v in parts.items() if n in takes}, **given)
+    text = next(
+        (t for o in (processor, tokenizer) for n in ("image_token", "audio_token") if (t := getattr(o, n, None))), ""
+    )
+    processor.chat_template = _TEMPLATE.replace("PLACEHOLDER", text)
+    return processor
+
+
+def _image_processor(model_type: str, kind: Kind) -> Any:
+    import transformers
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    cls = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["pil"])
+    small = {name: value for name, value in _small_sizes(cls().to_dict()).items() if name not in kind.parts}
+    return cls(**small, **kind.parts)
+
+
+def _small_sizes(stated: Mapping[str, Any]) -> dict[str, Any]:
+    small: dict[str, Any] = {}
+    for name in ("size", "crop_size"):
+        value = stated.get(name)
+        if not isinstance(value, Mapping):
+            continue
+        if "longest_edge" in value and max(value.values()) > 10_000:
+            small[name] = {"shortest_edge": 4 * 28**2, "longest_edge": 40 * 28**2}
+        else:
+            small[name] = {edge: _SIDE if edge != "longest_edge" else 2 * _SIDE for edge in value}
+    if isinstance(stated.get("patch_size"), int):
+        small["patch_size"] = 14
+    if "max_patches" in stated:
+        small["max_patches"] = 4
+    return small
+
+
+def _save_processor(processor: Any, path: Path) -> None:
+    """As `save_pretrained` does, which does not know a processor without a part."""
+    stated = processor.to_dict()
+    stated.pop("video_processor", None)
+    for name in processor.get_attributes():
+        part = getattr(processor, name)
+        if part is not None:
+            part.save_pretrained(path)
+    (path / "processor_config.json").write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
+    (path / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")
