@@ -118,11 +118,12 @@ class TransformersModel:
     @hookimpl
     def get_language_model(self, model: nn.Module) -> nn.Module:
         """Return the decoder, after the model's own forward pass was compared with what the engine will do."""
+        from corellm_transformers.checks import check_model
         from corellm_transformers.forward import Forward
 
         decoder: nn.Module = model.get_decoder()
         self._forward = Forward(model, decoder, self._family)
-        self._forward.check()
+        check_model(self._forward)
         return decoder
 
     @hookimpl
@@ -135,6 +136,20 @@ class TransformersModel:
             )
             for i, tokens in enumerate(mm_kwargs[names])
         ]
+
+    @hookimpl
+    def merge_multimodal_embeddings(
+        self, inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
+    ) -> tuple[Tensor, Mapping[str, Any]]:
+        """Write embeddings in their places; what the decoder's first layers add to them are further arguments."""
+        return self._forward.merged(inputs_embeds, multimodal_embeddings, is_multimodal)
+
+    @hookimpl
+    def get_rope_positions(
+        self, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+    ) -> tuple[Tensor, int] | None:
+        """Positions of the model's own `get_rope_index`, where its decoder is given them."""
+        return self._forward.positions(token_ids, self._forward.data_of(mm_features))
 
     @hookimpl
     def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 from corellm.errors import CheckpointError, MediaError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import dummy_audios, dummy_images
-from corellm_transformers.placeholders import between, candidates, process_one
+from corellm_transformers.placeholders import ARGUMENT, between, candidates
 
 _PARTS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 """Parts of a processor by which it takes a modality."""
@@ -121,14 +121,21 @@ class Family:
     def _placed(
         self, modality: str, text: str, item: Any, kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[int]]:
-        output = process_one(self.processor, modality, text, item, kwargs)
+        output = self.call(modality, text, [item], kwargs)
         ids = output["input_ids"]
         tokens = [int(token) for token in (ids[0] if hasattr(ids[0], "__len__") else ids)]
         bare = list(self.context.tokenizer(text)["input_ids"])
         placed = between(tokens, bare, self._tokenize(text))
         if placed is None:
             return self.refuse(f"puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}")
-        return {name: value for name, value in output.items() if name not in _TEXT and value is not None}, placed
+        return without_text(output), placed
+
+    def call(self, modality: str, text: str, items: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the processor's output for a text with items of one modality."""
+        media: dict[str, Any] = {ARGUMENT[modality]: list(items)}
+        if modality == "audio":
+            media["sampling_rate"] = self.sampling_rate
+        return dict(self.processor(text=text, return_tensors="pt", **{**kwargs, **media}))
 
     def process(self, modality: str, item: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """Return an item's tensors, with the processor's dimension of items, and its tokens `[num_tokens]`."""
@@ -195,3 +202,8 @@ class Family:
                 break
             longest = tokens, seconds * self.sampling_rate
         return longest[1]
+
+
+def without_text(output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a processor's output that are about items."""
+    return {name: value for name, value in output.items() if name not in _TEXT and value is not None}

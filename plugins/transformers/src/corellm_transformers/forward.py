@@ -1,4 +1,4 @@
-"""The model's own forward pass up to its decoder: what of it the engine takes, and what it is compared with at load.
+"""The model's own forward pass up to its decoder: an item's embeddings, positions, what else the decoder is given.
 
 Knows models of transformers by what they take and give; knows no model family.
 """
@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from corellm.errors import CheckpointError
 from corellm.modelling import DecoderInputs, Front
 
 if TYPE_CHECKING:
+    from corellm.multimodal import MultiModalFeature
     from corellm_transformers.family import Family
 
 _TYPES = {"image": 1, "video": 2, "audio": 3}
 """Of tokens, in `mm_token_type_ids`."""
-_SMALL_DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 class Forward:
@@ -30,14 +29,22 @@ class Forward:
         model: the whole model.
         decoder: the decoder inside it.
         family: what its processor says.
+
+    Attributes:
+        embedding: the model's, of text.
+        deepstack: `(name of the mask, name of the rows)` of the arguments by which embeddings are added in the
+            decoder's first layers; None where there are none. Set by the check at load.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, family: Family) -> None:
-        self._model, self._family = model, family
+        self.model, self.family = model, family
         self._front = Front(model, decoder)
         self._takes = signature(model.forward).parameters
-        self._embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-        self._device = self._embedding.weight.device
+        self.embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+        self.device: torch.device = self.embedding.weight.device
+        self.deepstack: tuple[str, str] | None = None
+        owner = next((m for m in (model, getattr(model, "model", None)) if hasattr(m, "get_rope_index")), None)
+        self._rope_index: Any = None if owner is None else owner.get_rope_index  # type: ignore[union-attr]
 
     # --- items ------------------------------------------------------------------------------------------------------
 
@@ -51,101 +58,70 @@ class Forward:
             tensors: the processor's for this item alone.
 
         Returns:
-            `[num_embeds, hidden_size]`.
+            `[num_embeds, width]`, of the decoder's width; wider by that of every layer that adds to it.
         """
-        given = self._run(tokens, tensors)
-        return given.embeds[0][self._takes_embeddings(modality, tokens)]
+        given = self.run(tokens, tensors)
+        rows = given.embeds[0][self.takes_embeddings(modality, tokens)]
+        return rows if self.deepstack is None else torch.cat([rows, *given.more[self.deepstack[1]]], dim=-1)
 
-    def _takes_embeddings(self, modality: str, tokens: Tensor) -> Tensor:
+    def merged(self, inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Return text embeddings with items' in their places, and the decoder's further arguments."""
+        parts = rows.split(inputs_embeds.shape[-1], dim=-1)
+        inputs_embeds[is_multimodal] = parts[0].to(inputs_embeds.dtype)
+        if self.deepstack is None:
+            return inputs_embeds, {}
+        mask, more = self.deepstack
+        return inputs_embeds, {mask: is_multimodal[None], more: list(parts[1:])}
+
+    def takes_embeddings(self, modality: str, tokens: Tensor) -> Tensor:
         """Which of an item's tokens take embeddings, `[num_tokens]`."""
-        wanted = torch.tensor(sorted(self._family.modalities[modality].embed_token_ids), device=tokens.device)
+        wanted = torch.tensor(sorted(self.family.modalities[modality].embed_token_ids), device=tokens.device)
         return torch.isin(tokens, wanted)
 
-    def _run(self, tokens: Tensor, tensors: Mapping[str, Any]) -> DecoderInputs:
+    def run(self, tokens: Tensor, tensors: Mapping[str, Any]) -> DecoderInputs:
+        """Return what the decoder is given for tokens `[num_tokens]` and the tensors of their items."""
         inputs: dict[str, Any] = {"input_ids": tokens[None], "attention_mask": torch.ones_like(tokens)[None], **tensors}
         if "mm_token_type_ids" in self._takes:
-            inputs["mm_token_type_ids"] = self.token_types(tokens)[None]
+            inputs["mm_token_type_ids"] = self._token_types(tokens)[None]
         return self._front(**inputs)
 
-    def token_types(self, tokens: Tensor) -> Tensor:
+    def _token_types(self, tokens: Tensor) -> Tensor:
         """Return 0 for text, and a number for each modality, `[num_tokens]`."""
         types = torch.zeros_like(tokens)
-        for modality in self._family.modalities:
-            types[self._takes_embeddings(modality, tokens)] = _TYPES[modality]
+        for modality in self.family.modalities:
+            types[self.takes_embeddings(modality, tokens)] = _TYPES[modality]
         return types
 
-    # --- at load ----------------------------------------------------------------------------------------------------
-
-    def refuse(self, reason: str) -> NoReturn:
-        """Raise that the engine would compute something else than the model."""
-        raise CheckpointError(
-            f"{type(self._model).__name__} {reason}; this architecture needs a plugin of its own, or run the checkpoint "
-            f"with transformers' own generate"
-        )
+    # --- positions --------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def check(self) -> None:
-        """Compare the forward pass of prompts with items with what the engine will do.
+    def positions(self, token_ids: Sequence[int], items: Sequence[Mapping[str, Any]]) -> tuple[Tensor, int] | None:
+        """Return a prompt's M-RoPE positions `[3, num_tokens]` and the offset of generated tokens; None for counting.
 
-        Raises:
-            CheckpointError: they differ; says in what.
+        Args:
+            token_ids: of the prompt.
+            items: the tensors of its items, in the order of the prompt.
         """
-        for modality in self._family.modalities:
-            self._check_modality(modality)
+        if self._rope_index is None:
+            return None
+        tokens = torch.tensor(token_ids)
+        known: dict[str, Any] = {
+            "input_ids": tokens[None],
+            "attention_mask": torch.ones_like(tokens)[None],
+            "mm_token_type_ids": self._token_types(tokens)[None],
+        }
+        wanted = signature(self._rope_index).parameters
+        for name in wanted:
+            parts = [item[name] for item in items if isinstance(item.get(name), Tensor)]
+            if parts:
+                known[name] = torch.cat([part.cpu() for part in parts])
+        positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
+        return positions[-3:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
 
-    def _check_modality(self, modality: str) -> None:
-        items = [self._family.small(modality, seed) for seed in (0, 1)]
-        known, tokenizer = self._family.modalities[modality], self._family.context.tokenizer
-        parts = [self._family.process(modality, item, {}) for item in items]
-        text = f"one {known.text} two {known.text} three"
-        from corellm_transformers.placeholders import ARGUMENT
+    def counts_positions(self) -> None:
+        """Note that the decoder counts positions itself, whatever `get_rope_index` would say."""
+        self._rope_index = None
 
-        media: dict[str, Any] = {ARGUMENT[modality]: items}
-        if modality == "audio":
-            media["sampling_rate"] = self._family.sampling_rate
-        joint = dict(self._family.processor(text=text, return_tensors="pt", **media))
-        tokens = joint["input_ids"][0]
-        ours, left = list[int](), [part[1].tolist() for part in parts]
-        bare = list(tokenizer(text)["input_ids"])
-        target, at = list(known.target), 0
-        spans = []
-        while at < len(bare):
-            if left and bare[at : at + len(target)] == target:
-                spans.append((len(ours), len(ours) + len(left[0])))
-                ours += left.pop(0)
-                at += len(target)
-            else:
-                ours.append(bare[at])
-                at += 1
-        if ours != tokens.tolist():
-            self.refuse(f"has a processor that places several {modality}s otherwise than each: {tokens.tolist()} for {ours}")
-        from corellm_transformers.family import _TEXT
-
-        def ready(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: self._ready(value) for name, value in values.items() if name not in _TEXT}
-
-        ids = tokens.to(self._device)
-        theirs = self._run(ids, ready(joint))
-        embeds = self._embedding(ids)
-        for (start, end), (tensors, own) in zip(spans, parts, strict=True):
-            span = embeds[start:end]
-            span[self._takes_embeddings(modality, own.to(self._device))] = self.embed(
-                modality, own.to(self._device), ready(tensors)
-            )
-        error = (theirs.embeds[0] - embeds).abs().max().item()
-        scale = theirs.embeds.abs().max().item()
-        if not error <= _SMALL_DIFFERENCE[embeds.dtype] * scale:
-            self.refuse(f"merges {modality}s otherwise than one by one: embeddings differ by {error:.3g} of {scale:.3g}")
-        if theirs.more:
-            self.refuse(f"gives its decoder {', '.join(sorted(theirs.more))} beside embeddings")
-        if theirs.positions is not None:
-            count = torch.arange(len(ids), device=self._device)
-            if not bool((theirs.positions == count).all()):
-                self.refuse("gives its decoder positions that do not count tokens")
-
-    def _ready(self, value: Any) -> Any:
-        """A processor's tensor where the model is, in its type."""
-        if isinstance(value, Tensor):
-            dtype = self._embedding.weight.dtype if value.is_floating_point() else value.dtype
-            return value.to(self._device, dtype)
-        return value
+    def data_of(self, features: Sequence[MultiModalFeature]) -> list[dict[str, Any]]:
+        """Return the tensors of items, as the processor made them for each alone."""
+        return [feature.data.get_data() for feature in features]

@@ -26,14 +26,6 @@ def candidates(processor: Any, modality: str) -> Iterator[str]:
                 yield text
 
 
-def process_one(processor: Any, modality: str, text: str, item: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the processor's output for a text with one item."""
-    media: dict[str, Any] = {ARGUMENT[modality]: [item]}
-    if modality == "audio":
-        media["sampling_rate"] = processor.feature_extractor.sampling_rate
-    return dict(processor(text=text, return_tensors="pt", **{**kwargs, **media}))
-
-
 def between(tokens: Sequence[int], bare: Sequence[int], target: Sequence[int]) -> list[int] | None:
     """Return what of an expanded prompt stands in the place of `target`.
 
@@ -54,3 +46,19 @@ def between(tokens: Sequence[int], bare: Sequence[int], target: Sequence[int]) -
     if after and list(tokens[len(tokens) - after :]) != list(bare[len(bare) - after :]):
         return None
     return list(tokens[before : len(tokens) - after])
+
+
+def expanded(
+    bare: Sequence[int], target: Sequence[int], items: Sequence[Sequence[int]]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return a prompt with items in the places of `target`, in order, and where each is, `[start, end)`."""
+    tokens, spans, left, at = list[int](), list[tuple[int, int]](), list(items), 0
+    while at < len(bare):
+        if left and list(bare[at : at + len(target)]) == list(target):
+            spans.append((len(tokens), len(tokens) + len(left[0])))
+            tokens += left.pop(0)
+            at += len(target)
+        else:
+            tokens.append(bare[at])
+            at += 1
+    return tokens, spans

@@ -5,6 +5,7 @@ Knows how transformers reads processors from files; knows no model family.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,13 @@ def without_videos(cls: Any) -> Any:
 
     WithoutVideos.__name__ = WithoutVideos.__qualname__ = cls.__name__
     return WithoutVideos
+
+
+def visible(cls: Any) -> Any:
+    """Return a class of Pillow's code that transformers hides for want of torchvision, from its module."""
+    if not getattr(cls, "is_dummy", False):
+        return cls
+    try:
+        return getattr(import_module(cls.__module__), cls.__name__)
+    except ImportError as error:
+        raise CheckpointError(f"{cls.__name__} cannot be imported without torchvision") from error

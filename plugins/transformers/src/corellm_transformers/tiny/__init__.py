@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-from corellm_transformers.processors import without_videos
+from corellm_transformers.processors import visible, without_videos
 from corellm_transformers.tiny.configs import tiny_config
 from corellm_transformers.tiny.kinds import KINDS, Kind
 
@@ -41,13 +41,14 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     path = Path(path)
     cls = getattr(transformers, architecture)
     kind = KINDS.get(architecture, Kind())
-    processor_class = getattr(transformers, PROCESSOR_MAPPING_NAMES[cls.config_class.model_type])
+    named = kind.processor_class or PROCESSOR_MAPPING_NAMES[cls.config_class.model_type]
+    processor_class = getattr(transformers, named)
     tokenizer = _tokenizer(processor_class, kind)
     config = tiny_config(cls.config_class, kind.config, len(tokenizer))
-    _set_tokens(config, tokenizer, processor_class, kind)
+    processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
+    _set_tokens(config, processor, tokenizer)
     model = cls(config)
     randomize_weights(model, seed)
-    processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
     model.save_pretrained(path)
     _save_processor(processor, path)
     return path
@@ -76,18 +77,19 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
     return tokenizer
 
 
-def _set_tokens(config: Any, tokenizer: Any, processor_class: Any, kind: Kind) -> None:
-    """Write the ids of the tokenizer's tokens into a configuration."""
-    known = {
-        **{n: v for n, v in _defaults(processor_class).items() if isinstance(v, str)},
-        **{n: v for n, v in kind.processor.items() if isinstance(v, str)},
-        **kind.tokens,
-    }
-    known.setdefault("image_token", "<image>")
+def _set_tokens(config: Any, processor: Any, tokenizer: Any) -> None:
+    """Write the ids of the tokenizer's tokens into a configuration, under the names that the processor has for them."""
     for name in list(vars(config)):
-        text = known.get(re.sub(r"_(id|index)$", "", name))
-        if text is not None and name.endswith(("_token_id", "_token_index")):
-            setattr(config, name, tokenizer.convert_tokens_to_ids(text))
+        if not name.endswith(("_token_id", "_token_index")):
+            continue
+        stem = re.sub(r"_(id|index)$", "", name)
+        for owner in (processor, tokenizer):
+            token, text = getattr(owner, f"{stem}_id", None), getattr(owner, stem, None)
+            if not isinstance(token, int) and isinstance(text, str):
+                token = tokenizer.convert_tokens_to_ids(text)
+            if isinstance(token, int):
+                setattr(config, name, token)
+                break
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(part, name, getattr(tokenizer, name))
@@ -122,7 +124,7 @@ def _image_processor(model_type: str, kind: Kind) -> Any:
     import transformers
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-    cls = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["pil"])
+    cls = visible(getattr(transformers, kind.image_processor or IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["pil"]))
     small = {name: value for name, value in _small_sizes(cls().to_dict()).items() if name not in kind.parts}
     return cls(**small, **kind.parts)
 
