@@ -5,12 +5,14 @@ Knows how transformers reads processors from files; knows no model family.
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from corellm.errors import CheckpointError
@@ -24,60 +26,94 @@ def read_processor(path: Path) -> Any:
     Raises:
         CheckpointError: transformers has none, or it cannot be made without torchvision.
     """
-    cls = processor_class(path)
-    if find_spec("torchvision") is None and _VIDEO in cls.get_attributes():
-        cls = without_videos(cls)
-    return cls.from_pretrained(path)
-
-
-def processor_class(path: Path) -> Any:
-    """Return the class of a checkpoint's processor.
-
-    Raises:
-        CheckpointError: transformers has none, or cannot import it.
-    """
     stated, _ = transformers.ProcessorMixin.get_processor_dict(path)
     config, _ = transformers.PretrainedConfig.get_config_dict(path)
     name = stated.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.get("model_type", ""))
     if name is None:
         raise CheckpointError(f"{path}: transformers has no processor for model_type {config.get('model_type')!r}")
+    cls = processor_class(name)
+    return (cls if find_spec("torchvision") is not None else _without_torchvision(cls)).from_pretrained(path)
+
+
+def processor_class(name: str) -> Any:
+    """Return a processor's class by its name.
+
+    Raises:
+        CheckpointError: transformers cannot import it.
+    """
     try:
-        cls = getattr(transformers, name)
+        cls = visible(getattr(transformers, name))
         cls.get_attributes()
     except (AttributeError, ImportError) as error:
-        raise CheckpointError(f"{path}: transformers cannot import {name}: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"transformers cannot import {name}: {' '.join(str(error).split())}") from error
     return cls
 
 
-def without_videos(cls: Any) -> Any:
-    """Return a subclass of a processor's class that has no video processor, and processes no videos."""
-
-    class WithoutVideos(cls):  # type: ignore[misc]
-        @classmethod
-        def _get_arguments_from_pretrained(cls, path: Any, processor_dict: Any = None, **kwargs: Any) -> list[Any]:
-            attributes = super().get_attributes()
-            cls.get_attributes = classmethod(lambda _: [name for name in attributes if name != _VIDEO])
-            try:
-                found = super()._get_arguments_from_pretrained(path, processor_dict, **kwargs)
-            finally:
-                del cls.get_attributes
-            found.insert(attributes.index(_VIDEO), None)
-            return list(found)
-
-        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
-            if name == _VIDEO:
-                return None
-            return super().check_argument_for_proper_class(name, argument)
-
-    WithoutVideos.__name__ = WithoutVideos.__qualname__ = cls.__name__
-    return WithoutVideos
-
-
 def visible(cls: Any) -> Any:
-    """Return a class of Pillow's code that transformers hides for want of torchvision, from its module."""
+    """Return a class that transformers hides for want of torchvision, from its module, if that does without.
+
+    Raises:
+        CheckpointError: it does not.
+    """
     if not getattr(cls, "is_dummy", False):
         return cls
     try:
         return getattr(import_module(cls.__module__), cls.__name__)
     except ImportError as error:
         raise CheckpointError(f"{cls.__name__} cannot be imported without torchvision") from error
+
+
+def without_videos(cls: Any) -> Any:
+    """Return a subclass of a processor's class that may be made without a video processor; it takes no videos then."""
+
+    class WithoutVideos(cls):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+            return None if name == _VIDEO else super().check_argument_for_proper_class(name, argument)
+
+    WithoutVideos.__name__ = WithoutVideos.__qualname__ = cls.__name__
+    return WithoutVideos
+
+
+def _without_torchvision(cls: Any) -> Any:
+    """Return a subclass of a processor's class that reads images by Pillow's code, and takes no videos."""
+
+    class WithoutTorchvision(without_videos(cls)):  # type: ignore[misc]
+        @classmethod
+        def _get_arguments_from_pretrained(cls, path: Any, processor_dict: Any = None, **kwargs: Any) -> list[Any]:
+            found: dict[str, Any] = {_VIDEO: None}
+            for name in cls.get_attributes():
+                if name == "image_processor":
+                    found[name] = _read_image_processor(Path(path), processor_dict or {})
+                elif "tokenizer" in name:
+                    found[name] = cls._load_tokenizer_from_pretrained(name, path, **kwargs)
+                elif name != _VIDEO:
+                    found[name] = transformers.AutoFeatureExtractor.from_pretrained(path, **kwargs)
+            return [found[name] for name in cls.get_attributes()]
+
+    WithoutTorchvision.__name__ = WithoutTorchvision.__qualname__ = cls.__name__
+    return WithoutTorchvision
+
+
+def _read_image_processor(path: Path, processor: dict[str, Any]) -> Any:
+    stated = processor.get("image_processor")
+    file = path / "preprocessor_config.json"
+    if stated is None and file.is_file():
+        stated = json.loads(file.read_text(encoding="utf-8"))
+    name = (stated or {}).get("image_processor_type")
+    if name is None:
+        config, _ = transformers.PretrainedConfig.get_config_dict(path)
+        name = IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type", ""), {}).get("pil", "")
+    return image_processor_class(name).from_pretrained(path)
+
+
+def image_processor_class(name: str) -> Any:
+    """Return Pillow's version of an image processor, by the name of any version.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    plain = name.removesuffix("Fast").removesuffix("Pil")
+    cls = getattr(transformers, f"{plain}Pil", None) or getattr(transformers, plain, None)
+    if cls is None or (getattr(cls, "is_dummy", False) and not cls.__name__.endswith("Pil")):
+        raise CheckpointError(f"transformers has {name or 'the image processor'} for torchvision only")
+    return visible(cls)

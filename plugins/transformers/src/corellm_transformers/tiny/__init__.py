@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-from corellm_transformers.processors import visible, without_videos
+from corellm_transformers.processors import image_processor_class, without_videos
+from corellm_transformers.processors import processor_class as find_processor
 from corellm_transformers.tiny.configs import tiny_config
 from corellm_transformers.tiny.kinds import KINDS, Kind
 
@@ -22,6 +23,16 @@ _TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 _SIDE = 56
+USUAL_TOKENS = (
+    *("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "boa_token", "eoa_token"),
+    *("start_image_token", "end_image_token", "context_image_token", "start_video_token", "end_video_token"),
+    *("image_start_token", "image_end_token", "image_break_token", "image_boundary_token", "image_wrapper_token"),
+    *("video_start_token", "video_end_token", "audio_bos_token", "audio_eos_token", "vision_bos_token"),
+    *("vision_eos_token", "vision_start_token", "vision_end_token", "fake_image_token", "global_image_token"),
+    *("end_of_utterance_token", "img_line_break_token", "tile_token", "tile_global_token", "image_newline_token"),
+    *("row_start_token", "row_end_token", "eof_token", "eol_token"),
+)
+"""Attributes of tokenizers, each for a special token of that name."""
 
 
 def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) -> Path:
@@ -42,7 +53,7 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     cls = getattr(transformers, architecture)
     kind = KINDS.get(architecture, Kind())
     named = kind.processor_class or PROCESSOR_MAPPING_NAMES[cls.config_class.model_type]
-    processor_class = getattr(transformers, named)
+    processor_class = find_processor(named)
     tokenizer = _tokenizer(processor_class, kind)
     config = tiny_config(cls.config_class, kind.config, len(tokenizer))
     processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
@@ -63,17 +74,18 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
     """A tokenizer with the special tokens that the processor's arguments name."""
     named = {n: v for n, v in _defaults(processor_class).items() if isinstance(v, str) and _SPECIAL.fullmatch(v)}
     stated = {n: v for n, v in kind.processor.items() if isinstance(v, str)}
-    tokens = {"image_token": "<image>", **named, **stated, **kind.tokens}
+    usual = {name: f"<{name.removesuffix('_token')}>" for name in USUAL_TOKENS}
+    tokens = {**usual, **named, **stated, **kind.tokens}
     tokenizer = train_tokenizer(
         list(dict.fromkeys([*tokens.values(), *kind.more_tokens])),
-        vocab_size=420,
+        vocab_size=460,
         bos="<s>",
         eos="</s>",
         pad="<pad>",
         unk="<unk>",
         add_bos=True,
     )
-    tokenizer._set_model_specific_special_tokens(dict(kind.tokens) if kind.tokens else {"image_token": tokens["image_token"]})
+    tokenizer._set_model_specific_special_tokens({name: tokens[name] for name in (*usual, *kind.tokens)})
     return tokenizer
 
 
@@ -108,7 +120,7 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
         if name in takes:
             from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 
-            extractor = getattr(transformers, FEATURE_EXTRACTOR_MAPPING_NAMES[model_type])
+            extractor = getattr(transformers, kind.feature_extractor or FEATURE_EXTRACTOR_MAPPING_NAMES[model_type])
             parts[name] = extractor(**kind.parts)
     usual = {"patch_size": 14, "num_image_tokens": 16}
     given = {**{n: v for n, v in usual.items() if n in takes}, **kind.processor}
@@ -121,10 +133,10 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
 
 
 def _image_processor(model_type: str, kind: Kind) -> Any:
-    import transformers
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-    cls = visible(getattr(transformers, kind.image_processor or IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["pil"]))
+    named = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or {}
+    cls = image_processor_class(kind.image_processor or named.get("pil") or named.get("torchvision", ""))
     small = {name: value for name, value in _small_sizes(cls().to_dict()).items() if name not in kind.parts}
     return cls(**small, **kind.parts)
 

@@ -22,6 +22,7 @@ class Kind:
     """Arguments of its image processor or feature extractor."""
     processor_class: str | None = None
     image_processor: str | None = None
+    feature_extractor: str | None = None
     """Where transformers' mappings name none."""
     tokens: Mapping[str, str] = field(default_factory=dict)
     """`{attribute of the tokenizer: special token}`."""
@@ -30,28 +31,66 @@ class Kind:
 
 
 _GRID = [[56, 112], [112, 56], [112, 112]]
-_LLAVA_NEXT = {"image_grid_pinpoints": _GRID}
-_MROPE = {"rope_parameters": {"mrope_section": [2, 3, 3]}}
+_PINPOINTS = {"image_grid_pinpoints": _GRID}
+_LLAVA_NEXT = Kind(
+    config={**_PINPOINTS, "vision_feature_layer": -1},
+    processor={"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    parts={**_PINPOINTS, "size": {"shortest_edge": 56}},
+)
+_PIXELS = {"size": {"shortest_edge": 4 * 28**2, "longest_edge": 40 * 28**2}}
+
+
+def _mrope(*section: int, factor: float = 1.0, **more: Any) -> dict[str, Any]:
+    """M-RoPE of a text decoder whose default sections are not in its configuration."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(section)}
+    return {"text_config": {"rope_parameters": {**rope, "partial_rotary_factor": factor}, **more}}
+
 
 KINDS: Mapping[str, Kind] = {
-    "LlavaNextForConditionalGeneration": Kind(
-        config={**_LLAVA_NEXT, "vision_feature_layer": -1},
-        processor={"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
-        parts={**_LLAVA_NEXT, "size": {"shortest_edge": 56}},
+    "AyaVisionForConditionalGeneration": Kind(
+        processor={"img_size": 56, "patch_size": 14, "downsample_factor": 2},
+        config={"downsample_factor": 2, "alignment_intermediate_size": 128},
+        parts={"max_patches": 4},
     ),
-    "LlavaNextVideoForConditionalGeneration": Kind(
-        config={**_LLAVA_NEXT, "vision_feature_layer": -1},
-        processor={"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
-        parts={**_LLAVA_NEXT, "size": {"shortest_edge": 56}},
+    "Cosmos3OmniForConditionalGeneration": Kind(
+        processor_class="Qwen3VLProcessor", image_processor="Qwen2VLImageProcessorPil"
     ),
     "Gemma3ForConditionalGeneration": Kind(
         processor={"image_seq_length": 4},
         config={"mm_tokens_per_image": 4},
         tokens={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
-    "Glm4vMoeForConditionalGeneration": Kind(image_processor="Glm4vImageProcessorPil"),
-    "GlmOcrForConditionalGeneration": Kind(processor_class="Glm46VProcessor", image_processor="Glm46VImageProcessorPil"),
-    "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
+    "Glm46VForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
+    "Glm4vForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
+    "Glm4vMoeForConditionalGeneration": Kind(config=_mrope(1, 1, 2, factor=0.5), image_processor="Glm4vImageProcessorPil"),
+    "GlmOcrForConditionalGeneration": Kind(
+        config=_mrope(2, 3, 3), processor_class="Glm46VProcessor", image_processor="Glm46VImageProcessorPil"
+    ),
+    "GotOcr2ForConditionalGeneration": Kind(more_tokens=("<imgpad>", "<img>", "</img>")),
+    "LlavaNextForConditionalGeneration": _LLAVA_NEXT,
+    "LlavaNextVideoForConditionalGeneration": _LLAVA_NEXT,
+    "LlavaOnevisionForConditionalGeneration": Kind(
+        config={**_PINPOINTS, "vision_feature_layer": -1, "vision_aspect_ratio": "anyres_max_4"},
+        processor={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        parts={**_PINPOINTS, "size": {"height": 56, "width": 56}},
+    ),
     "Mistral3ForConditionalGeneration": Kind(processor={"image_token": "[IMG]"}),
+    "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
+    "Qwen2_5OmniThinkerForConditionalGeneration": Kind(
+        processor_class="Qwen2_5OmniProcessor",
+        image_processor="Qwen2VLImageProcessorPil",
+        feature_extractor="WhisperFeatureExtractor",
+        config=_mrope(2, 3, 3),
+    ),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Kind(
+        processor_class="Qwen3OmniMoeProcessor",
+        image_processor="Qwen2VLImageProcessorPil",
+        feature_extractor="WhisperFeatureExtractor",
+        config=_mrope(2, 3, 3),
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
+    "VipLlavaForConditionalGeneration": Kind(
+        config={"vision_feature_layers": [-1, -2]}, processor={"num_additional_image_tokens": 1}
+    ),
 }
 """`{architecture: what it needs}`; most need nothing."""
