@@ -65,7 +65,7 @@ class TransformersModel:
     @hookimpl
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Every modality for which the processor has a part and a placeholder."""
-        return dict.fromkeys(self._family.modalities)
+        return {modality: known.limit for modality, known in self._family.modalities.items()}
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:

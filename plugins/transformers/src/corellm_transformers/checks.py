@@ -37,16 +37,20 @@ def check_model(forward: Forward) -> None:
 
 def _check(forward: Forward, modality: str) -> None:
     family = forward.family
-    items = [family.small(modality, seed) for seed in (0, 1)]
-    parts = [family.process(modality, item, {}) for item in items]
     known = family.modalities[modality]
-    text = f"one {known.text} two {known.text} three"
-    joint = family.call(modality, text, items, {})
-    tokens = joint["input_ids"][0]
-    bare = family.context.tokenizer(text)["input_ids"]
-    ours, spans = expanded(bare, known.target, [own.tolist() for _, own in parts])
-    if ours != tokens.tolist():
-        _refuse(forward, f"has a processor that places several {modality} items otherwise than each alone")
+    count = min(2, known.limit or 2)
+    items = [family.small(modality, seed) for seed in range(count)]
+    parts = [family.process(modality, item, {}) for item in items]
+    for text in _texts(known.text, count):
+        joint = family.call(modality, text, items[: text.count(known.text)], {})
+        tokens = joint["input_ids"][0]
+        bare = family.context.tokenizer(text)["input_ids"]
+        ours, spans = expanded(bare, known.target, [own.tolist() for _, own in parts])
+        if ours != tokens.tolist():
+            _refuse(
+                forward,
+                f"has a processor whose tokens for {text!r} are not those of the text with each {modality} in its place",
+            )
     ids = tokens.to(forward.device)
     theirs = forward.run(ids, _on_device(forward, without_text(joint)))
     _find_deepstack(forward, theirs, modality)
@@ -60,10 +64,17 @@ def _check(forward: Forward, modality: str) -> None:
     if not error <= _DIFFERENCE[embeds.dtype] * largest:
         _refuse(
             forward,
-            f"makes other embeddings of several {modality} items than of each alone (a difference of {error:.3g} where "
-            f"the largest is {largest:.3g})",
+            f"makes other embeddings of {modality} items in a prompt than of each alone (a difference of {error:.3g} "
+            f"where the largest is {largest:.3g})",
         )
     _check_positions(forward, theirs, tokens.tolist(), [tensors for tensors, _ in parts])
+
+
+def _texts(placeholder: str, count: int) -> Sequence[str]:
+    """Prompts with items at all sorts of places; the last one has all `count`."""
+    if count < 2:
+        return (f"{placeholder}What?", f"a{placeholder}", f"one {placeholder} two")
+    return (f"{placeholder}What?", f"a{placeholder}{placeholder}b", f"one {placeholder} two\n{placeholder}\nthree")
 
 
 def _find_deepstack(forward: Forward, theirs: DecoderInputs, modality: str) -> None:

@@ -40,6 +40,8 @@ class Modality:
     """The names of an item's tensors."""
     tokens_name: str
     """The name under which its tokens are kept beside them."""
+    limit: int | None
+    """The most items of a prompt; None for any number."""
 
 
 class Family:
@@ -106,14 +108,24 @@ class Family:
             if embeds:
                 target = tuple(self._tokenize(text))
                 names = frozenset(tensors)
-                return Modality(text, target, frozenset(embeds), names, f"{modality}_placeholder_ids")
+                limit = None if self._takes_two(modality, text) else 1
+                return Modality(text, target, frozenset(embeds), names, f"{modality}_placeholder_ids", limit)
             reasons.append(f"{text!r}: no {modality} token in its place")
         return self.refuse(f"does not say what stands for an {modality} in a prompt ({'; '.join(reasons) or 'nothing'})")
+
+    def _takes_two(self, modality: str, text: str) -> bool:
+        try:
+            self.call(modality, f"{text}{text}", [self.small(modality, seed) for seed in (0, 1)], {})
+        except ValueError:
+            return False
+        return True
 
     def _embed_token_ids(self, modality: str) -> set[int]:
         names = (f"{modality}_token_id", f"{modality}_token_index")
         stated = {getattr(owner, name, None) for owner in (self.context.hf_config, self.processor) for name in names}
-        return {token for token in stated if isinstance(token, int)}
+        stated |= set(getattr(self.processor, f"{modality}_token_ids", None) or ())
+        indicators = getattr(self.context.hf_config, "visual_indicator_token_ids", None) if modality == "image" else None
+        return {token for token in stated if isinstance(token, int)} | set(indicators or ())
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self.context.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -70,8 +70,37 @@ def without_videos(cls: Any) -> Any:
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             return None if name == _VIDEO else super().check_argument_for_proper_class(name, argument)
 
+        def to_dict(self) -> dict[str, Any]:
+            stated: dict[str, Any] = super().to_dict()
+            stated.pop(_VIDEO, None)
+            return stated
+
     WithoutVideos.__name__ = WithoutVideos.__qualname__ = cls.__name__
     return WithoutVideos
+
+
+class NoVideos:
+    """In the place of a video processor: some processors look at its settings for images, too.
+
+    Args:
+        images: the image processor, whose settings they then see.
+    """
+
+    def __init__(self, images: Any) -> None:
+        self._images = images
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._images, name)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raise.
+
+        Raises:
+            ImportError: always.
+        """
+        raise ImportError("transformers processes videos of this model by torchvision, which is not installed")
 
 
 def _without_torchvision(cls: Any) -> Any:
@@ -80,7 +109,7 @@ def _without_torchvision(cls: Any) -> Any:
     class WithoutTorchvision(without_videos(cls)):  # type: ignore[misc]
         @classmethod
         def _get_arguments_from_pretrained(cls, path: Any, processor_dict: Any = None, **kwargs: Any) -> list[Any]:
-            found: dict[str, Any] = {_VIDEO: None}
+            found: dict[str, Any] = {}
             for name in cls.get_attributes():
                 if name == "image_processor":
                     found[name] = _read_image_processor(Path(path), processor_dict or {})
@@ -88,6 +117,7 @@ def _without_torchvision(cls: Any) -> Any:
                     found[name] = cls._load_tokenizer_from_pretrained(name, path, **kwargs)
                 elif name != _VIDEO:
                     found[name] = transformers.AutoFeatureExtractor.from_pretrained(path, **kwargs)
+            found[_VIDEO] = NoVideos(found.get("image_processor"))
             return [found[name] for name in cls.get_attributes()]
 
     WithoutTorchvision.__name__ = WithoutTorchvision.__qualname__ = cls.__name__

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-from corellm_transformers.processors import image_processor_class, without_videos
+from corellm_transformers.processors import NoVideos, image_processor_class, without_videos
 from corellm_transformers.processors import processor_class as find_processor
 from corellm_transformers.tiny.configs import tiny_config
 from corellm_transformers.tiny.kinds import KINDS, Kind
@@ -58,6 +58,8 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     config = tiny_config(cls.config_class, kind.config, len(tokenizer))
     processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
     _set_tokens(config, processor, tokenizer)
+    for name, token in kind.token_ids.items():
+        setattr(config, name, tokenizer.convert_tokens_to_ids(list(token) if isinstance(token, tuple) else token))
     model = cls(config)
     randomize_weights(model, seed)
     model.save_pretrained(path)
@@ -97,6 +99,9 @@ def _set_tokens(config: Any, processor: Any, tokenizer: Any) -> None:
         stem = re.sub(r"_(id|index)$", "", name)
         for owner in (processor, tokenizer):
             token, text = getattr(owner, f"{stem}_id", None), getattr(owner, stem, None)
+            several = getattr(owner, f"{stem}_ids", None)
+            if isinstance(several, list) and several:
+                token = several[0]
             if not isinstance(token, int) and isinstance(text, str):
                 token = tokenizer.convert_tokens_to_ids(text)
             if isinstance(token, int):
@@ -113,9 +118,10 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     takes = inspect.signature(processor_class.__init__).parameters
     if "video_processor" in processor_class.get_attributes():
         processor_class = without_videos(processor_class)
-    parts: dict[str, Any] = {"tokenizer": tokenizer, "video_processor": None}
+    parts: dict[str, Any] = {"tokenizer": tokenizer, "qformer_tokenizer": tokenizer}
     if "image_processor" in takes:
         parts["image_processor"] = _image_processor(model_type, kind)
+    parts["video_processor"] = NoVideos(parts.get("image_processor"))
     for name in ("feature_extractor", "audio_processor"):
         if name in takes:
             from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
@@ -161,10 +167,8 @@ def _small_sizes(stated: Mapping[str, Any]) -> dict[str, Any]:
 def _save_processor(processor: Any, path: Path) -> None:
     """As `save_pretrained` does, which does not know a processor without a part."""
     stated = processor.to_dict()
-    stated.pop("video_processor", None)
     for name in processor.get_attributes():
-        part = getattr(processor, name)
-        if part is not None:
-            part.save_pretrained(path)
+        if name != "video_processor":
+            getattr(processor, name).save_pretrained(path / name if name == "qformer_tokenizer" else path)
     (path / "processor_config.json").write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
     (path / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")

@@ -23,7 +23,6 @@ SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 1024,
     "image_size": 56,
     "patch_size": 14,
-    "num_mel_bins": 80,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),

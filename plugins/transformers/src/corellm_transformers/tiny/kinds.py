@@ -6,7 +6,7 @@ Knows names of configurations, nothing of how they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -26,6 +26,8 @@ class Kind:
     """Where transformers' mappings name none."""
     tokens: Mapping[str, str] = field(default_factory=dict)
     """`{attribute of the tokenizer: special token}`."""
+    token_ids: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    """`{attribute of the configuration: the token, or tokens, whose ids it is}`, where the processor's name differs."""
     more_tokens: tuple[str, ...] = ()
     """Special tokens without such an attribute."""
 
@@ -46,6 +48,20 @@ def _mrope(*section: int, factor: float = 1.0, **more: Any) -> dict[str, Any]:
     return {"text_config": {"rope_parameters": {**rope, "partial_rotary_factor": factor}, **more}}
 
 
+_OVIS = ("<IMG_START>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+_INTERN = Kind(
+    processor={"image_seq_length": 4},
+    config={"image_seq_length": 4, "vision_config": {"image_size": [56, 56], "patch_size": [14, 14]}},
+    parts={"max_patches": 4, "size": {"height": 56, "width": 56}},
+)
+
+_OMNI_TOKENS = {
+    "vision_start_token_id": "<vision_bos>",
+    "vision_end_token_id": "<vision_eos>",
+    "audio_start_token_id": "<audio_bos>",
+    "audio_end_token_id": "<audio_eos>",
+}
+
 KINDS: Mapping[str, Kind] = {
     "AyaVisionForConditionalGeneration": Kind(
         processor={"img_size": 56, "patch_size": 14, "downsample_factor": 2},
@@ -60,6 +76,7 @@ KINDS: Mapping[str, Kind] = {
         config={"mm_tokens_per_image": 4},
         tokens={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
+    "GlmAsrForConditionalGeneration": Kind(parts={"feature_size": 128}),
     "Glm46VForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
     "Glm4vForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
     "Glm4vMoeForConditionalGeneration": Kind(config=_mrope(1, 1, 2, factor=0.5), image_processor="Glm4vImageProcessorPil"),
@@ -74,6 +91,21 @@ KINDS: Mapping[str, Kind] = {
         processor={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
         parts={**_PINPOINTS, "size": {"height": 56, "width": 56}},
     ),
+    "InternVLForConditionalGeneration": _INTERN,
+    "QianfanOCRForConditionalGeneration": replace(_INTERN, token_ids={"image_token_id": "<context_image>"}),
+    "Idefics3ForConditionalGeneration": Kind(
+        processor={"image_seq_len": 4},
+        parts={"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
+        config={"scale_factor": 2, "pad_token_id": 2},
+    ),
+    "PaddleOCRVLForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
+    "Ernie4_5_VLMoeForConditionalGeneration": Kind(config=_mrope(3, 3, 2)),
+    "FunAsrNanoForConditionalGeneration": Kind(config={"adaptor_config": {"intermediate_size": 16}}),
+    "Ovis2ForConditionalGeneration": Kind(
+        processor={"image_seq_length": 4},
+        more_tokens=_OVIS,
+        token_ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": tuple(x for x in _OVIS if x != "<IMG_ATOM>")},
+    ),
     "Mistral3ForConditionalGeneration": Kind(processor={"image_token": "[IMG]"}),
     "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
     "Qwen2_5OmniThinkerForConditionalGeneration": Kind(
@@ -81,16 +113,19 @@ KINDS: Mapping[str, Kind] = {
         image_processor="Qwen2VLImageProcessorPil",
         feature_extractor="WhisperFeatureExtractor",
         config=_mrope(2, 3, 3),
+        token_ids=_OMNI_TOKENS,
     ),
     "Qwen3OmniMoeThinkerForConditionalGeneration": Kind(
         processor_class="Qwen3OmniMoeProcessor",
         image_processor="Qwen2VLImageProcessorPil",
         feature_extractor="WhisperFeatureExtractor",
         config=_mrope(2, 3, 3),
+        token_ids=_OMNI_TOKENS,
     ),
     "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
     "VipLlavaForConditionalGeneration": Kind(
-        config={"vision_feature_layers": [-1, -2]}, processor={"num_additional_image_tokens": 1}
+        config={"vision_feature_layers": [-1, -2]},
+        processor={"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
     ),
 }
 """`{architecture: what it needs}`; most need nothing."""
