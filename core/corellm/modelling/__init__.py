@@ -3,7 +3,7 @@
 For plugins, whose adapters need not repeat what the model's own forward pass does around its decoder. Importing this
 package imports no torch. The files, in reading order:
 
-    decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, further arguments
+    decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, ...
     output_head         how it makes logits of hidden states
     given_hidden        a model whose inner model is skipped
 """

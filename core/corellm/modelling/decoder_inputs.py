@@ -1,7 +1,7 @@
 """What a model gives its text decoder: found by running the model's own forward pass with a recorder in its place.
 
-The forward pass encodes the items, merges them into the text's embeddings, makes positions and masks, and would then run
-the decoder: there it ends. Knows transformers' modules; knows no model family.
+The forward pass encodes the items, merges them into the text's embeddings, makes positions and masks, and would then
+run the decoder: there it ends. Knows transformers' modules; knows no model family.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ConfigError
 from corellm.hookspecs import ModelContext
+from corellm.modelling.given_hidden import GivenHidden
 from corellm.pooling.building import activation_of, embedding_poolers
 from corellm.pooling.heads import ClassificationHead
 from corellm.pooling.poolers import DispatchPooler, Pooler, SequencePooler, TokenPooler
 from corellm.pooling_params import PoolerConfig
-from corellm.modelling.given_hidden import GivenHidden
 
 _TOKENS = 5
 _POOLED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TransformersModel"]
 
+
 class TransformersModel:
     """A multimodal language model of transformers."""
 
@@ -121,7 +122,7 @@ class TransformersModel:
         from corellm_transformers.checks import check_model
         from corellm_transformers.forward import Forward
 
-        decoder: nn.Module = model.get_decoder()
+        decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
         self._forward = Forward(model, decoder, self._family)
         check_model(self._forward)
         return decoder

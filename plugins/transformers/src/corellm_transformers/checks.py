@@ -49,7 +49,7 @@ def _check(forward: Forward, modality: str) -> None:
         if ours != tokens.tolist():
             _refuse(
                 forward,
-                f"has a processor whose tokens for {text!r} are not those of the text with each {modality} in its place",
+                f"has a processor whose tokens for {text!r} are not those of the text with the {modality} items in it",
             )
     ids = tokens.to(forward.device)
     theirs = forward.run(ids, _on_device(forward, without_text(joint)))
@@ -83,7 +83,7 @@ def _find_deepstack(forward: Forward, theirs: DecoderInputs, modality: str) -> N
     masks = [name for name, value in more.items() if isinstance(value, Tensor) and value.dtype == torch.bool]
     lists = [name for name, value in more.items() if _are_rows(value, theirs.embeds.shape[-1])]
     if len(more) == 2 and len(masks) == len(lists) == 1:
-        forward.deepstack = (masks[0], lists[0])
+        forward.deepstack = (masks[0], lists[0], len(more[lists[0]]))
     elif more:
         _refuse(forward, f"gives its decoder {', '.join(sorted(more))} beside the embeddings of {modality} items")
 

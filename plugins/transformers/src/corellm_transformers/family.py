@@ -20,7 +20,6 @@ _TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "labels"}
 )
 """What processors return about the text."""
-_SMALL = {"image": (90, 70), "audio": 0.7}
 _RATIOS = (1.0, 0.75, 4 / 3, 0.5, 2.0, 0.25, 4.0)
 _SIDES = tuple(round(56 * 2 ** (step / 2)) for step in range(15))  # 56 to 7168
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
@@ -66,18 +65,18 @@ class Family:
             if any(getattr(self.processor, part, None) is not None for part in parts)
         }
         if not self.modalities:
-            self.refuse("takes neither images nor audio without torchvision")
+            raise self.refused("takes neither images nor audio without torchvision")
         self.modality_of_tensor = {
             name: modality
             for modality, known in self.modalities.items()
             for name in (*known.tensors, known.tokens_name)
         }
         if len(self.modality_of_tensor) < sum(len(known.tensors) + 1 for known in self.modalities.values()):
-            self.refuse("gives tensors of one name to items of several modalities")
+            raise self.refused("gives tensors of one name to items of several modalities")
 
-    def refuse(self, reason: str) -> Any:
-        """Raise that the checkpoint cannot be served without a plugin of its own."""
-        raise CheckpointError(
+    def refused(self, reason: str) -> CheckpointError:
+        """Return the error that the checkpoint cannot be served without a plugin of its own."""
+        return CheckpointError(
             f"{type(self.processor).__name__} {reason}; this architecture needs a plugin of its own, or run the "
             f"checkpoint with transformers' own generate"
         )
@@ -104,14 +103,14 @@ class Family:
             except Exception as error:
                 reasons.append(f"{text!r}: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
                 continue
-            embeds = self._embed_token_ids(modality) & set(tokens)
+            embeds = frozenset(self._embed_token_ids(modality) & set(tokens))
             if embeds:
-                target = tuple(self._tokenize(text))
-                names = frozenset(tensors)
                 limit = None if self._takes_two(modality, text) else 1
-                return Modality(text, target, frozenset(embeds), names, f"{modality}_placeholder_ids", limit)
+                target, name = tuple(self._tokenize(text)), f"{modality}_placeholder_ids"
+                return Modality(text, target, embeds, frozenset(tensors), name, limit)
             reasons.append(f"{text!r}: no {modality} token in its place")
-        return self.refuse(f"does not say what stands for an {modality} in a prompt ({'; '.join(reasons) or 'nothing'})")
+        why = "; ".join(reasons) or "nothing does"
+        raise self.refused(f"does not say what stands for an {modality} in a prompt ({why})")
 
     def _takes_two(self, modality: str, text: str) -> bool:
         try:
@@ -124,7 +123,9 @@ class Family:
         names = (f"{modality}_token_id", f"{modality}_token_index")
         stated = {getattr(owner, name, None) for owner in (self.context.hf_config, self.processor) for name in names}
         stated |= set(getattr(self.processor, f"{modality}_token_ids", None) or ())
-        indicators = getattr(self.context.hf_config, "visual_indicator_token_ids", None) if modality == "image" else None
+        indicators = (
+            getattr(self.context.hf_config, "visual_indicator_token_ids", None) if modality == "image" else None
+        )
         return {token for token in stated if isinstance(token, int)} | set(indicators or ())
 
     def _tokenize(self, text: str) -> list[int]:
@@ -139,7 +140,7 @@ class Family:
         bare = list(self.context.tokenizer(text)["input_ids"])
         placed = between(tokens, bare, self._tokenize(text))
         if placed is None:
-            return self.refuse(f"puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}")
+            raise self.refused(f"puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}")
         return without_text(output), placed
 
     def call(self, modality: str, text: str, items: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,13 +175,18 @@ class Family:
 
     def _largest_size(self, seq_len: int, bounds: Mapping[str, int]) -> tuple[int, int]:
         sizes = [
-            (min(round(side * ratio**0.5), bounds.get("width", 7168)), min(round(side / ratio**0.5), bounds.get("height", 7168)))
+            (
+                min(round(side * ratio**0.5), bounds.get("width", 7168)),
+                min(round(side / ratio**0.5), bounds.get("height", 7168)),
+            )
             for side in _SIDES
             for ratio in _RATIOS
         ]
         counted = list(self._count_images(sizes, seq_len))
-        fitting = [(tokens, -width * height, (width, height)) for tokens, (width, height) in counted if tokens <= seq_len]
-        return max(fitting, default=(0, 0, _SMALL["image"]))[2]
+        fitting = [
+            (tokens, -width * height, (width, height)) for tokens, (width, height) in counted if tokens <= seq_len
+        ]
+        return max(fitting)[2] if fitting else (90, 70)
 
     def _count_images(self, sizes: Sequence[tuple[int, int]], seq_len: int) -> Iterator[tuple[int, tuple[int, int]]]:
         count = getattr(self.processor, "_get_num_multimodal_tokens", None)

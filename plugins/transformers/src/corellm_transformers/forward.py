@@ -32,8 +32,8 @@ class Forward:
 
     Attributes:
         embedding: the model's, of text.
-        deepstack: `(name of the mask, name of the rows)` of the arguments by which embeddings are added in the
-            decoder's first layers; None where there are none. Set by the check at load.
+        deepstack: `(name of the mask, name of the rows, number of layers)` of the arguments by which embeddings are
+            added in the decoder's first layers; None where there are none. Set by the check at load.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, family: Family) -> None:
@@ -42,9 +42,9 @@ class Forward:
         self._takes = signature(model.forward).parameters
         self.embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         self.device: torch.device = self.embedding.weight.device
-        self.deepstack: tuple[str, str] | None = None
+        self.deepstack: tuple[str, str, int] | None = None
         owner = next((m for m in (model, getattr(model, "model", None)) if hasattr(m, "get_rope_index")), None)
-        self._rope_index: Any = None if owner is None else owner.get_rope_index  # type: ignore[union-attr]
+        self._rope_index: Any = getattr(owner, "get_rope_index", None)
 
     # --- items ------------------------------------------------------------------------------------------------------
 
@@ -61,16 +61,20 @@ class Forward:
             `[num_embeds, width]`, of the decoder's width; wider by that of every layer that adds to it.
         """
         given = self.run(tokens, tensors)
-        rows = given.embeds[0][self.takes_embeddings(modality, tokens)]
-        return rows if self.deepstack is None else torch.cat([rows, *given.more[self.deepstack[1]]], dim=-1)
+        rows: Tensor = given.embeds[0][self.takes_embeddings(modality, tokens)]
+        if self.deepstack is None:
+            return rows
+        _, name, count = self.deepstack
+        added = given.more.get(name) or [torch.zeros_like(rows)] * count  # some modalities have none
+        return torch.cat([rows, *added], dim=-1)
 
     def merged(self, inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return text embeddings with items' in their places, and the decoder's further arguments."""
-        parts = rows.split(inputs_embeds.shape[-1], dim=-1)
+        parts = torch.split(rows, inputs_embeds.shape[-1], dim=-1)
         inputs_embeds[is_multimodal] = parts[0].to(inputs_embeds.dtype)
         if self.deepstack is None:
             return inputs_embeds, {}
-        mask, more = self.deepstack
+        mask, more, _ = self.deepstack
         return inputs_embeds, {mask: is_multimodal[None], more: list(parts[1:])}
 
     def takes_embeddings(self, modality: str, tokens: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Knows processors and tokenizers by what they say of themselves; knows no model f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of any multimodal model of transformers: one recipe, and in `kinds` what a kind needs more."""
+"""Tiny random checkpoints of any multimodal model of transformers: one recipe; in `kinds` what a kind needs more."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def _set_tokens(config: Any, processor: Any, tokenizer: Any) -> None:
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(part, name, getattr(tokenizer, name))
+        part.tie_word_embeddings = False  # outputs vary more
 
 
 def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind) -> Any:
@@ -127,7 +128,7 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
             from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 
             extractor = getattr(transformers, kind.feature_extractor or FEATURE_EXTRACTOR_MAPPING_NAMES[model_type])
-            parts[name] = extractor(**kind.parts)
+            parts[name] = extractor(**kind.audio)
     usual = {"patch_size": 14, "num_image_tokens": 16}
     given = {**{n: v for n, v in usual.items() if n in takes}, **kind.processor}
     processor = processor_class(**{n: v for n, v in parts.items() if n in takes}, **given)

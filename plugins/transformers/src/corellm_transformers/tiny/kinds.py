@@ -6,7 +6,7 @@ Knows names of configurations, nothing of how they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -19,7 +19,9 @@ class Kind:
     processor: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the processor."""
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of its image processor or feature extractor."""
+    """Arguments of its image processor."""
+    audio: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of its feature extractor."""
     processor_class: str | None = None
     image_processor: str | None = None
     feature_extractor: str | None = None
@@ -76,10 +78,12 @@ KINDS: Mapping[str, Kind] = {
         config={"mm_tokens_per_image": 4},
         tokens={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
-    "GlmAsrForConditionalGeneration": Kind(parts={"feature_size": 128}),
+    "GlmAsrForConditionalGeneration": Kind(audio={"feature_size": 128}),
     "Glm46VForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
     "Glm4vForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
-    "Glm4vMoeForConditionalGeneration": Kind(config=_mrope(1, 1, 2, factor=0.5), image_processor="Glm4vImageProcessorPil"),
+    "Glm4vMoeForConditionalGeneration": Kind(
+        config=_mrope(1, 1, 2, factor=0.5), image_processor="Glm4vImageProcessorPil"
+    ),
     "GlmOcrForConditionalGeneration": Kind(
         config=_mrope(2, 3, 3), processor_class="Glm46VProcessor", image_processor="Glm46VImageProcessorPil"
     ),
@@ -92,7 +96,6 @@ KINDS: Mapping[str, Kind] = {
         parts={**_PINPOINTS, "size": {"height": 56, "width": 56}},
     ),
     "InternVLForConditionalGeneration": _INTERN,
-    "QianfanOCRForConditionalGeneration": replace(_INTERN, token_ids={"image_token_id": "<context_image>"}),
     "Idefics3ForConditionalGeneration": Kind(
         processor={"image_seq_len": 4},
         parts={"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
@@ -102,9 +105,9 @@ KINDS: Mapping[str, Kind] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Kind(config=_mrope(3, 3, 2)),
     "FunAsrNanoForConditionalGeneration": Kind(config={"adaptor_config": {"intermediate_size": 16}}),
     "Ovis2ForConditionalGeneration": Kind(
-        processor={"image_seq_length": 4},
+        processor={"image_seq_length": 16},
         more_tokens=_OVIS,
-        token_ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": tuple(x for x in _OVIS if x != "<IMG_ATOM>")},
+        token_ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": (_OVIS[0], *_OVIS[2:])},
     ),
     "Mistral3ForConditionalGeneration": Kind(processor={"image_token": "[IMG]"}),
     "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
@@ -114,6 +117,7 @@ KINDS: Mapping[str, Kind] = {
         feature_extractor="WhisperFeatureExtractor",
         config=_mrope(2, 3, 3),
         token_ids=_OMNI_TOKENS,
+        audio={"feature_size": 128},
     ),
     "Qwen3OmniMoeThinkerForConditionalGeneration": Kind(
         processor_class="Qwen3OmniMoeProcessor",
@@ -121,6 +125,7 @@ KINDS: Mapping[str, Kind] = {
         feature_extractor="WhisperFeatureExtractor",
         config=_mrope(2, 3, 3),
         token_ids=_OMNI_TOKENS,
+        audio={"feature_size": 128},
     ),
     "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
     "VipLlavaForConditionalGeneration": Kind(

@@ -1,0 +1,45 @@
+"""The generic adapter keeps the contract: `pytest --pyargs corellm_transformers.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from inspect import signature
+from typing import Any
+
+import torch
+
+from corellm.testing.contract.greedy import GreedyRules
+from corellm.testing.reference import Media, Reference
+from corellm_transformers import TransformersModel
+from corellm_transformers.processors import read_processor
+
+
+class AnyReference(Reference):
+    """Transformers' processor as the adapter reads it, which needs no torchvision, and transformers' `generate`."""
+
+    @cached_property
+    def processor(self) -> Any:
+        """The Hugging Face processor."""
+        return read_processor(self.checkpoint)
+
+    def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the processor's output, with the types of tokens where the model asks for them."""
+        output = super().process(text, media, kwargs)
+        name = "mm_token_type_ids"
+        if name in signature(self.model.forward).parameters and name not in output:
+            output[name] = torch.tensor(self.processor.create_mm_token_type_ids(output["input_ids"]))
+        return output
+
+
+class AnyModel(GreedyRules):
+    """Outputs are transformers' own."""
+
+    adapter = TransformersModel
+    reference = AnyReference
+
+
+class TestLlavaNextForConditionalGeneration(AnyModel):
+    """LLaVA-NeXT: an image becomes tiles, as many as suit its sides."""
+
+    architecture = "LlavaNextForConditionalGeneration"
