@@ -5,6 +5,7 @@ package imports no torch. The files, in reading order:
 
     decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, ...
     output_head         how it makes logits of hidden states
+    configurations      a checkpoint's configuration, of a type that transformers has
     given_hidden        a model whose inner model is skipped
 """
 
@@ -12,9 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DecoderInputs", "Front", "logits_function"]
+__all__ = ["DecoderInputs", "Front", "load_config", "logits_function"]
 
-_HOMES = {"DecoderInputs": "decoder_inputs", "Front": "decoder_inputs", "logits_function": "output_head"}
+_HOMES = {
+    "DecoderInputs": "decoder_inputs",
+    "Front": "decoder_inputs",
+    "load_config": "configurations",
+    "logits_function": "output_head",
+}
 
 
 def __getattr__(name: str) -> Any:

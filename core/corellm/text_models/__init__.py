@@ -32,7 +32,7 @@ class TextModel:
     @hookimpl
     def register_config() -> Callable[..., Any]:
         """Return transformers' configurations, with an error for a type of model that it does not have."""
-        from corellm.text_models.refusals import load_config
+        from corellm.modelling import load_config
 
         return load_config
 

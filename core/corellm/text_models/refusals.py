@@ -6,28 +6,11 @@ What only shows when a layer attends is refused by the core's probe of the decod
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import transformers
 
 from corellm.errors import CheckpointError, PluginNotFoundError
-
-
-def load_config(path: Path, trust_remote_code: bool = False) -> Any:
-    """Return a checkpoint's configuration.
-
-    Raises:
-        PluginNotFoundError: transformers has no such type of model, and the checkpoint does not bring it.
-    """
-    stated, _ = transformers.PretrainedConfig.get_config_dict(path)
-    kind, own = stated.get("model_type"), stated.get("auto_map") or {}
-    if kind is not None and kind not in transformers.CONFIG_MAPPING and "AutoConfig" not in own:
-        raise PluginNotFoundError(
-            f"no installed plugin serves {' or '.join(stated['architectures'])}; install a plugin for it, or write one "
-            f"(see CONTRIBUTING.md). transformers {transformers.__version__} has no model_type {kind!r:.100} either"
-        )
-    return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
 def check_architecture(hf_config: Any) -> None:

@@ -54,6 +54,14 @@ class TransformersModel:
         """The loaded model's forward pass up to its decoder; made by `get_language_model`."""
         raise AssertionError("the model is not loaded")
 
+    @staticmethod
+    @hookimpl
+    def register_config() -> Callable[..., Any]:
+        """Return transformers' configurations, with an error for a type of model that it does not have."""
+        from corellm.modelling import load_config
+
+        return load_config
+
     # --- the processor ----------------------------------------------------------------------------------------------
 
     @hookimpl
