@@ -23,6 +23,7 @@ import corellm_llava.tiny
 import corellm_qwen_audio.tiny
 import corellm_qwen_vl.original.tiny
 import corellm_qwen_vl.tiny
+import corellm_transformers.tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +51,9 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "adept/fuyu-8b": corellm_fuyu.tiny.make_tiny_checkpoint,
     "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": partial(
+        corellm_transformers.tiny.make_tiny_checkpoint, architecture="LlavaOnevisionForConditionalGeneration"
+    ),
 }
 """`{hub name: function that writes a tiny checkpoint of the same architecture}`, for all models that pages name."""
 

@@ -56,6 +56,24 @@ class Model:
     package: str
     """Its `tiny` makes the checkpoint, its `contract` has the tests."""
     media: str
+    is_fallback: bool = False
+    """Whether the plugin claims the end of the name alone, and makes checkpoints of any architecture."""
+
+    @property
+    def listed(self) -> str:
+        """What `corellm plugins` says of it."""
+        return "*ForConditionalGeneration" if self.is_fallback else self.architecture
+
+    @property
+    def make_checkpoint(self) -> str:
+        """The code that makes the checkpoint."""
+        settings = f", architecture={self.architecture!r}" if self.is_fallback else ""
+        return f"from {self.package}.tiny import make_tiny_checkpoint as m; m('checkpoint'{settings})"
+
+    def advice(self, plugin: str) -> str:
+        """What to do where the plugin is missing, in the error."""
+        known = f"install it: pip install {plugin}"
+        return "install a plugin for it, or write one" if self.is_fallback else known
 
 
 PLUGINS = {
@@ -67,6 +85,9 @@ PLUGINS = {
         Model("Qwen2VLForConditionalGeneration", "corellm_qwen_vl", "video.mp4"),
     ],
     "corellm-qwen-audio": [Model("Qwen2AudioForConditionalGeneration", "corellm_qwen_audio", "audio.wav")],
+    "corellm-transformers": [
+        Model("LlavaNextForConditionalGeneration", "corellm_transformers", "image.png", is_fallback=True)
+    ],
 }
 EXAMPLE = "corellm-patchtalker"
 """The plugin in `examples/`, which corellm does not know by name."""
@@ -82,9 +103,9 @@ def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -
     environment = installed(work / plugin, [plugin, "corellm[testing]"], wheels)
     listed = environment.corellm("plugins")
     for model in PLUGINS[plugin]:
-        expect(model.architecture, listed)
+        expect(model.listed, listed)
         shutil.rmtree(environment.root / "checkpoint", ignore_errors=True)
-        environment.python("-c", f"from {model.package}.tiny import make_tiny_checkpoint as m; m('checkpoint')")
+        environment.python("-c", model.make_checkpoint)
         environment.corellm("run", "checkpoint", work / model.media, "What is this?", "--max-tokens", "4")
         print(f"{plugin} alone, {model.architecture}: {kept(environment, model.package, rules)}", flush=True)
     if plugin == "corellm-llava":
@@ -94,7 +115,7 @@ def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -
         check_copy(environment, work, rules)
     environment.pip("uninstall", "--yes", plugin)
     output = environment.corellm("run", "checkpoint", "hello", status=1)
-    expect(f"no installed plugin serves {model.architecture}; install it: pip install {plugin}", output)
+    expect(f"no installed plugin serves {model.architecture}; {model.advice(plugin)}", output)
 
 
 def kept(environment: Environment, package: str, rules: Sequence[str]) -> str:
