@@ -11,7 +11,12 @@ package imports no torch. The files, in reading order:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corellm.modelling.configurations import load_config
+    from corellm.modelling.decoder_inputs import DecoderInputs, Front
+    from corellm.modelling.output_head import logits_function
 
 __all__ = ["DecoderInputs", "Front", "load_config", "logits_function"]
 
