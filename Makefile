@@ -7,7 +7,7 @@ MINUTES ?= 20
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants changes docs docs-serve lint bench gpu-bench peers bench-peers wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -94,6 +94,9 @@ peers: setup     ## other engines to compare with, each in an environment of its
 
 bench-peers: setup ## corellm beside those engines on this machine's CPU; ARGS=--quick for some minutes
 	$(BIN)/python -m bench.peers $(ARGS)
+
+families: setup  ## every kind of model that transformers maps, by the generic adapter; writes docs/run/kinds.md
+	$(BIN)/python -m tests.kinds
 
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
 	$(BIN)/python -m tests.wheels.check_wheels

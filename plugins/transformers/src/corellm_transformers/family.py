@@ -5,7 +5,7 @@ Found by processing small items. Knows processors, no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ _TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "labels"}
 )
 """What processors return about the text."""
-_RATIOS = (1.0, 0.75, 4 / 3, 0.5, 2.0, 0.25, 4.0)
-_SIDES = tuple(round(56 * 2 ** (step / 2)) for step in range(15))  # 56 to 7168
+_SMALL_IMAGE = (90, 70)
+_LARGEST_SIDE = 7168
+_RATIOS = tuple(2 ** (step / 2) for step in range(-4, 5))  # a quarter to four
+_SIDES = tuple(56 * 2 ** (step / 8) for step in range(57))  # 56 to 7168
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 
 
@@ -174,38 +176,50 @@ class Family:
         return media
 
     def _largest_size(self, seq_len: int, bounds: Mapping[str, int]) -> tuple[int, int]:
-        sizes = [
-            (
-                min(round(side * ratio**0.5), bounds.get("width", 7168)),
-                min(round(side / ratio**0.5), bounds.get("height", 7168)),
-            )
-            for side in _SIDES
-            for ratio in _RATIOS
-        ]
-        counted = list(self._count_images(sizes, seq_len))
-        fitting = [
-            (tokens, -width * height, (width, height)) for tokens, (width, height) in counted if tokens <= seq_len
-        ]
-        return max(fitting)[2] if fitting else (90, 70)
+        """Return the width and height of the image of most tokens that fits: of a grid of sizes, then of those near."""
+        most = bounds.get("width", _LARGEST_SIDE), bounds.get("height", _LARGEST_SIDE)
+        count = self._counter()
+        best = 0, 0, _SMALL_IMAGE
 
-    def _count_images(self, sizes: Sequence[tuple[int, int]], seq_len: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        count = getattr(self.processor, "_get_num_multimodal_tokens", None)
+        def consider(width: float, height: float) -> None:
+            nonlocal best
+            size = max(1, min(round(width), most[0])), max(1, min(round(height), most[1]))
+            tokens = count(*size)
+            if tokens is not None and tokens <= seq_len:
+                best = max(best, (tokens, -size[0] * size[1], size))
+
+        coarse = 1 if count == self._count_by_formula else 4
+        for side in _SIDES[::coarse]:
+            for ratio in _RATIOS[:: max(1, coarse // 2)]:
+                consider(side * ratio**0.5, side / ratio**0.5)
+        for step in (56, 28, 14, 7) if coarse == 1 else ():
+            width, height = best[2]
+            for dx in (-step, 0, step):
+                for dy in (-step, 0, step):
+                    consider(width + dx, height + dy)
+        return best[2]
+
+    def _counter(self) -> Callable[[int, int], int | None]:
+        """How an image's tokens are counted: by the processor's formula if it has one, else by processing it."""
+        has_formula = hasattr(self.processor, "_get_num_multimodal_tokens")
+        return self._count_by_formula if has_formula else self._count_by_processing
+
+    def _count_by_formula(self, width: int, height: int) -> int | None:
         kwargs = self.context.kwargs_for("image")
-        if count is not None:
-            for width, height in sizes:
-                try:
-                    stated = count(image_sizes=[(height, width)], **kwargs)["num_image_tokens"]
-                except ValueError:
-                    continue  # an aspect ratio that the processor refuses
-                yield int(stated[0]), (width, height)
-            return
-        for side in (224, 448, 896, 1792):
-            for width, height in ((side, side), (side, side // 2), (side // 2, side)):
-                try:
-                    (image,) = dummy_images(1, width=width, height=height)
-                    yield len(self.process("image", image, kwargs)[1]), (width, height)
-                except (ValueError, MediaError):
-                    continue
+        try:
+            stated = self.processor._get_num_multimodal_tokens(image_sizes=[(height, width)], **kwargs)
+        except ValueError:
+            return None  # an aspect ratio that the processor refuses
+        return int(stated["num_image_tokens"][0])
+
+    def _count_by_processing(self, width: int, height: int) -> int | None:
+        if max(width, height) > 2000:  # processing takes long, and processors without a formula resize to less
+            return None
+        (image,) = dummy_images(1, width=width, height=height)
+        try:
+            return len(self.process("image", image, self.context.kwargs_for("image"))[1])
+        except (ValueError, MediaError):
+            return None
 
     def _longest_audio(self, seq_len: int) -> int:
         """Return the samples of the longest audio, of a few lengths, that fits."""

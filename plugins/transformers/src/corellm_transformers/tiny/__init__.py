@@ -55,16 +55,43 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     named = kind.processor_class or PROCESSOR_MAPPING_NAMES[cls.config_class.model_type]
     processor_class = find_processor(named)
     tokenizer = _tokenizer(processor_class, kind)
-    config = tiny_config(cls.config_class, kind.config, len(tokenizer))
     processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
+    config = tiny_config(cls.config_class, kind.config, len(tokenizer))  # the processor may have added tokens
     _set_tokens(config, processor, tokenizer)
     for name, token in kind.token_ids.items():
         setattr(config, name, tokenizer.convert_tokens_to_ids(list(token) if isinstance(token, tuple) else token))
+    _check_size(cls, config)
     model = cls(config)
     randomize_weights(model, seed)
+    _spread_experts(model)
     model.save_pretrained(path)
     _save_processor(processor, path)
     return path
+
+
+def _check_size(cls: Any, config: Any) -> None:
+    """Refuse a model that is not tiny: a size that `configs` does not know has stayed as it was.
+
+    Raises:
+        ValueError: it has more than 100 million weights; names the largest.
+    """
+    import torch
+
+    with torch.device("meta"):
+        sizes = {name: parameter.numel() for name, parameter in cls(config).named_parameters()}
+    if sum(sizes.values()) > 100_000_000:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ValueError(f"{sum(sizes.values())} weights are not tiny; make {largest} smaller, in KINDS")
+
+
+def _spread_experts(model: Any) -> None:
+    """Spread the weights of experts, `[experts, rows, columns]`, as those of other layers."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 3 and "experts" in name:
+                parameter.mul_(14 / parameter.shape[-1] ** 0.5)
 
 
 def _defaults(processor_class: Any) -> dict[str, Any]:

@@ -65,6 +65,7 @@ _OMNI_TOKENS = {
 }
 
 KINDS: Mapping[str, Kind] = {
+    "AriaForConditionalGeneration": Kind(config={"text_config": {"max_position_embeddings": 4096}}),
     "AyaVisionForConditionalGeneration": Kind(
         processor={"img_size": 56, "patch_size": 14, "downsample_factor": 2},
         config={"downsample_factor": 2, "alignment_intermediate_size": 128},

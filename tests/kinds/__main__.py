@@ -1,0 +1,80 @@
+"""Try every kind of multimodal model that transformers maps, and write the page of them: `make families`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+from corellm.plugin.adapters import KNOWN_FAMILIES
+from tests.kinds.outcome import ROOT, Outcome, outcome_of
+
+PAGE = ROOT / "docs" / "run" / "kinds.md"
+_HEAD = """# Kinds of models
+
+Every architecture of transformers' image-text-to-text and multimodal-LM mappings, tried by `make families` with a tiny
+random checkpoint. *passes*: greedy outputs are those of transformers' `generate`, in chunks of 16, 64 and any number of
+tokens, with and without prefix caching. *refused*: at load, with this reason. *needs*: transformers cannot make the
+model or its processor without that library. *no checkpoint*: the recipe of tiny checkpoints does not make one yet.
+
+"""
+_ORDER = ("its own plugin", "passes", "refused", "needs", "no checkpoint", "fails")
+
+
+def kinds() -> dict[str, str]:
+    """Return `{model_type: architecture}` of both mappings."""
+    from transformers.models.auto import modeling_auto as auto
+
+    both = {**auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    return dict(sorted(both.items()))
+
+
+def page(outcomes: dict[str, Outcome], architectures: dict[str, str]) -> str:
+    """Return the page."""
+    counts = Counter(outcome.what for outcome in outcomes.values())
+    total = ", ".join(f"{counts[what]} {what}" for what in _ORDER if counts[what])
+    rows = [
+        f"| `{kind}` | `{architectures[kind]}` | {outcome.what}{': ' if outcome.why else ''}{_plain(outcome.why)} |"
+        for kind, outcome in outcomes.items()
+    ]
+    table = "\n".join(["| model_type | architecture | |", "|---|---|---|", *rows])
+    return f"{_HEAD}{len(outcomes)} kinds: {total}.\n\n{table}\n"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Try the kinds, several at a time."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kinds", description=__doc__)
+    parser.add_argument("kinds", nargs="*", help="model types to try and print; all of them, and the page, if none")
+    parser.add_argument("--seconds", type=int, default=120, help="most for making and loading a checkpoint")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
+    given = parser.parse_args(arguments)
+    known = kinds()
+    wanted = given.kinds or list(known)
+    owned = {kind: KNOWN_FAMILIES[known[kind]] for kind in wanted if known[kind] in KNOWN_FAMILIES}
+    outcomes = {kind: Outcome("its own plugin", plugin) for kind, plugin in owned.items()}
+    others = [kind for kind in wanted if kind not in owned]
+    with ThreadPoolExecutor(given.jobs) as pool, tqdm(total=len(others)) as bar:
+
+        def attempt(kind: str) -> Outcome:
+            outcome = outcome_of(known[kind], given.seconds)
+            bar.update()
+            bar.write(f"{kind}: {outcome.what} {outcome.why}")
+            return outcome
+
+        outcomes |= dict(zip(others, pool.map(attempt, others), strict=True))
+    if not given.kinds:
+        Path(PAGE).write_text(page({kind: outcomes[kind] for kind in wanted}, known), encoding="utf-8")
+        print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
