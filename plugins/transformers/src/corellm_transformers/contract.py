@@ -24,8 +24,16 @@ class AnyReference(Reference):
         return read_processor(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the processor's output, with the types of tokens where the model asks for them."""
-        output = super().process(text, media, kwargs)
+        """Return the processor's output, with the types of tokens where the model asks for them.
+
+        Some processors take no text without an item: their tokenizer does.
+        """
+        try:
+            output = super().process(text, media, kwargs)
+        except (TypeError, ValueError):
+            if media:
+                raise
+            output = dict(self.processor.tokenizer(text, return_tensors="pt"))
         name = "mm_token_type_ids"
         if name in signature(self.model.forward).parameters and name not in output:
             output[name] = torch.tensor(self.processor.create_mm_token_type_ids(output["input_ids"]))

@@ -71,6 +71,11 @@ KINDS: Mapping[str, Kind] = {
         config={"downsample_factor": 2, "alignment_intermediate_size": 128},
         parts={"max_patches": 4},
     ),
+    "CohereCompassForConditionalGeneration": Kind(
+        config={
+            "text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}}
+        }
+    ),
     "Cosmos3OmniForConditionalGeneration": Kind(
         processor_class="Qwen3VLProcessor", image_processor="Qwen2VLImageProcessorPil"
     ),
@@ -88,7 +93,14 @@ KINDS: Mapping[str, Kind] = {
     "GlmOcrForConditionalGeneration": Kind(
         config=_mrope(2, 3, 3), processor_class="Glm46VProcessor", image_processor="Glm46VImageProcessorPil"
     ),
-    "GotOcr2ForConditionalGeneration": Kind(more_tokens=("<imgpad>", "<img>", "</img>")),
+    "GotOcr2ForConditionalGeneration": Kind(
+        more_tokens=("<imgpad>", "<img>", "</img>"),
+        config={
+            "vision_config": {"image_size": 256, "patch_size": 4, "output_channels": 64},
+            "text_config": {"max_position_embeddings": 4096},
+        },
+        parts={"size": {"height": 256, "width": 256}},
+    ),
     "LlavaNextForConditionalGeneration": _LLAVA_NEXT,
     "LlavaNextVideoForConditionalGeneration": _LLAVA_NEXT,
     "LlavaOnevisionForConditionalGeneration": Kind(
