@@ -126,12 +126,19 @@ def find_adapter(architectures: Sequence[str], *, adapter: str | None = None) ->
 
 
 def _fallbacks_for(architectures: Sequence[str]) -> list[AdapterEntry]:
-    """Return the fallbacks with the longest ending that fits; none for a family that has a distribution of its own."""
+    """Return the fallbacks with the longest ending that fits the first name that any fits.
+
+    None for a family that has a distribution of its own.
+    """
     if not KNOWN_FAMILIES.keys().isdisjoint(architectures):
         return []
-    fits = [e for e in installed_fallbacks() if any(name.endswith(e.entry_point.name) for name in architectures)]
-    longest = max((len(entry.entry_point.name) for entry in fits), default=0)
-    return [entry for entry in fits if len(entry.entry_point.name) == longest]
+    installed = installed_fallbacks()
+    for name in architectures:
+        fits = [entry for entry in installed if name.endswith(entry.entry_point.name)]
+        if fits:
+            longest = max(len(entry.entry_point.name) for entry in fits)
+            return [entry for entry in fits if len(entry.entry_point.name) == longest]
+    return []
 
 
 def _same_name(one: str, other: str) -> bool:

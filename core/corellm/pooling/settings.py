@@ -27,7 +27,7 @@ _BY_SUFFIX = (
 )
 """Architecture to runner and conversion, the first that fits; none of them: generate, none."""
 
-_GENERATIVE_SUFFIXES = ("ForConditionalGeneration", "ForCausalLM", "LMHeadModel")
+_GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 TASKS = {
     ("generate", "none"): ("generate",),
