@@ -15,7 +15,7 @@ import transformers
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from corellm.errors import CheckpointError
+from corellm.errors import CheckpointError, PluginNotFoundError
 
 _VIDEO = "video_processor"
 
@@ -24,13 +24,21 @@ def read_processor(path: Path) -> Any:
     """Return the processor that a checkpoint's files name, else the one transformers has for its type of model.
 
     Raises:
-        CheckpointError: transformers has none, or it cannot be made without torchvision.
+        PluginNotFoundError: transformers has none.
+        CheckpointError: it cannot be made without torchvision.
     """
     stated, _ = transformers.ProcessorMixin.get_processor_dict(path)
     config, _ = transformers.PretrainedConfig.get_config_dict(path)
     name = stated.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.get("model_type", ""))
     if name is None:
-        raise CheckpointError(f"{path}: transformers has no processor for model_type {config.get('model_type')!r}")
+        names, kind = " or ".join(config.get("architectures") or ["it"]), config.get("model_type")
+        also = (
+            ". It is an encoder-decoder; corellm itself runs decoders only" if config.get("is_encoder_decoder") else ""
+        )
+        raise PluginNotFoundError(
+            f"no installed plugin serves {names}: transformers {transformers.__version__} has no processor for model_type "
+            f"{kind!r:.100}, by which corellm-transformers could{also}"
+        )
     cls = processor_class(name)
     return (cls if find_spec("torchvision") is not None else _without_torchvision(cls)).from_pretrained(path)
 
