@@ -121,7 +121,8 @@ def test_tasks_of_each_use(use: Use, task: str) -> None:
 
 def test_names_of_a_family() -> None:
     """A pooling architecture may be served by the plugin of the family's generating model."""
-    assert generative_names("LlavaModel")[0] == "LlavaForConditionalGeneration"
+    assert "LlavaForConditionalGeneration" in generative_names("LlavaModel")
+    assert generative_names("BertModel")[0] == "BertForCausalLM"  # text models first, where fallbacks claim both ends
     assert "Qwen2ForCausalLM" in generative_names("Qwen2ForProcessRewardModel")
     assert "LlamaForCausalLM" in generative_names("LlamaForSequenceClassification")
     assert generative_names("LlamaForCausalLM") == ()
