@@ -36,8 +36,8 @@ def read_processor(path: Path) -> Any:
             ". It is an encoder-decoder; corellm itself runs decoders only" if config.get("is_encoder_decoder") else ""
         )
         raise PluginNotFoundError(
-            f"no installed plugin serves {names}: transformers {transformers.__version__} has no processor for model_type "
-            f"{kind!r:.100}, by which corellm-transformers could{also}"
+            f"no installed plugin serves {names}: transformers {transformers.__version__} has no processor for "
+            f"model_type {kind!r:.100}, by which corellm-transformers could{also}"
         )
     cls = processor_class(name)
     return (cls if find_spec("torchvision") is not None else _without_torchvision(cls)).from_pretrained(path)
