@@ -37,6 +37,9 @@ class AttentionMetadata:
     """`[num_seqs, max_blocks]` int64: rows padded with the null block 0."""
     slot_mapping: Tensor
     """`[num_tokens]` int64: the slot `block * block_size + offset` each token's key and value go to."""
+    visible_lens: Tensor | None = None
+    """`[num_tokens]` int32: how many of its sequence's leading tokens each query sees, at least those up to itself and
+    at most the sequence's `seq_lens`; None where each sees those up to itself. A window cuts them from the front."""
 
     def check_tokens(self, call: AttentionCall) -> None:
         """Check that a layer got every token of the step; kernels would read and write beyond fewer.
@@ -122,17 +125,22 @@ class AttentionCall:
     """To be applied to query and key first; None if they are rotated already."""
     softcap: float | None = None
     """Scores, scaled, become `softcap * tanh(score / softcap)`; None to leave them."""
+    sinks: Tensor | None = None
+    """`[num_heads]`: attention sinks, one more score in each head's softmax, neither scaled nor capped, of a key whose
+    value is zero; None for none."""
 
     def rotated(self) -> AttentionCall:
         """Return the call with rotary positions applied."""
         if self.rotary is None:
             return self
         query, key = self.rotary.rotate(self.query), self.rotary.rotate(self.key)
-        return AttentionCall(query, key, self.value, self.scale, self.sliding_window, softcap=self.softcap)
+        return AttentionCall(
+            query, key, self.value, self.scale, self.sliding_window, softcap=self.softcap, sinks=self.sinks
+        )
 
 
 class AttentionBackend(ABC):
-    """Computes causal attention of a flat batch over the paged cache.
+    """Computes attention of a flat batch over the paged cache: causal, but for `AttentionMetadata.visible_lens`.
 
     One instance serves all layers of a model and is called from one thread. It may keep scratch memory between calls.
     """
@@ -148,6 +156,10 @@ class AttentionBackend(ABC):
     """Whether `forward` applies rotary positions itself; without, it never gets a call with `rotary`."""
     softcaps: ClassVar[bool] = False
     """Whether `forward` caps scores; without, it never gets a call with `softcap`: models that cap are refused."""
+    two_way: ClassVar[bool] = False
+    """Whether `forward` heeds `visible_lens`; without, it never gets them: models that need them are refused."""
+    sinks: ClassVar[bool] = False
+    """Whether `forward` adds attention sinks; without, it never gets them: models that have them are refused."""
 
     @classmethod
     @abstractmethod
