@@ -41,7 +41,7 @@ Lifecycle: before there is a model `register_config`, `register_tokenizer`; at l
 `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`, `get_multimodal_embedding_width`; per
 request, in the front end, `make_context`,
 `get_placeholder_str`, `refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`,
-`apply_hf_processor_tokens_only`, `get_prompt_updates`; in the worker, once per request `get_rope_positions`, and per
+`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`; in the worker, once per request `get_rope_positions`, and per
 step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
@@ -379,6 +379,27 @@ def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str,
     Default: unchanged.
 
     Example: Chameleon appends a token to every prompt, Fuyu only to one with an image.
+    """
+
+
+@_first_result
+def get_bidirectional_spans(
+    token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+) -> Sequence[tuple[int, int]] | None:
+    """Name the spans of a prompt whose tokens see each other; all other tokens see those up to themselves.
+
+    The engine computes a span in one step, whatever the chunks. At load, a model that states such masks needs this
+    hook. Of mixed layers, those whose mask the model states as causal stay causal.
+
+    Args:
+        token_ids: the prompt, placeholders expanded.
+        mm_features: its items, by placeholder offset; empty for text alone.
+
+    Returns:
+        `[start, end)` of each span, none overlapping another. Default: none, attention is causal.
+
+    Example, for a model whose image tokens see each other (`embedded_spans` of `corellm.multimodal`):
+        `return embedded_spans(mm_features)`
     """
 
 

@@ -7,7 +7,8 @@ attention layer, which calls `attend` on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -40,11 +41,18 @@ class PagedAttention(PagedStep):
     metadata: AttentionMetadata
     outputs: Tensor | None = None
     """`[num_outputs]`: the tokens whose hidden states are used, None for all. The last layer may skip the others."""
+    causal_layers: frozenset[int] = frozenset()
+    """Those in which no token sees another behind itself, also where `metadata` has spans."""
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
-        self.metadata.check_tokens(call)
-        return self.backend.forward(call if self.backend.rotates else call.rotated(), self.caches[layer], self.metadata)
+        metadata = self._causal if layer in self.causal_layers else self.metadata
+        metadata.check_tokens(call)
+        return self.backend.forward(call if self.backend.rotates else call.rotated(), self.caches[layer], metadata)
+
+    @cached_property
+    def _causal(self) -> AttentionMetadata:
+        return self.metadata if self.metadata.visible_lens is None else replace(self.metadata, visible_lens=None)
 
     def needed_after(self, layer: int) -> Tensor | None:
         """See `PagedStep`."""

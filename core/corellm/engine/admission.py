@@ -69,11 +69,29 @@ class AdmissionLimits:
                     expected=self.encoder_capacity,
                     got=num_embeds,
                 )
-        distinct = {feature.identifier: feature.placeholder.num_embeds for feature in request.features}
-        if self.max_prompt_step is not None and sum(distinct.values()) > self.encoder_capacity:
-            return PromptTooLongError(
-                f"the items have {sum(distinct.values())} embeddings together, but without chunked prefill "
-                f"the encoder cache must hold all of them and holds {self.encoder_capacity}; send fewer items, raise "
-                "encoder_cache_size, or set enable_chunked_prefill=True"
-            )
+        if self.max_prompt_step is not None and (together := _embeds_within(request, 0, request.num_prompt_tokens)):
+            if together > self.encoder_capacity:
+                return PromptTooLongError(
+                    f"the items have {together} embeddings together, but without chunked prefill "
+                    f"the encoder cache must hold all of them and holds {self.encoder_capacity}; send fewer items, "
+                    "raise encoder_cache_size, or set enable_chunked_prefill=True"
+                )
+        for start, end in request.spans:
+            together = _embeds_within(request, start, end)
+            if together > self.encoder_capacity:
+                return PromptTooLongError(
+                    f"the items among prompt tokens {start} to {end - 1} have {together} embeddings together. These "
+                    "tokens see each other and are computed in one step, for which the encoder cache must hold all of "
+                    f"them and holds {self.encoder_capacity}; send fewer items, or raise encoder_cache_size"
+                )
         return None
+
+
+def _embeds_within(request: Request, start: int, end: int) -> int:
+    """Embeddings of the different items that the prompt tokens `[start, end)` take some of."""
+    distinct = {
+        feature.identifier: feature.placeholder.num_embeds
+        for feature in request.features
+        if feature.placeholder.offset < end and feature.placeholder.end > start
+    }
+    return sum(distinct.values())

@@ -2,7 +2,8 @@
 
 A block's KV depends on all tokens up to its end, on the items whose embeddings stand in for some of them, and on the
 cache salt. So a hash covers the parent block's hash, the block's own tokens, each overlapping item with its position
-relative to the block, and (in the first block, from where the chain carries it on) the request's cache salt.
+relative to the block, and (in the first block, from where the chain carries it on) the request's cache salt. Tokens of
+a span that sees both ways depend on all of it: the block in which it begins covers it whole.
 """
 
 from __future__ import annotations
@@ -54,3 +55,17 @@ def _extra_keys(request: Request, start: int, stop: int) -> Iterable[bytes]:
         yield b"item"
         yield feature.identifier.encode()
         yield (feature.placeholder.offset - start).to_bytes(8, "little", signed=True)
+    for span in request.spans:
+        if start <= span[0] < stop:
+            yield from _span_keys(request, *span, start)
+
+
+def _span_keys(request: Request, first: int, end: int, start: int) -> Iterable[bytes]:
+    """Everything in a span, for the block that begins at `start`."""
+    yield b"span"
+    yield array("q", (first - start, end - start)).tobytes()
+    yield array("q", request.token_ids(first, end)).tobytes()
+    for feature in request.features:
+        if feature.placeholder.offset < end and feature.placeholder.end > first:
+            yield feature.identifier.encode()
+            yield (feature.placeholder.offset - start).to_bytes(8, "little", signed=True)

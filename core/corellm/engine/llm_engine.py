@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from corellm.allocator import keep_freed_memory, return_freed_memory
@@ -19,6 +20,7 @@ from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.locating import LocatedModel, locate
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
+from corellm.engine.spans import Span, spans_of
 from corellm.engine.truncation import truncated
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
@@ -169,6 +171,7 @@ class LLMEngine(NotPicklable):
         processed = self._prepared(request_id, prompt)
         processed = truncated(processed, params, self.scheduler.limits.max_total_tokens)
         bad_words_ids = self.input_processor.bad_words_ids(params)
+        spans = self._spans_of(processed)
         queued_ts = time.monotonic()
         arrival = queued_ts if arrival_time is None else arrival_time
         requests = [
@@ -182,11 +185,16 @@ class LLMEngine(NotPicklable):
                 cache_salt=processed.cache_salt,
                 arrival_time=arrival,
                 bad_words_ids=bad_words_ids,
+                spans=spans,
             )
             for index in range(params.n)
         ]
         kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
         self._enqueue(request_id, processed, requests, kind, queued_ts)
+
+    def _spans_of(self, processed: ProcessedPrompt) -> Sequence[Span]:
+        """Return the spans of a prompt whose tokens see each other; raises as `add_request`."""
+        return spans_of(self.input_processor.mm_processor.hooks, processed.token_ids, processed.features)
 
     def _prepared(self, request_id: str, prompt: Any) -> ProcessedPrompt:
         """The prompt of a request that is to be queued; raises as `add_request`."""

@@ -28,6 +28,7 @@ from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
 from corellm.engine.opening import OpenedModel, at_load, make_input_processor, make_mm_processor, open_model
 from corellm.engine.scheduler import Scheduler
+from corellm.engine.spans import longest_span
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
 from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
@@ -40,7 +41,7 @@ from corellm.quantization import quantize_linears
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
-from corellm.worker.decoder_probe import probe_decoder, refuse_attention_within_items
+from corellm.worker.decoder_probe import causal_layers, layers_that_see_ahead, probe_decoder
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
 from corellm.worker.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
@@ -86,6 +87,8 @@ class _Weights:
     """Width of the logits."""
     embedding_size: int
     """Number of token ids that can be embedded."""
+    causal_layers: frozenset[int]
+    """Layers in which tokens of a span do not see each other."""
     pooler: DispatchPooler | None = None
     """Of a model that is run for pooling: it has no logits."""
 
@@ -174,7 +177,8 @@ def _measure_profile_run(
     memory: DeviceMemory,
 ) -> None:
     """Measure the memory of the largest step that the configuration allows."""
-    longest, features = wanted_len(config, context), mm_processor.profile.features
+    longest, profile = wanted_len(config, context), mm_processor.profile
+    span = longest_span(mm_processor.hooks, profile.prompts, profile.features, longest)  # may exceed the token budget
     with memory.explaining(
         "the profile run",
         "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
@@ -182,10 +186,10 @@ def _measure_profile_run(
         memory.measure_peak(
             lambda: profile_run(
                 make_runner(num_blocks=1),
-                token_budget(config, context, longest),
+                token_budget(config, context, longest) + span,
                 sequences_at_once(config, context),
                 longest,
-                features,
+                profile.features,
             )
         )
 
@@ -239,13 +243,14 @@ def _load_weights(
         max_len=wanted_len(config, context),
         softcaps=backend.softcaps,
     )
-    if hooks.get_supported_mm_limits():
-        refuse_attention_within_items(model, width, context.dtype, context.device)
+    spans = adapter_implements(hooks.get_bidirectional_spans)
+    ahead = layers_that_see_ahead(model, width, context.dtype, context.device) if hooks.get_supported_mm_limits() else ()
+    causal = causal_layers(model, layout, ahead, names_spans=spans, backend=backend)
     embedding_size = model_width(model)
     pooler = building.build_pooler(config, context, model, use, width) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     replace_layers(model, config, context)
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, pooler)
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, causal, pooler)
 
 
 def replace_layers(
@@ -330,6 +335,7 @@ def _make_runner(
         device=context.device,
         seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
         sample=first_result("register_sampling", callable, device=context.device),
+        causal_layers=weights.causal_layers,
     )
 
 

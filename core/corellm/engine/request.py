@@ -71,6 +71,8 @@ class Request:
     arrival_time: float = 0.0
     """In seconds of the scheduler's clock (`time.monotonic`)."""
     bad_words_ids: Sequence[Sequence[int]] = ()
+    spans: Sequence[tuple[int, int]] = ()
+    """`[start, end)` of prompt tokens that see each other, in order. A chunk has all tokens of a span or none."""
     pooling_params: PoolingParams | None = None
     """For a prompt that is pooled: it ends with its last chunk, without a token."""
     needs_every_row: bool = False

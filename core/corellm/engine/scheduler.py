@@ -25,6 +25,7 @@ from corellm.engine.encoder_plan import EncoderPlanner
 from corellm.engine.policies import Headroom, PromptDelay
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.request_queue import RequestQueue
+from corellm.engine.spans import without_cutting
 from corellm.engine.step_plan import StepPlan
 from corellm.errors import InvalidParameterError
 from corellm.worker.batch import ItemSlice, ScheduledBatch, SequenceChunk, StepResult
@@ -335,9 +336,16 @@ class Scheduler:
         """Number of tokens from `start` on that can run now, and the items they take embeddings of.
 
         Without chunked prefill all or none; only a preempted sequence longer than a step's budget takes several steps.
+        A span that sees both ways is not cut: the first prompt of a step may exceed the budget to its end.
         """
         left = request.num_tokens - start
-        num_tokens, items = self._encoders.plan(request, start, min(left, step.token_budget))
+        wanted = min(left, step.token_budget)
+        if request.spans:
+            wanted = without_cutting(request.spans, start, wanted, may_extend=not step.prefills)
+        num_tokens, items = self._encoders.plan(request, start, wanted)
+        if request.spans and num_tokens < wanted:  # an encoder has to wait, perhaps for an item within a span
+            wanted = without_cutting(request.spans, start, num_tokens, may_extend=False)
+            num_tokens, items = self._encoders.plan(request, start, wanted)
         if num_tokens < left <= self.max_num_batched_tokens and not self.config.enable_chunked_prefill:
             return 0, []
         return num_tokens, items

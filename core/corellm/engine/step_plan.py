@@ -34,7 +34,7 @@ class StepPlan:
         """Announce a request to the worker."""
         sequence = NewSequence(
             request.request_id, request.prompt_token_ids, request.output_token_ids, request.sampling_params,
-            request.features, request.stop_token_ids, request.bad_words_ids, request.pooling_params,
+            request.features, request.stop_token_ids, request.bad_words_ids, request.pooling_params, request.spans,
         )  # fmt: skip
         self.batch.new.append(sequence)
 
@@ -57,7 +57,7 @@ class StepPlan:
         tokens, samples = request.token_ids(start, stop), stop == request.num_tokens
         chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items)
         self.prefills.append((chunk, request))
-        self.token_budget -= num_tokens
+        self.token_budget = max(0, self.token_budget - num_tokens)  # a span that sees both ways may exceed it
         self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
 
     def seal(self) -> ScheduledBatch:

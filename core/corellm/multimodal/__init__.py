@@ -18,7 +18,7 @@ from corellm.media.video import Video, VideoMetadata
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.dummy import dummy_audios, dummy_images, dummy_videos
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
-from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
+from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange, embedded_spans
 from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems
 from corellm.multimodal.merging import write_rows
 from corellm.multimodal.parsing import DataParser
@@ -51,5 +51,6 @@ __all__ = [
     "dummy_audios",
     "dummy_images",
     "dummy_videos",
+    "embedded_spans",
     "write_rows",
 ]

@@ -5,6 +5,7 @@ No torch here at run time: the scheduler reads placeholders, only the worker loo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -62,3 +63,22 @@ class MultiModalFeature:
     """The item's tensors by name."""
     precomputed: bool = False
     """Whether `data` holds the embeddings themselves, so that no encoder runs."""
+
+
+def embedded_spans(features: Iterable[MultiModalFeature]) -> list[tuple[int, int]]:
+    """Return `[start, end)` of each row of prompt tokens that take embeddings; rows that meet are one.
+
+    Args:
+        features: of a prompt, by placeholder offset.
+    """
+    spans: list[tuple[int, int]] = []
+    for feature in features:
+        place = feature.placeholder
+        for at in range(place.offset, place.end):
+            if place.is_embed is not None and not place.is_embed[at - place.offset]:
+                continue
+            if spans and spans[-1][1] == at:
+                spans[-1] = (spans[-1][0], at + 1)
+            else:
+                spans.append((at, at + 1))
+    return spans

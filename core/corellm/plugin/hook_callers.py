@@ -27,6 +27,7 @@ class HookCallers:
     get_mm_fields_config = staticmethod(hookspecs.get_mm_fields_config)
     get_prompt_updates = staticmethod(hookspecs.get_prompt_updates)
     apply_hf_processor_tokens_only = staticmethod(hookspecs.apply_hf_processor_tokens_only)
+    get_bidirectional_spans = staticmethod(hookspecs.get_bidirectional_spans)
     get_placeholder_str = staticmethod(hookspecs.get_placeholder_str)
     make_context = staticmethod(hookspecs.make_context)
     load_model = staticmethod(hookspecs.load_model)

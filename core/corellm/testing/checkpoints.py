@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_CORPUS = (
+CORPUS = (
     "What shape is in the picture? A red circle, a blue square, a green triangle.",
     "How many objects are there? one two three four five six seven eight nine ten",
     "USER: Describe the image. ASSISTANT: The quick brown fox jumps over the lazy dog 0123456789",
@@ -51,7 +51,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS * 50, trainer)
+    tokenizer.train_from_iterator(CORPUS * 50, trainer)
     if add_bos:
         assert bos is not None, "add_bos needs bos"
         tokenizer.post_processor = processors.TemplateProcessing(

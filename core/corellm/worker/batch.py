@@ -40,6 +40,8 @@ class NewSequence:
     bad_words_ids: Sequence[Sequence[int]] = ()
     pooling_params: PoolingParams | None = None
     """For a prompt that is pooled."""
+    spans: Sequence[tuple[int, int]] = ()
+    """`[start, end)` of prompt tokens that see each other, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 What the engine does not compute is refused here, with the reason, so that a step need not look: masks that are not
 causal within a window, arguments of attention that change its result, layers that do not attend through the engine.
-The model around the decoder may state other masks than the decoder does: where an item's tokens see each other.
+The model around the decoder may state other masks than the decoder does: where an item's tokens see each other. The
+layers that then do are found, for adapters that name such spans.
 Meanwhile the decoder's attention has another name, under which transformers states masks as functions. Knows
 transformers' attention and mask functions; knows no model family.
 """
@@ -10,7 +11,7 @@ transformers' attention and mask functions; knows no model family.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
 from corellm.worker.kv_cache import LayerLayout
@@ -121,25 +123,25 @@ class _ItemProbe(_Probe):
     """Looks at masks alone, while some tokens are said to be an item's; all else was checked on the decoder.
 
     Masks are tensors `[..., tokens, tokens]`: a decoder states its own unless it is given one.
+
+    Attributes:
+        ahead: the layers in which some token sees one behind itself, as far as they were looked at.
     """
+
+    def __init__(self, decoder: str, max_len: int, device: torch.device) -> None:
+        super().__init__(decoder, max_len, softcaps=True, device=device)
+        self.ahead: set[int] = set()
 
     def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Note nothing."""
 
     def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
-        """Check that a mask, if there is any, is the causal one.
-
-        Raises:
-            CheckpointError: it is not.
-        """
+        """Note whether the mask, if there is any, lets tokens see ahead."""
         if mask is None:
             return
         given = mask if mask.dtype == torch.bool else mask >= 0  # floating ones are added to scores
         if not bool((given[..., self._queries[:, 0], :] == self.seen(window)).all()):
-            self.refuse(
-                "lets the tokens of an item see each other (attention both ways within an item); corellm's attention "
-                "is causal"
-            )
+            self.ahead.add(int(layer.layer_idx))  # type: ignore[arg-type]
 
 
 def _probe_attention(
@@ -257,30 +259,63 @@ def probe_decoder(
 
 
 @torch.inference_mode()
-def refuse_attention_within_items(model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a model whose items' tokens see each other, by running it with tokens that are said to be an image's.
+def layers_that_see_ahead(
+    model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
+) -> frozenset[int]:
+    """Return the layers in which tokens of an item see each other, by running a model with tokens said to be an image's.
 
-    A model that takes no such argument is not run. One that cannot be run so is taken: its decoder was probed.
+    A model that takes no such argument is not run. One that cannot be run so has none: its decoder was probed.
 
     Args:
         model: the whole model, around the decoder.
         hidden_size: width of its embeddings.
         dtype, device: of the model.
-
-    Raises:
-        CheckpointError: the mask that it states is not the causal one.
     """
     accepted = signature(model.forward).parameters
     types = torch.tensor([_IMAGE_IN_TEXT], device=device)
     marks = {name: types for name in _TOKEN_TYPES if name in accepted}
     if not marks:
-        return
-    probe = _ItemProbe(type(model).__name__, types.shape[1], softcaps=True, device=device)
+        return frozenset()
+    probe = _ItemProbe(type(model).__name__, types.shape[1], device)
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
     try:
         with _probing(model, _make_mask):
             model(inputs_embeds=embeds, use_cache=False, paged=probe, **marks)
-    except (CheckpointError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
     except Exception as error:
         logger.debug("%s was not probed with an item: %s: %s", probe.decoder, type(error).__name__, error)
+        return frozenset()
+    return frozenset(probe.ahead)
+
+
+def causal_layers(
+    model: nn.Module, layers: Collection[int], ahead: Collection[int], *, names_spans: bool, backend: AttentionBackend
+) -> frozenset[int]:
+    """Return the layers that stay causal where the adapter names spans whose tokens see each other.
+
+    Args:
+        model: the whole model.
+        layers: all layers that attend.
+        ahead: those that are known to see ahead; a model that does not say may do so in all of them.
+        names_spans: whether the adapter does.
+        backend: of attention.
+
+    Raises:
+        CheckpointError: tokens of an item see each other, and the adapter names no spans, or the backend cannot.
+    """
+    if not ahead and not names_spans:
+        return frozenset()
+    name = type(model).__name__
+    if not names_spans:
+        raise CheckpointError(
+            f"{name} lets the tokens of an item see each other (attention both ways within an item), and its adapter "
+            "names no such spans: it must implement get_bidirectional_spans; or run this checkpoint with "
+            "transformers' own generate"
+        )
+    if not backend.two_way:
+        raise CheckpointError(
+            f"{name} lets the tokens of an item see each other, which the attention backend {backend.name!r} does not "
+            "(attention_backend='reference' does)"
+        )
+    return frozenset(layers) - frozenset(ahead) if ahead else frozenset()

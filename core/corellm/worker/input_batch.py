@@ -47,6 +47,8 @@ class StepArrays:
     seq_lens: list[int]
     block_tables: NDArray[np.int64]
     """`[num_seqs, max_blocks]`, padded with the null block."""
+    visible_lens: NDArray[np.int32] | None = None
+    """`[num_tokens]`: how many of its sequence's tokens each sees, where some see tokens behind themselves."""
 
     def to(self, device: torch.device) -> FlatBatch:
         """Copy all arrays to the device, without waiting."""
@@ -59,6 +61,7 @@ class StepArrays:
             seq_lens_tensor=tensor(np.array(self.seq_lens, dtype=np.int32)),
             block_tables=tensor(self.block_tables),
             slot_mapping=tensor(self.slots),
+            visible_lens=None if self.visible_lens is None else tensor(self.visible_lens),
         )
         return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata)
 
@@ -78,7 +81,28 @@ def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], bl
     index = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
     slots = tables[rows, index // block_size] * block_size + index % block_size
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
-    return StepArrays(token_ids, _positions(chunks, states, index), slots, query_lens, seq_lens, tables)
+    positions, visible = _positions(chunks, states, index), _visible_lens(chunks, states, index)
+    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, visible)
+
+
+def _visible_lens(
+    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], index: NDArray[np.int64]
+) -> NDArray[np.int32] | None:
+    """Return how many tokens each of the flat batch sees; None where each sees those up to itself.
+
+    A chunk has all tokens of a span but those that were in the prefix cache.
+    """
+    visible: NDArray[np.int32] | None = None
+    row = 0
+    for chunk, state in zip(chunks, states, strict=True):
+        spans, stop = state.sequence.spans, chunk.start + chunk.num_tokens
+        for start, end in spans if spans and chunk.start < spans[-1][1] - 1 else ():
+            if chunk.start < end - 1 and start < stop:
+                assert end <= stop, f"the chunk [{chunk.start}, {stop}) cuts the span [{start}, {end})"
+                visible = index.astype(np.int32) + 1 if visible is None else visible
+                visible[row + max(start - chunk.start, 0) : row + end - chunk.start] = end
+        row += chunk.num_tokens
+    return visible
 
 
 def _positions(

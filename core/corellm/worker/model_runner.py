@@ -58,6 +58,7 @@ class ModelRunner:
         graphs: decode steps as graphs, where `capture_graphs` could make some.
         samples: whether steps end in sampled tokens.
         trims: whether the decoder may leave out tokens behind its last attention; `check_trimming` finds out.
+        causal_layers: the decoder's layers in which tokens of a span do not see each other.
     """
 
     samples = True
@@ -78,12 +79,14 @@ class ModelRunner:
         device: torch.device,
         seed: int = 0,
         sample: Sample | None = None,
+        causal_layers: frozenset[int] = frozenset(),
     ) -> None:
         self.hooks, self.model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
         self.block_size, self.vocab_size, self.device, self._seed = block_size, vocab_size, device, seed
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
         self.sampler = Sampler(sample)
+        self.causal_layers = causal_layers
         self._states: dict[str, SequenceState] = {}
         self.graphs: DecodeGraphs | None = None
 
@@ -230,7 +233,7 @@ class ModelRunner:
             inputs_embeds=inputs_embeds[None],
             position_ids=batch.positions,
             use_cache=False,
-            paged=PagedAttention(self._backend, self._kv_cache.layers, batch.metadata, outputs),
+            paged=PagedAttention(self._backend, self._kv_cache.layers, batch.metadata, outputs, self.causal_layers),
             **extra,
         )[0][0]
         return hidden

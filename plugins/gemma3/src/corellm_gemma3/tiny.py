@@ -1,0 +1,133 @@
+"""A tiny random Gemma 3 checkpoint, made without downloads: for contract tests and experiments.
+
+Weights are spread wider than a default initialisation, so that errors change the output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from corellm.testing.checkpoints import CORPUS, randomize_weights, spare
+
+_IMAGE_TOKENS = {
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+}
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<start_of_image>{% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}"
+    "{% endif %}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "a window shorter than an image": {"sliding_window": 6},
+    "every layer sees everything": {"layer_types": ["full_attention", "full_attention"]},
+    "other token ids": {"spare_tokens": 3},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
+
+
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    sliding_window: int = 24,
+    layer_types: list[str] | None = None,
+    spare_tokens: int = 0,
+) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        sliding_window: tokens that most layers see.
+        layer_types: of each layer; by default one has a window and one has not.
+        spare_tokens: special tokens without a use, which shift the others' ids.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    tokenizer = _tokenizer(spare_tokens)
+    text_config = transformers.Gemma3TextConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=len(layer_types or "12"),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=1024,
+        sliding_window=sliding_window,
+        layer_types=layer_types or ["sliding_attention", "full_attention"],
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    config = transformers.Gemma3Config(
+        text_config=text_config,
+        vision_config=transformers.SiglipVisionConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=56,
+            patch_size=14,
+            vision_use_head=False,
+        ),
+        mm_tokens_per_image=16,
+        boi_token_index=tokenizer.boi_token_id,
+        eoi_token_index=tokenizer.eoi_token_id,
+        image_token_index=tokenizer.image_token_id,
+        tie_word_embeddings=False,
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    randomize_weights(model, seed)
+    processor = transformers.Gemma3Processor(
+        transformers.Gemma3ImageProcessorPil(size={"height": 56, "width": 56}),
+        tokenizer,
+        image_seq_length=16,
+        chat_template=CHAT_TEMPLATE,
+    )
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+def _tokenizer(spare_tokens: int) -> Any:
+    """As Gemma's: a space is a character like others, several line breaks are one token."""
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    trained = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    usual = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
+    special = [*usual, *spare(spare_tokens), *_IMAGE_TOKENS.values()]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
+        initial_alphabet=[chr(code) for code in range(32, 127)],
+        max_token_length=8,
+        show_progress=False,
+    )
+    words = [word for line in CORPUS for word in line.replace(" ", " \0").split("\0")]
+    trained.train_from_iterator([*words * 50, *["\n" * count for count in range(1, 9)] * 50], trainer)
+    model = json.loads(trained.to_str())["model"]
+    tokenizer = transformers.GemmaTokenizer(
+        add_bos_token=True,
+        vocab=model["vocab"],
+        merges=[tuple(merge) for merge in model["merges"]],
+        extra_special_tokens=dict(_IMAGE_TOKENS),
+    )
+    tokenizer.add_tokens(special, special_tokens=True)
+    return tokenizer
