@@ -4,6 +4,7 @@ For plugins, whose adapters need not repeat what the model's own forward pass do
 package imports no torch. The files, in reading order:
 
     decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, ...
+    visibility          which tokens its layers let each token see
     output_head         how it makes logits of hidden states
     configurations      a checkpoint's configuration, of a type that transformers has
     given_hidden        a model whose inner model is skipped
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     from corellm.modelling.configurations import load_config
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
     from corellm.modelling.output_head import logits_function
+    from corellm.modelling.visibility import visible_tokens
 
-__all__ = ["DecoderInputs", "Front", "load_config", "logits_function"]
+__all__ = ["DecoderInputs", "Front", "load_config", "logits_function", "visible_tokens"]
 
 _HOMES = {
     "DecoderInputs": "decoder_inputs",
     "Front": "decoder_inputs",
     "load_config": "configurations",
     "logits_function": "output_head",
+    "visible_tokens": "visibility",
 }
 
 

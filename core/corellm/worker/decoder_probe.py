@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
+from corellm.modelling.visibility import visible_tokens
 from corellm.worker.kv_cache import LayerLayout
 
 logger = logging.getLogger(__name__)
@@ -119,31 +120,6 @@ class _Probe:
         return seen if window is None else seen & (self._keys > self._queries - window)
 
 
-class _ItemProbe(_Probe):
-    """Looks at masks alone, while some tokens are said to be an item's; all else was checked on the decoder.
-
-    Masks are tensors `[..., tokens, tokens]`: a decoder states its own unless it is given one.
-
-    Attributes:
-        ahead: the layers in which some token sees one behind itself, as far as they were looked at.
-    """
-
-    def __init__(self, decoder: str, max_len: int, device: torch.device) -> None:
-        super().__init__(decoder, max_len, softcaps=True, device=device)
-        self.ahead: set[int] = set()
-
-    def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Note nothing."""
-
-    def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
-        """Note whether the mask, if there is any, lets tokens see ahead."""
-        if mask is None:
-            return
-        given = mask if mask.dtype == torch.bool else mask >= 0  # floating ones are added to scores
-        if not bool((given[..., self._queries[:, 0], :] == self.seen(window)).all()):
-            self.ahead.add(int(layer.layer_idx))  # type: ignore[arg-type]
-
-
 def _probe_attention(
     module: nn.Module,
     query: Tensor,
@@ -172,25 +148,14 @@ def _state_mask(*, mask_function: Callable[..., Any], **_: Any) -> _StatedMask:
     return _StatedMask(mask_function)
 
 
-def _make_mask(**arguments: Any) -> Tensor | None:
-    """As transformers does for torch's attention, but also a causal one, which that can do without."""
-    from transformers.masking_utils import sdpa_mask
-
-    mask: Tensor | None = sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
-    return mask
-
-
 @contextmanager
-def _probing(model: nn.Module, masks: Callable[..., Any]) -> Iterator[None]:
-    """Inside the block, let the layers of a text decoder, or of that in a model, call `_probe_attention`.
-
-    `masks` makes what they get as their masks.
-    """
+def _probing(decoder: nn.Module) -> Iterator[None]:
+    """Inside the block, let the layers of a text decoder call `_probe_attention`, with masks as they are stated."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_PROBE_NAME, _probe_attention)
-    AttentionMaskInterface.register(_PROBE_NAME, masks)
-    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    AttentionMaskInterface.register(_PROBE_NAME, _state_mask)
+    found = {id(config): config for module in decoder.modules() if (config := getattr(module, "config", None))}
     paged: list[Any] = [c for c in found.values() if getattr(c, "_attn_implementation", None) == ATTENTION_NAME]
     try:
         for config in paged:
@@ -226,7 +191,7 @@ def probe_decoder(
     """
     probe = _Probe(type(language_model).__name__, max_len, softcaps, device)
     try:
-        with _probing(language_model, _state_mask):
+        with _probing(language_model):
             output = language_model(
                 inputs_embeds=torch.zeros(1, _NUM_TOKENS, hidden_size, dtype=dtype, device=device),
                 position_ids=torch.arange(_NUM_TOKENS, device=device)[None],
@@ -276,17 +241,15 @@ def layers_that_see_ahead(
     marks = {name: types for name in _TOKEN_TYPES if name in accepted}
     if not marks:
         return frozenset()
-    probe = _ItemProbe(type(model).__name__, types.shape[1], device)
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
     try:
-        with _probing(model, _make_mask):
-            model(inputs_embeds=embeds, use_cache=False, paged=probe, **marks)
+        seen = visible_tokens(model, {"inputs_embeds": embeds, **marks})
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        logger.debug("%s was not probed with an item: %s: %s", probe.decoder, type(error).__name__, error)
+        logger.debug("%s was not probed with an item: %s: %s", type(model).__name__, type(error).__name__, error)
         return frozenset()
-    return frozenset(probe.ahead)
+    return frozenset(layer for layer, tokens in seen.items() if bool(tokens.triu(1).any()))
 
 
 def causal_layers(

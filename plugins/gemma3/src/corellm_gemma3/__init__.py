@@ -6,7 +6,7 @@ layers see a window of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import (
     MultiModalFeature,
     MultiModalFieldConfig,
+    MultiModalKwargsItem,
     PromptReplacement,
     PromptUpdateDetails,
     dummy_images,
@@ -37,10 +38,7 @@ class Gemma3:
 
     contract = 1
     supported_mm_limits = {"image": None}
-    mm_fields_config = {
-        "pixel_values": MultiModalFieldConfig.batched("image"),  # [images, channels, height, width]
-        "num_crops": None,
-    }
+    mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}  # [images, channels, height, width]
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
@@ -57,28 +55,18 @@ class Gemma3:
         return str(self.context.tokenizer.boi_token) if modality == "image" else None
 
     @hookimpl
-    def call_hf_processor(
-        self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """Resize and normalise the image.
+    def call_hf_processor(self, mm_kwargs: Mapping[str, Any]) -> None:
+        """Refuse crops; the core calls the processor.
 
         Raises:
-            ProcessorKwargsError: it is to be cropped, for which the processor rewrites the text around it.
+            ProcessorKwargsError: an image is to be cut into crops. Of these the processor writes a text, whose tokens
+                join those around it.
         """
-        output: Mapping[str, Any] = self.context.hf_processor.image_processor(
-            mm_data["image"], return_tensors="pt", **mm_kwargs
-        )
-        if int(output["num_crops"][0]):
+        if mm_kwargs.get("do_pan_and_scan", self.context.hf_processor.image_processor.do_pan_and_scan):
             raise ProcessorKwargsError(
-                "do_pan_and_scan=True cuts images into crops, and the text around an image depends on their number; "
-                "corellm-gemma3 takes whole images: leave it out, or send the crops as images"
+                "do_pan_and_scan=True adds crops of an image, and text about them that joins the text around it; "
+                "corellm-gemma3 takes images whole: set do_pan_and_scan=False, and send crops as images"
             )
-        return output
-
-    @hookimpl
-    def get_mm_kwargs_names(self, modality: str) -> Iterable[str] | None:
-        """All that the image processor declares."""
-        return tuple(self.context.hf_processor.image_processor.valid_kwargs.__annotations__)
 
     # --- the prompt -------------------------------------------------------------------------------------------------
 
@@ -122,13 +110,16 @@ class Gemma3:
         return list(self.context.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @hookimpl
-    def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptReplacement]:
+    def get_prompt_updates(
+        self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[PromptReplacement]:
         """The token that begins an image is followed by its tokens, and by the one that ends it."""
         tokenizer = self.context.tokenizer
 
         def replacement(index: int) -> PromptUpdateDetails:
             count = mm_items["image"].num_embeddings(index)
             if count is None:
+                self._check_size(out_mm_kwargs["image"][index]["pixel_values"].data)
                 count = self.context.hf_processor.image_seq_length
             return PromptUpdateDetails.select_token_id(
                 [tokenizer.boi_token_id, *[tokenizer.image_token_id] * count, tokenizer.eoi_token_id],
@@ -136,6 +127,19 @@ class Gemma3:
             )
 
         return [PromptReplacement("image", target=[tokenizer.boi_token_id], replacement=replacement)]
+
+    def _check_size(self, pixels: Tensor) -> None:
+        """Refuse an image `[channels, height, width]` that the tower does not take.
+
+        Raises:
+            ProcessorKwargsError: says which arguments to leave out.
+        """
+        size = self.context.hf_config.vision_config.image_size
+        if pixels.shape[-2:] != (size, size):
+            raise ProcessorKwargsError(
+                f"the vision tower takes images of {size} x {size}, and the arguments of the processor make one of "
+                f"{pixels.shape[-1]} x {pixels.shape[-2]}; leave out size, do_resize and crop_size"
+            )
 
     @hookimpl
     def get_bidirectional_spans(self, mm_features: Sequence[MultiModalFeature]) -> Sequence[tuple[int, int]]:

@@ -93,6 +93,8 @@ def make_tiny_checkpoint(
     )
     model = transformers.Gemma3ForConditionalGeneration(config)
     randomize_weights(model, seed)
+    model.model.multi_modal_projector.mm_input_projection_weight.data.mul_(4)  # as large as embeddings of text
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
     processor = transformers.Gemma3Processor(
         transformers.Gemma3ImageProcessorPil(size={"height": 56, "width": 56}),
         tokenizer,

@@ -1,0 +1,89 @@
+"""Which tokens each token sees in a transformers model, as its own masks say: found by running it with a recorder.
+
+Knows transformers' attention and mask functions; knows no model family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corellm.errors import ContractError
+
+_NAME = "corellm_visibility"
+
+
+class _Recorder:
+    """Gets what layers pass to attention."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Tensor] = {}
+
+    def note(self, layer: int, num_tokens: int, mask: Any, window: int | None, device: torch.device) -> None:
+        """Note what a layer's tokens see: by its mask, else those up to themselves, within a window."""
+        if mask is None:
+            positions = torch.arange(num_tokens, device=device)
+            seen = positions <= positions[:, None]
+            self.seen[layer] = seen if window is None else seen & (positions > positions[:, None] - window)
+        else:
+            mask = mask[0, 0, -num_tokens:, -num_tokens:]
+            self.seen[layer] = mask if mask.dtype == torch.bool else mask >= 0  # floating ones are added to scores
+
+
+@torch.inference_mode()
+def visible_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> dict[int, Tensor]:
+    """Return by layer which tokens of a prompt each of its tokens sees, `[num_tokens, num_tokens]` bool.
+
+    Args:
+        model: a transformers model whose `get_decoder()` attends through `AttentionInterface`.
+        inputs: arguments of its forward pass, for one prompt.
+
+    Raises:
+        ContractError: its decoder attends in another way.
+    """
+    recorder, decoder = _Recorder(), model.get_decoder()  # type: ignore[operator]
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *_: Any, **more: Any
+    ) -> tuple[Tensor, None]:
+        layer: Any = getattr(module, "layer_idx", None)
+        if layer is not None:
+            recorder.note(layer, query.shape[2], attention_mask, more.get("sliding_window"), query.device)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+    with _attending(model, decoder, attend):
+        model(**inputs, use_cache=False)
+    if not recorder.seen:
+        raise ContractError(f"{type(decoder).__name__} does not attend through transformers' AttentionInterface")
+    return recorder.seen
+
+
+def _make_mask(**arguments: Any) -> Tensor | None:
+    """As transformers does for torch's attention, but also a causal one, which that can do without."""
+    from transformers.masking_utils import sdpa_mask
+
+    mask: Tensor | None = sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
+    return mask
+
+
+@contextmanager
+def _attending(model: nn.Module, decoder: nn.Module, attend: Callable[..., Any]) -> Iterator[None]:
+    """Inside the block, let the layers of a text decoder call `attend`, with their masks as tensors."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_NAME, attend)
+    AttentionMaskInterface.register(_NAME, _make_mask)
+    owners: list[Any] = [model.config.get_text_config(), *(getattr(m, "config", None) for m in decoder.modules())]
+    configs = {id(config): config for config in owners if config is not None}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation = _NAME
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
