@@ -123,6 +123,7 @@ class Plugin:
 
 
 LLAVA = Plugin("corellm_llava.contract::TestLlava")
+GEMMA3 = Plugin("corellm_gemma3.contract::TestGemma3")
 FUYU = Plugin("corellm_fuyu.contract::TestFuyu")
 BLIP2 = Plugin("corellm_blip2.contract::TestBlip2")
 QWEN2 = Plugin("corellm_qwen_vl.contract::TestQwen2VL", "qwen2.py")

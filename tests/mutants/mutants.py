@@ -18,6 +18,7 @@ from tests.mutants import (
     tensors,
     timing,
     tokens,
+    visibility,
 )
 
 PARTS = {
@@ -33,6 +34,7 @@ PARTS = {
     "Placeholders": placeholders.MUTANTS,
     "Conversations": conversations.MUTANTS,
     "Embeddings": embeddings.MUTANTS,
+    "Visibility": visibility.MUTANTS,
     "Identity": identity.MUTANTS,
     "Checkpoints": checkpoints.MUTANTS,
     "Outputs": outputs.MUTANTS,

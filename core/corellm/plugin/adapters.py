@@ -27,6 +27,7 @@ CHECKPOINTS_GROUP = "corellm.checkpoints"
 KNOWN_FAMILIES = {
     "LlavaForConditionalGeneration": "corellm-llava",
     "FuyuForCausalLM": "corellm-fuyu",
+    "Gemma3ForConditionalGeneration": "corellm-gemma3",
     "Blip2ForConditionalGeneration": "corellm-blip2",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",

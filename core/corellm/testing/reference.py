@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from corellm.multimodal.nested import same_values
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Media = Mapping[str, Sequence[Any]]
 """`{modality: items}`: images `PIL.Image`, videos `(frames, metadata)`, audio `[num_samples]` float32.
@@ -129,6 +132,19 @@ class Reference:
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Return transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
         return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
+
+    def visible_tokens(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> Mapping[int, Tensor] | None:
+        """Return by layer which tokens of a prompt each sees, `[num_tokens, num_tokens]` bool, as the masks say.
+
+        None where the model does not attend through transformers' `AttentionInterface`, and so cannot be asked.
+        """
+        from transformers import PreTrainedModel
+
+        from corellm.modelling import visible_tokens
+
+        if not isinstance(self.model, PreTrainedModel) or not self.model._supports_attention_backend:
+            return None
+        return visible_tokens(self.model, self.process(text, media, kwargs))
 
     def close(self) -> None:
         """Free the reference's resources; called once, at the end."""

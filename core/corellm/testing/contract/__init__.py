@@ -30,6 +30,7 @@ from corellm.testing.contract.repetition import RepetitionRules
 from corellm.testing.contract.surroundings import SurroundingsRules
 from corellm.testing.contract.timing import TimingRules
 from corellm.testing.contract.variants import VariantRules
+from corellm.testing.contract.visibility import VisibilityRules
 from corellm.testing.contract.weights import WeightRules
 from corellm.testing.contract.worst_case import WorstCaseRules
 
@@ -46,6 +47,7 @@ class AdapterContract(
     FileRules,
     IdentityRules,
     EmbeddingRules,
+    VisibilityRules,
     LengthRules,
     TimingRules,
     MediaRules,
