@@ -4,7 +4,8 @@ Its "KV" of a token is one number that depends on the whole history up to that t
 embeddings that stood in for some of them. It is computed like attention would, from the slot before (found through the
 block table) and the encoder output the worker holds; then every slot of the sequence is compared with the history
 computed from scratch. A block shared, evicted, swapped or registered wrongly, an encoder output missing or a chunk
-skipped shows at once. The next token is a function of the last slot, so outputs show it too.
+skipped shows at once. The KV of a token in a span that sees both ways depends on the whole span. The next token is a
+function of the last slot, so outputs show it too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def make_request(
     priority: int = 0,
     cache_salt: str | None = None,
     arrival_time: float = 0.0,
+    spans: Sequence[tuple[int, int]] = (),
     **sampling: Any,
 ) -> Request:
     """A request for the fake vocabulary, whose end-of-sequence token is `EOS`."""
@@ -52,6 +54,7 @@ def make_request(
         priority=priority,
         cache_salt=cache_salt,
         arrival_time=arrival_time,
+        spans=spans,
     )
 
 
@@ -78,9 +81,27 @@ def taken_embeddings(features: Sequence[MultiModalFeature], chunk: SequenceChunk
     return taken
 
 
-def next_kv(before: int | None, token: int, embedding: tuple[str, int] | None) -> int:
-    """The KV of a token after the KV of the one before it."""
-    return crc32(repr((before, token if embedding is None else embedding)).encode())  # `hash` differs by process
+def span_around(spans: Sequence[tuple[int, int]], position: int) -> tuple[int, int] | None:
+    """The span that a position lies in."""
+    return next((span for span in spans if span[0] <= position < span[1]), None)
+
+
+def next_kv(before: int | None, token: int, embedding: tuple[str, int] | None, ahead: object = None) -> int:
+    """The KV of a token after the KV of the one before it; `ahead` is what else it sees, in its span."""
+    return crc32(repr((before, token if embedding is None else embedding, ahead)).encode())  # `hash` differs by process
+
+
+def kv_at(
+    before: int | None,
+    tokens: Sequence[int],
+    position: int,
+    features: Sequence[MultiModalFeature],
+    spans: Sequence[tuple[int, int]],
+) -> int:
+    """The KV of a sequence's token, after the KV of the one before it."""
+    span = span_around(spans, position)
+    ahead = None if span is None else [(tokens[i], embedding_at(features, i)) for i in range(*span)]
+    return next_kv(before, tokens[position], embedding_at(features, position), ahead)
 
 
 def token_after(kv: int) -> int:
@@ -95,8 +116,8 @@ def expected_output(request: Request, max_total_tokens: int) -> list[int]:
     if params.max_tokens is not None:
         limit = min(limit, params.max_tokens)
     kv: int | None = None
-    for position, token in enumerate(request.prompt_token_ids):
-        kv = next_kv(kv, token, embedding_at(request.features, position))
+    for position in range(len(request.prompt_token_ids)):
+        kv = kv_at(kv, request.prompt_token_ids, position, request.features, request.spans)
     output: list[int] = []
     stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {EOS})
     while len(output) < limit:
@@ -213,7 +234,12 @@ class FakeWorker:
         taken = taken_embeddings(sequence.features, chunk)
         for position in range(chunk.start, stop):
             before = self._kv[self._slot(chunk, position - 1)] if position else None
-            self._kv[self._slot(chunk, position)] = next_kv(before, tokens[position], taken.get(position - chunk.start))
+            span, ahead = span_around(sequence.spans, position), None
+            if span is not None:
+                assert span[1] <= stop, f"{chunk.request_id}: a chunk that ends at {stop} cuts the span {span}"
+                ahead = [(tokens[i], embedding_at(sequence.features, i)) for i in range(*span)]
+            embedding = taken.get(position - chunk.start)
+            self._kv[self._slot(chunk, position)] = next_kv(before, tokens[position], embedding, ahead)
         history = self._history(sequence, tokens)
         for position in range(stop):
             found = self._kv.get(self._slot(chunk, position))
@@ -224,8 +250,8 @@ class FakeWorker:
     def _history(self, sequence: NewSequence, tokens: Sequence[int]) -> list[int]:
         history = self._histories[sequence.request_id]
         for position in range(len(history), len(tokens)):
-            embedding = embedding_at(sequence.features, position)
-            history.append(next_kv(history[-1] if history else None, tokens[position], embedding))
+            before = history[-1] if history else None
+            history.append(kv_at(before, tokens, position, sequence.features, sequence.spans))
         return history
 
     def _slot(self, chunk: SequenceChunk, position: int) -> int:

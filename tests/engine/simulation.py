@@ -12,7 +12,7 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.scheduler import Scheduler
-from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.inputs import MultiModalFeature, embedded_spans
 from corellm.worker.batch import ScheduledBatch, StepResult
 from tests.engine.fake_worker import VOCABULARY, FakeWorker, expected_output, make_feature, make_request
 
@@ -129,7 +129,7 @@ class Simulation:
     def check_batch(self, batch: ScheduledBatch) -> None:
         setup = self.setup
         self.check_integrity()
-        assert batch.num_tokens <= setup.max_num_batched_tokens, "token budget exceeded"
+        self.check_budget(batch)
         assert self.scheduler.num_running <= setup.max_num_seqs, "too many sequences"
         assert not (batch.swap_out and (batch.swap_in or batch.new)), "admitted or resumed in a step that preempted"
         names = [chunk.request_id for chunk in batch.chunks]
@@ -140,6 +140,15 @@ class Simulation:
         assert is_prefill == sorted(is_prefill), "a decode stands behind a prefill"
         known = (self.worker.sequences.keys() - set(batch.released)) | {sequence.request_id for sequence in batch.new}
         assert known == {request.request_id for request in self.scheduler.running}, "the worker knows others"
+
+    def check_budget(self, batch: ScheduledBatch) -> None:
+        """The token budget may be exceeded by the only chunk of a prompt, to the end of a span that it begins in."""
+        if batch.num_tokens <= self.setup.max_num_batched_tokens:
+            return
+        chunk, stop = batch.chunks[-1], batch.chunks[-1].start + batch.chunks[-1].num_tokens
+        assert batch.num_tokens - chunk.num_tokens < self.setup.max_num_batched_tokens, "token budget exceeded"
+        spans = self.scheduler.requests[chunk.request_id].spans
+        assert any(first <= chunk.start and stop == end for first, end in spans), "token budget exceeded"
 
     def check_integrity(self) -> None:
         self.blocks.check_integrity()
@@ -192,10 +201,17 @@ def random_request(rng: Random, name: str) -> Request:
         features.append(make_feature(f"image-{number}", len(prompt), length, is_embed, item))
         prompt += [3] * length + [rng.choice([4, 5])] * rng.randint(0, 2)
     prompt += [rng.randrange(1, VOCABULARY) for _ in range(rng.choice([0, 0, 1, 5]))]
+    spans = {
+        "none": [],
+        "items": embedded_spans(features),
+        "prompt": [(0, len(prompt))],
+        "beginning": [(0, 1 + len(prompt) // 2)],
+    }[rng.choice(["none", "none", "items", "items", "prompt", "beginning"])]
     return make_request(
         name,
         prompt,
         features,
+        spans=[(start, end) for start, end in spans if end - start > 1],
         priority=rng.randint(0, 2),
         max_tokens=rng.choice([1, 2, 8, 30, None]),
         ignore_eos=rng.random() < 0.5,
