@@ -41,8 +41,8 @@ Lifecycle: before there is a model `register_config`, `register_tokenizer`; at l
 `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`, `get_multimodal_embedding_width`; per
 request, in the front end, `make_context`,
 `get_placeholder_str`, `refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`,
-`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`; in the worker, once per request `get_rope_positions`, and per
-step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
+`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`; in the worker, once per request
+`get_rope_positions`, and per step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """

@@ -1,4 +1,4 @@
-"""Models whose items' tokens see each other are refused at load; transformers itself shows which these are."""
+"""Models whose items' tokens see each other need an adapter that names such spans; transformers shows which do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from corellm import LLM
 from corellm.attention.paged import register_attention
+from corellm.attention.reference import ReferenceAttention
 from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-from corellm.worker.decoder_probe import refuse_attention_within_items
+from corellm.worker.decoder_probe import causal_layers, layers_that_see_ahead
 from corellm.worker.defaults import load_transformers_model
 
 WIDTH = 64
@@ -46,6 +47,23 @@ def _gemma3() -> Any:
     )  # fmt: skip
 
 
+def _gemma4() -> Any:
+    text = transformers.Gemma4TextConfig(
+        **TEXT, sliding_window=4, layer_types=["sliding_attention", "full_attention"], global_head_dim=16,
+        use_bidirectional_attention="vision", hidden_size_per_layer_input=0, num_kv_shared_layers=0,
+    )  # fmt: skip
+    return transformers.Gemma4Config(
+        text_config=text,
+        vision_config=None,
+        audio_config=None,
+        image_token_id=9,
+        video_token_id=10,
+        audio_token_id=11,
+        boi_token_id=7,
+        eoi_token_id=8,
+    )
+
+
 def _paligemma() -> Any:
     return transformers.PaliGemmaConfig(
         text_config=transformers.GemmaConfig(**TEXT),
@@ -65,16 +83,19 @@ def _qwen2_vl() -> Any:
 
 MODELS: dict[str, tuple[Any, str, list[int]]] = {
     "Gemma3ForConditionalGeneration": (_gemma3, "token_type_ids", IMAGE),
+    "Gemma4ForConditionalGeneration": (_gemma4, "mm_token_type_ids", IMAGE),
     "PaliGemmaForConditionalGeneration": (_paligemma, "token_type_ids", PREFIX),
     "Qwen2VLForConditionalGeneration": (_qwen2_vl, "mm_token_type_ids", IMAGE),
 }
 """How to make a configuration, and how the model is told which tokens are an image's."""
-BOTH_WAYS = ["Gemma3ForConditionalGeneration", "PaliGemmaForConditionalGeneration"]
+BOTH_WAYS = ["Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "PaliGemmaForConditionalGeneration"]
 
 
-def probe(model: nn.Module) -> None:
-    """Run the probe on a model."""
-    refuse_attention_within_items(model, WIDTH, torch.float32, torch.device("cpu"))
+def probe(model: nn.Module, *, names_spans: bool = False) -> frozenset[int]:
+    """Run the probe on a model; return the layers that stay causal."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    ahead = layers_that_see_ahead(model, decoder, WIDTH, torch.float32, torch.device("cpu"))
+    return causal_layers(model, range(2), ahead, names_spans=names_spans, backend=ReferenceAttention())
 
 
 def load(architecture: str, path: Path) -> Any:
@@ -112,11 +133,32 @@ def test_a_model_that_attends_both_ways_within_an_item_is_refused(architecture: 
     model = load(architecture, tmp_path)
     with pytest.raises(
         CheckpointError,
-        match=rf"^{architecture} lets the tokens of an item see each other \(attention both ways within an item\); "
-        "corellm's attention is causal; run this checkpoint with transformers' own generate$",
+        match=rf"^{architecture} lets the tokens of an item see each other \(attention both ways within an item\), and "
+        "its adapter names no such spans: it must implement get_bidirectional_spans; or run this checkpoint with "
+        "transformers' own generate$",
     ):
         probe(model)
     assert model.get_decoder().config._attn_implementation == "corellm_paged"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "causal"),
+    [("Gemma3ForConditionalGeneration", set()), ("Gemma4ForConditionalGeneration", {1})],
+)
+def test_layers_whose_stated_mask_is_causal_stay_so(architecture: str, causal: set[int], tmp_path: Path) -> None:
+    """An adapter that names spans is taken; Gemma 4's layers without a window see no later token."""
+    assert probe(load(architecture, tmp_path), names_spans=True) == causal
+
+
+def test_a_backend_that_sees_no_later_tokens_is_refused(tmp_path: Path) -> None:
+    """Never run wrong; the way out is named."""
+
+    class Causal(ReferenceAttention):
+        name, two_way = "causal", False
+
+    model = load("Gemma3ForConditionalGeneration", tmp_path)
+    with pytest.raises(CheckpointError, match=r"the attention backend 'causal' does not \(attention_backend='refer"):
+        causal_layers(model, range(2), {0, 1}, names_spans=True, backend=Causal())
 
 
 def test_a_causal_model_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,4 +220,4 @@ def test_a_plugin_for_such_a_model_is_refused_at_load(tmp_path: Path, monkeypatc
     config.save_pretrained(checkpoint)
     train_tokenizer(["<image>"]).save_pretrained(checkpoint)
     with pytest.raises(CheckpointError, match=r"^Gemma3ForConditionalGeneration lets the tokens of an item see"):
-        LLM(str(checkpoint), dtype="float32", load_format="dummy").close()
+        LLM(str(checkpoint), dtype="float32", load_format="dummy", adapter="toy-gemma3").close()

@@ -74,3 +74,19 @@ def test_mrope_positions_and_decode_offset() -> None:
     flat = lay_out(chunks, [make_state(), mrope], 4).to(CPU)
     assert flat.positions.shape == (3, 1, 5)
     assert flat.positions[:, 0].tolist() == [[9, 1, 2, 3, 4], [9, 2, 2, 3, 4], [9, 1, 2, 3, 4]]
+
+
+def test_tokens_of_a_span_see_it_to_its_end() -> None:
+    """Of a chunk that has it, also where the prefix cache had its beginning; all others see up to themselves."""
+    state, other = make_state(12), make_state(4)
+    state.sequence.spans = [(2, 5), (7, 10)]
+    table = list(range(1, 13))
+    decode = SequenceChunk("o", 3, 1, [5], table, samples=True)
+    within = SequenceChunk("r", 3, 7, [5] * 7, table, samples=False)
+    flat = lay_out([decode, within], [other, state], 1).to(CPU)
+    assert flat.metadata.visible_lens is not None
+    assert flat.metadata.visible_lens.tolist() == [4, 5, 5, 6, 7, 10, 10, 10]
+    before = SequenceChunk("r", 0, 2, [5] * 2, table, samples=False)
+    behind = SequenceChunk("r", 10, 2, [5] * 2, table, samples=True)
+    assert lay_out([before], [state], 1).visible_lens is None
+    assert lay_out([behind], [state], 1).visible_lens is None

@@ -69,13 +69,13 @@ class AdmissionLimits:
                     expected=self.encoder_capacity,
                     got=num_embeds,
                 )
-        if self.max_prompt_step is not None and (together := _embeds_within(request, 0, request.num_prompt_tokens)):
-            if together > self.encoder_capacity:
-                return PromptTooLongError(
-                    f"the items have {together} embeddings together, but without chunked prefill "
-                    f"the encoder cache must hold all of them and holds {self.encoder_capacity}; send fewer items, "
-                    "raise encoder_cache_size, or set enable_chunked_prefill=True"
-                )
+        together = _embeds_within(request, 0, request.num_prompt_tokens)
+        if self.max_prompt_step is not None and together > self.encoder_capacity:
+            return PromptTooLongError(
+                f"the items have {together} embeddings together, but without chunked prefill "
+                f"the encoder cache must hold all of them and holds {self.encoder_capacity}; send fewer items, raise "
+                "encoder_cache_size, or set enable_chunked_prefill=True"
+            )
         for start, end in request.spans:
             together = _embeds_within(request, start, end)
             if together > self.encoder_capacity:

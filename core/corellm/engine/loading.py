@@ -28,8 +28,8 @@ from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
 from corellm.engine.opening import OpenedModel, at_load, make_input_processor, make_mm_processor, open_model
 from corellm.engine.scheduler import Scheduler
-from corellm.engine.spans import longest_span
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
+from corellm.engine.spans import longest_span
 from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.multimodal.processor import MultiModalProcessor
@@ -244,7 +244,8 @@ def _load_weights(
         softcaps=backend.softcaps,
     )
     spans = adapter_implements(hooks.get_bidirectional_spans)
-    ahead = layers_that_see_ahead(model, width, context.dtype, context.device) if hooks.get_supported_mm_limits() else ()
+    takes_items = bool(hooks.get_supported_mm_limits())
+    ahead = layers_that_see_ahead(model, language_model, width, context.dtype, context.device) if takes_items else ()
     causal = causal_layers(model, layout, ahead, names_spans=spans, backend=backend)
     embedding_size = model_width(model)
     pooler = building.build_pooler(config, context, model, use, width) if pools else None

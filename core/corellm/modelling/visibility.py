@@ -35,17 +35,18 @@ class _Recorder:
 
 
 @torch.inference_mode()
-def visible_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> dict[int, Tensor]:
+def visible_tokens(model: nn.Module, decoder: nn.Module, inputs: Mapping[str, Any]) -> dict[int, Tensor]:
     """Return by layer which tokens of a prompt each of its tokens sees, `[num_tokens, num_tokens]` bool.
 
     Args:
-        model: a transformers model whose `get_decoder()` attends through `AttentionInterface`.
+        model: the whole model.
+        decoder: its text decoder, which attends through transformers' `AttentionInterface`.
         inputs: arguments of its forward pass, for one prompt.
 
     Raises:
         ContractError: its decoder attends in another way.
     """
-    recorder, decoder = _Recorder(), model.get_decoder()  # type: ignore[operator]
+    recorder = _Recorder()
 
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *_: Any, **more: Any
@@ -77,8 +78,9 @@ def _attending(model: nn.Module, decoder: nn.Module, attend: Callable[..., Any])
 
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, _make_mask)
-    owners: list[Any] = [model.config.get_text_config(), *(getattr(m, "config", None) for m in decoder.modules())]
-    configs = {id(config): config for config in owners if config is not None}
+    stated: list[Any] = [getattr(module, "config", None) for module in (model, *decoder.modules())]
+    stated[0] = None if stated[0] is None else stated[0].get_text_config()
+    configs = {id(config): config for config in stated if config is not None}
     before = {key: config._attn_implementation for key, config in configs.items()}
     try:
         for config in configs.values():

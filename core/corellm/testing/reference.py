@@ -144,7 +144,7 @@ class Reference:
 
         if not isinstance(self.model, PreTrainedModel) or not self.model._supports_attention_backend:
             return None
-        return visible_tokens(self.model, self.process(text, media, kwargs))
+        return visible_tokens(self.model, self.model.get_decoder(), self.process(text, media, kwargs))
 
     def close(self) -> None:
         """Free the reference's resources; called once, at the end."""

@@ -225,14 +225,15 @@ def probe_decoder(
 
 @torch.inference_mode()
 def layers_that_see_ahead(
-    model: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
+    model: nn.Module, decoder: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
 ) -> frozenset[int]:
-    """Return the layers in which tokens of an item see each other, by running a model with tokens said to be an image's.
+    """Return the layers in which tokens of an item see each other, by running a model on what is said to be an image.
 
     A model that takes no such argument is not run. One that cannot be run so has none: its decoder was probed.
 
     Args:
-        model: the whole model, around the decoder.
+        model: the whole model.
+        decoder: the text decoder inside it.
         hidden_size: width of its embeddings.
         dtype, device: of the model.
     """
@@ -243,7 +244,7 @@ def layers_that_see_ahead(
         return frozenset()
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
     try:
-        seen = visible_tokens(model, {"inputs_embeds": embeds, **marks})
+        seen = visible_tokens(model, decoder, {"inputs_embeds": embeds, **marks})
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
