@@ -42,7 +42,8 @@ Lifecycle: before there is a model `register_config`, `register_tokenizer`; at l
 request, in the front end, `make_context`,
 `get_placeholder_str`, `refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`,
 `apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`; in the worker, once per request
-`get_rope_positions`, and per step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
+`get_rope_positions`, and per step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`,
+`compute_logits`.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """

@@ -94,6 +94,10 @@ def _model_calls(subject: Subject, processed: ProcessedPrompt) -> Iterator[HookC
 
     hooks, model, tokens, features = subject.hooks, subject.model, processed.token_ids, processed.features
     yield (
+        "get_bidirectional_spans",
+        lambda: hooks.get_bidirectional_spans(token_ids=list(tokens), mm_features=features),
+    )
+    yield (
         "get_rope_positions",
         lambda: hooks.get_rope_positions(model=model, token_ids=list(tokens), mm_features=features),
     )

@@ -1,0 +1,118 @@
+"""Images whose tokens see each other: transformers' tokens, wherever chunks and cached prefixes would cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from corellm import LLM, SamplingParams
+from corellm.errors import ProcessorKwargsError
+from corellm.testing.items import make_image
+from corellm_gemma3.tiny import make_tiny_checkpoint
+
+IMAGE = "<start_of_image>"
+PROMPTS = [
+    f"over{IMAGE}\n\nno {IMAGE} \n yes",
+    f"one two{IMAGE}{IMAGE}\n\n\nthree",
+]
+NUM_TOKENS = 4
+
+
+class Reference:
+    """Transformers' greedy tokens."""
+
+    def __init__(self, path: Path) -> None:
+        self.processor = transformers.AutoProcessor.from_pretrained(path)
+        self.model = transformers.Gemma3ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+
+    def generate(self, text: str, images: Sequence[Any]) -> tuple[list[int], list[int]]:
+        """Return the tokens of prompt and output."""
+        inputs = self.processor(text=text, images=list(images) or None, return_tensors="pt")
+        output = self.model.generate(**inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False)[
+            0
+        ].tolist()
+        return output[:-NUM_TOKENS], output[-NUM_TOKENS:]
+
+
+@pytest.fixture(scope="module", params=[24, 6], ids=["window-24", "window-6"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Windows that hold an image of 16 tokens, and that do not."""
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("gemma3"), sliding_window=request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[tuple[list[int], list[int]]]:
+    """Of each prompt."""
+    reference = Reference(checkpoint)
+    return [reference.generate(text, images(text)) for text in PROMPTS]
+
+
+def images(text: str, seed: int = 0) -> list[Any]:
+    """The images of a prompt."""
+    return [make_image(60 + 7 * i, 50, seed + i) for i in range(text.count(IMAGE))]
+
+
+def answers(llm: LLM, texts: Sequence[str], seed: int = 0) -> list[tuple[list[int], list[int]]]:
+    """The tokens of prompts and outputs."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS)
+    prompts = [{"prompt": text, "multi_modal_data": {"image": images(text, seed)}} for text in texts]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [(output.prompt_token_ids, output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module", params=[None, "cpu"], ids=["default", "cpu"])
+def llm(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[LLM]:
+    """The engine, without a prefix cache, on each attention backend."""
+    with LLM(str(checkpoint), dtype="float32", enable_prefix_caching=False, attention_backend=request.param) as loaded:
+        yield loaded
+
+
+def test_every_chunk_border(llm: LLM, expected: list[tuple[list[int], list[int]]]) -> None:
+    """Steps of any number of tokens: each border falls on each token of each image, and no image is cut."""
+    longest = max(len(prompt) for prompt, _ in expected)
+    for budget in range(1, longest + 1):
+        llm.engine.scheduler.max_num_batched_tokens = budget
+        for text, want in zip(PROMPTS, expected, strict=True):
+            assert answers(llm, [text]) == [want], f"{budget} tokens per step"
+        if budget % 8 == 0:
+            assert answers(llm, PROMPTS) == expected, f"{budget} tokens per step, together"
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_a_cached_prefix_may_end_within_an_image(checkpoint: Path, block_size: int) -> None:
+    """Its other tokens are computed as if all of them were."""
+    reference = Reference(checkpoint)
+    texts = [f"{'word ' * before}{IMAGE}{tail}" for before in (0, 1, 2) for tail in ("", "no", "yes or no", "no")]
+    wanted = [reference.generate(text, images(text, 5)) for text in texts]
+    with LLM(str(checkpoint), dtype="float32", block_size=block_size) as llm:
+        starts = set()
+        for text, want in zip(texts, wanted, strict=True):
+            params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS)
+            (output,) = llm.generate(
+                {"prompt": text, "multi_modal_data": {"image": images(text, 5)}}, params, use_tqdm=False
+            )
+            assert (output.prompt_token_ids, output.outputs[0].token_ids) == want
+            first = want[0].index(llm.engine.context.tokenizer.image_token_id)
+            starts.add(0 < (output.num_cached_tokens or 0) - first < 16)
+    assert starts == {False, True}, "no cached prefix ends within an image"
+
+
+def test_crops_are_refused_with_the_reason(checkpoint: Path) -> None:
+    """At once, and by the argument's name."""
+    with (
+        LLM(str(checkpoint), dtype="float32") as llm,
+        pytest.raises(ProcessorKwargsError, match="do_pan_and_scan=True"),
+    ):
+        llm.generate(
+            {
+                "prompt": PROMPTS[0],
+                "multi_modal_data": {"image": images(PROMPTS[0])},
+                "mm_processor_kwargs": {"do_pan_and_scan": True},
+            },
+            use_tqdm=False,
+        )
