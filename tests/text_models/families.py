@@ -1,4 +1,4 @@
-"""Tiny text-only models of twelve kinds: an architecture, and what of its configuration must be right in the engine."""
+"""Tiny text-only models of thirteen kinds: an architecture, and what of its configuration must be right in the engine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 50,
         "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 3.0,
+    },
+    "Gemma4ForCausalLM": {
+        **_GROUPED,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 10,
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": False,
     },
     "Phi3ForCausalLM": {
         **_GROUPED,
@@ -49,4 +62,4 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Sliding windows on all layers and on some, capped scores and logits, scales of their own, rotation of a part of each
 head, learned positions, embeddings of another width, tied ones, several heads to a key-value head, values of another
-size than keys, experts."""
+size than keys, layers that share those of another, experts."""

@@ -22,6 +22,19 @@ def test_block_bytes_counts_every_layer() -> None:
     assert block_bytes(LAYOUT, 16, torch.float32) == (2 * 16 + 1 * 10) * 16 * 4
 
 
+def test_layers_that_share_keys_and_values_have_one_cache() -> None:
+    """Counted once, moved once."""
+    shared = {**LAYOUT, 4: LayerLayout(2, 8, 8, shares=0), 5: LayerLayout(1, 4, 6, shares=3)}
+    assert block_bytes(shared, 16, torch.float32) == block_bytes(LAYOUT, 16, torch.float32)
+    cache = KVCache(shared, 6, 4, torch.float32, torch.device("cpu"), num_host_blocks=3)
+    assert cache.layers[4] is cache.layers[0]
+    assert cache.layers[5] is cache.layers[3]
+    cache.layers[4].key[2] = 7
+    cache.swap_out([(2, 0)])
+    cache.swap_in([(0, 5)])
+    assert bool((cache.layers[0].key[5] == 7).all())
+
+
 def test_number_of_blocks() -> None:
     """The number given wins; then the memory; never more than could be used; the null block is extra."""
     assert choose_num_blocks(CacheConfig(num_kv_blocks=7), 100, 10**6, MEMORY) == 8

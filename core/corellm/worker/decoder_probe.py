@@ -62,6 +62,7 @@ class _Probe:
 
     def __init__(self, decoder: str, max_len: int, softcaps: bool, device: torch.device) -> None:
         self.layers: dict[int, LayerLayout] = {}
+        self._keys_of: dict[int, Tensor] = {}
         self.decoder, self._softcaps = decoder, softcaps
         self._causal: set[tuple[_StatedMask, int | None]] = set()
         """Masks that are causal within a window; most layers share one."""
@@ -75,13 +76,15 @@ class _Probe:
         raise CheckpointError(f"{self.decoder} {reason}; {way_out}") from cause
 
     def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Note the shape of a layer's keys and values."""
+        """Note the shape of a layer's keys and values, and the layer whose they are: some share those of another."""
         index: Any = getattr(layer, "layer_idx", None)
         if index is None or index in self.layers:
             self.refuse(f"has a layer that attends {'without a layer_idx' if index is None else 'more than once'}")
         if key.shape[2] != query.shape[2]:
             self.refuse("attends to other tokens than its own (cross attention), which corellm does not compute")
-        self.layers[index] = LayerLayout(key.shape[1], key.shape[3], value.shape[3])
+        shares = next((layer for layer, keys in self._keys_of.items() if keys is key), None)
+        self._keys_of[index] = key
+        self.layers[index] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], shares)
 
     def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
         """Check that the engine computes what a layer asks for.

@@ -30,6 +30,8 @@ class LayerLayout:
     num_kv_heads: int
     key_size: int
     value_size: int
+    shares: int | None = None
+    """The layer whose keys and values it attends to, instead of ones of its own."""
 
 
 def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dtype) -> int:
@@ -38,6 +40,7 @@ def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dt
     per_token = sum(
         layer.num_kv_heads * ((layer.key_size + layer.value_size) * dtype.itemsize + factors)
         for layer in layout.values()
+        if layer.shares is None
     )
     return per_token * block_size
 
@@ -90,10 +93,12 @@ class KVCache:
         num_host_blocks: int = 0,
     ) -> None:
         def make(blocks: int, where: torch.device) -> dict[int, LayerCache]:
-            return {
+            own = {
                 i: _make_layer(layer, (blocks, block_size, layer.num_kv_heads), dtype, where)
                 for i, layer in layout.items()
+                if layer.shares is None
             }
+            return {i: own[i if layer.shares is None else layer.shares] for i, layer in layout.items()}
 
         self.layers = make(num_blocks, device)
         self._host = make(num_host_blocks, torch.device("cpu")) if num_host_blocks else {}
@@ -140,7 +145,8 @@ def _copy_blocks(source: dict[int, Any], target: dict[int, Any], pairs: Sequence
     if not pairs:
         return
     from_blocks, to_blocks = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    for layer, cache in source.items():
+    own = {id(cache): (layer, cache) for layer, cache in source.items()}  # some layers share one
+    for layer, cache in own.values():
         for kind in ("key", "value", "key_scale", "value_scale"):
             tensor, other = getattr(cache, kind), getattr(target[layer], kind)
             if tensor is not None:

@@ -23,6 +23,8 @@ from corellm_kernels.fusion.norms import FusedRMSNorm
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _HEAD_NORMS = ("q_norm", "k_norm")
 _NUM_TOKENS = 3
+_SHARED = "shared_kv_states"
+"""The argument by which transformers' layers hand keys and values on."""
 
 _Seen: TypeAlias = tuple[list[tuple[Any, ...]], Any]
 """The recorded calls of attention, and the layer's output."""
@@ -90,6 +92,8 @@ def fused_attention(module: nn.Module, kernels: KernelSet) -> nn.Module | None:
     projections, output = linears(module, _PROJECTIONS), linears(module, ("o_proj",))
     if not is_paged(module) or not projections or not output or has_tensors(module):
         return None
+    if _SHARED in inspect.signature(module.forward).parameters:
+        return None  # later layers may attend to its keys and values
     if children.keys() - {*_PROJECTIONS, *_HEAD_NORMS, "o_proj"}:
         return None
     like, norms = projections[0].weight, [children[name] for name in _HEAD_NORMS if name in children]
