@@ -1,4 +1,4 @@
-"""Tiny text-only models of thirteen kinds: an architecture, and what of its configuration must be right in the engine."""
+"""Tiny text-only models of thirteen kinds: an architecture, and what of its configuration must be right."""
 
 from __future__ import annotations
 
