@@ -26,9 +26,19 @@ VALUE_SIZE = 24
 
 
 def plain_attention(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    visible: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """The oracle, in float64 and written out: `query [n, H, D]` are the last n of the `keys [L, Hkv, D]` positions."""
+    """The oracle, in float64 and written out: `query [n, H, D]` are the last n of the `keys [L, Hkv, D]` positions.
+
+    `visible [n]` is how many keys each query sees, `sinks [H]` one more score of each head.
+    """
     n, length = query.shape[0], keys.shape[0]
     groups = query.shape[1] // keys.shape[1]
     k = keys.double().repeat_interleave(groups, 1).transpose(0, 1)
@@ -37,8 +47,35 @@ def plain_attention(
     scores = scores if softcap is None else (scores / softcap).tanh() * softcap
     i = torch.arange(length - n, length)[:, None]
     j = torch.arange(length)[None]
-    seen = (j <= i) if window is None else (j <= i) & (j > i - window)
-    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+    seen = (j <= i) if visible is None else j < visible.cpu()[:, None]
+    if window is not None:
+        seen = seen & (j > i - window)
+    weights = scores.masked_fill(~seen, -torch.inf).exp()  # of small scores, as those of tests are
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.double().exp()[:, None, None]
+    return (weights / total @ v).transpose(0, 1)
+
+
+def visible_lens(n: int, length: int, kind: str | None, generator: torch.Generator) -> Tensor:
+    """How many of `length` tokens each of the last `n` sees, with spans whose tokens see each other, or by chance.
+
+    Without a kind, those up to itself.
+    """
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    own = torch.arange(length) + 1
+    if kind == "chance":
+        return own.add(torch.tensor([draw(0, length - int(seen)) for seen in own]))[length - n :]
+    start = 0
+    while kind == "spans" and start < length:
+        stop = min(length, start + draw(1, 30))
+        if draw(0, 1):
+            own[start:stop] = stop
+        start = stop
+    return own[length - n :]
 
 
 def run(
@@ -50,10 +87,15 @@ def run(
     block_size: int = 8,
     window: int | None = None,
     softcap: float | None = None,
+    visible: str | None = None,
+    with_sinks: bool = False,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """A step over sequences of `(query_len, seq_len)` in scattered blocks: what the backend gives, and the oracle."""
+    """A step over sequences of `(query_len, seq_len)` in scattered blocks: what the backend gives, and the oracle.
+
+    Where tokens see later ones, they do in half of the sequences.
+    """
     generator = torch.Generator().manual_seed(seed)
     lens = sorted(lens, key=lambda pair: pair[0] != 1)
     needed = [-(-seq // block_size) for _, seq in lens]
@@ -61,7 +103,8 @@ def run(
     shape, sizes = (sum(needed) + 4, block_size, kv_heads), (HEAD_SIZE, VALUE_SIZE)
     cache = LayerCache(*(torch.full((*shape, size), torch.nan, dtype=dtype) for size in sizes))  # of earlier owners
     tables = np.zeros((len(lens), max(needed)), dtype=np.int64)
-    queries, keys, values, slots, want = [], [], [], [], []
+    sinks = torch.randn(kv_heads * groups, generator=generator).mul(2).to(dtype) if with_sinks else None
+    queries, keys, values, slots, seen, want = [], [], [], [], [], []
     for row, ((n, length), blocks) in enumerate(zip(lens, needed, strict=True)):
         tables[row, :blocks] = [order.pop() for _ in range(blocks)]
         q = torch.randn(n, kv_heads * groups, HEAD_SIZE, generator=generator).to(dtype)
@@ -74,7 +117,9 @@ def run(
             values.append(v[length - n :]),
             slots.append(slot[length - n :]),
         )
-        want.append(plain_attention(q, k, v, 0.3, window, softcap))
+        kind = visible if torch.rand((), generator=generator) < 0.5 else None
+        seen.append(visible_lens(n, length, kind, generator))
+        want.append(plain_attention(q, k, v, 0.3, window, softcap, seen[-1], sinks))
     query_lens, seq_lens = [n for n, _ in lens], [length for _, length in lens]
     metadata = AttentionMetadata(
         num_decodes=query_lens.count(1),
@@ -84,8 +129,11 @@ def run(
         seq_lens_tensor=torch.tensor(seq_lens, dtype=torch.int32),
         block_tables=torch.from_numpy(tables),
         slot_mapping=torch.cat(slots),
+        visible_lens=torch.cat(seen).int() if visible else None,
     )
-    call = AttentionCall(torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window, softcap=softcap)
+    call = AttentionCall(
+        torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window, softcap=softcap, sinks=sinks
+    )
     return backend.forward(call, cache, metadata), torch.cat(want)
 
 
@@ -99,9 +147,11 @@ def run(
     block_size=st.sampled_from([1, 8, 16]),
     window=st.sampled_from([None, 1, 7, 1000]),
     softcap=st.sampled_from([None, 0.7]),
+    visible=st.sampled_from([None, "spans", "chance"]),
+    with_sinks=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_equals_plain_attention(
     backend: type[AttentionBackend],
     lens: list[tuple[int, int]],
@@ -110,18 +160,36 @@ def test_equals_plain_attention(
     block_size: int,
     window: int | None,
     softcap: float | None,
+    visible: str | None,
+    with_sinks: bool,
     seed: int,
 ) -> None:
-    """Any mixture of decodes, whole prompts and continued prompts, any head grouping, block size, window and cap."""
+    """Any mixture of decodes, whole and continued prompts, any head grouping, block size, window, cap, sinks, spans."""
     shapes = {"kv_heads": kv_heads, "groups": groups, "block_size": block_size}
-    got, want = run(backend(), lens, **shapes, window=window, softcap=softcap, seed=seed)
+    asked = {"window": window, "softcap": softcap, "visible": visible, "with_sinks": with_sinks}
+    got, want = run(backend(), lens, **shapes, **asked, seed=seed)
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("window", [None, 5, 25, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_spans_of_long_prompts(backend: type[AttentionBackend], window: int | None, dtype: torch.dtype) -> None:
+    """Windows smaller and larger than spans, which lie on both sides of where kernels cut queries and keys."""
+    exact = dtype == torch.float32
+    for seed, kind in enumerate(["spans", "spans", "chance"]):
+        lens = [(1, 90), (300, 300), (150, 290), (40, 200), (9, 140), (1, 64), (64, 64), (2, 129)]
+        got, want = run(
+            backend(), lens, groups=3, window=window, visible=kind, with_sinks=seed == 1, dtype=dtype, seed=seed
+        )
+        torch.testing.assert_close(got.double(), want, atol=1e-5 if exact else 2e-2, rtol=1e-4 if exact else 2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_half_precision(dtype: torch.dtype, with_sinks: bool) -> None:
     """The CPU backend in the types it is arranged for."""
-    got, want = run(CpuAttention(), [(1, 300), (1, 17), (1, 512), (9, 9), (4, 40)], dtype=dtype)
+    got, want = run(CpuAttention(), [(1, 300), (1, 17), (1, 512), (9, 9), (4, 40)], dtype=dtype, with_sinks=with_sinks)
     torch.testing.assert_close(got.double(), want, atol=2e-2, rtol=2e-2)
 
 

@@ -1,6 +1,6 @@
-"""The reference backend: each sequence alone, by `scaled_dot_product_attention` where scores are not capped; not fast.
+"""The reference backend: each sequence alone, by `scaled_dot_product_attention` where that can do it; not fast.
 
-Any device and dtype. Other backends are tested against it.
+Scores that are capped and attention sinks are written out. Any device and dtype. Other backends are tested against it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,43 @@ from torch import Tensor
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 
 
-def causal_mask(query_len: int, seq_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """Return which of `seq_len` tokens each of the last `query_len` sees: `[query_len, seq_len]`, bool."""
+def causal_mask(
+    query_len: int,
+    seq_len: int,
+    sliding_window: int | None,
+    device: torch.device,
+    visible_lens: Tensor | None = None,
+) -> Tensor:
+    """Return which of `seq_len` tokens each of the last `query_len` sees: `[query_len, seq_len]`, bool.
+
+    `visible_lens [query_len]` are as in `AttentionMetadata`, but of these queries alone.
+    """
     positions = torch.arange(seq_len, device=device)
     queries = positions[seq_len - query_len :, None]
-    mask = positions <= queries
+    mask = positions <= queries if visible_lens is None else positions < visible_lens[:, None]
     if sliding_window is not None:
         mask &= positions > queries - sliding_window
     return mask
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, call: AttentionCall) -> Tensor:
-    """Return attention of `query [..., queries, head_size]`, scaled and capped as the call says.
+    """Return attention of `query [batch, heads, queries, head_size]`, scaled, capped and with sinks as the call says.
 
-    `mask` broadcasts to `[..., queries, keys]` and says what each query sees; None for everything.
+    Key/value heads may take the place of heads, with their query heads among the queries: each then has one query.
+    `mask` broadcasts to `[batch, heads, queries, keys]` and says what each query sees; None for everything.
     """
-    if call.softcap is None:
+    if call.softcap is None and call.sinks is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=call.scale)
-    scores = call.softcap * torch.tanh(query @ keys.transpose(-1, -2) * (call.scale / call.softcap))
+    scores = query @ keys.transpose(-1, -2) * (call.scale / (call.softcap or 1.0))
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+    if call.sinks is not None:
+        sinks = call.sinks.view(query.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., : keys.shape[-2]]
+    return weights.to(values.dtype) @ values
 
 
 class ReferenceAttention(AttentionBackend):
@@ -41,6 +57,8 @@ class ReferenceAttention(AttentionBackend):
     name = "reference"
     priority = -100
     softcaps = True
+    two_way = True
+    sinks = True
 
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -59,7 +77,8 @@ class ReferenceAttention(AttentionBackend):
             keys = cache.key[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             values = cache.value[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             queries = call.query[start : start + query_len].transpose(0, 1)
-            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device)
+            visible = None if metadata.visible_lens is None else metadata.visible_lens[start : start + query_len]
+            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device, visible)
             attended = attend(queries[None], keys[None], values[None], mask, call)
             output[start : start + query_len] = attended[0].transpose(0, 1)
             start += query_len

@@ -27,6 +27,8 @@ class CompiledAttention(AttentionBackend):
     capturable: ClassVar[bool] = True
     rotates: ClassVar[bool] = True
     softcaps: ClassVar[bool] = True
+    two_way: ClassVar[bool] = True
+    sinks: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.make_graph = partial(RecordedPlan, PlanMemory())
@@ -56,7 +58,10 @@ class CompiledAttention(AttentionBackend):
         kv_heads, value_size = value.shape[1:]
         out = empty((num_tokens, heads, value_size), query.dtype)
         tables, starts = metadata.block_tables, metadata.query_start_loc
-        lens, slots = metadata.seq_lens_tensor.long(), metadata.slot_mapping
+        lens, slots, visible = metadata.seq_lens_tensor.long(), metadata.slot_mapping, metadata.visible_lens
+        sinks = None if call.sinks is None else call.sinks.contiguous()
+        if sinks is not None and sinks.dtype not in _DTYPES:
+            sinks = sinks.float()
         given = AttentionArguments(
             query=query.data_ptr(),
             key=key.data_ptr(),
@@ -78,6 +83,9 @@ class CompiledAttention(AttentionBackend):
             table_stride=tables.stride(0),
             lens=lens.data_ptr(),
             starts=starts.data_ptr(),
+            visible=pointer(visible),
+            sinks=pointer(sinks),
+            sink_size=0 if sinks is None else sinks.element_size(),
             out=out.data_ptr(),
             out_stride=out.stride(0),
             out_head_stride=out.stride(1),
@@ -104,6 +112,7 @@ class CompiledAttention(AttentionBackend):
         quantized = (torch.int8,) if cache.key.dtype == torch.int8 else ()
         launch(
             "attention", (query.dtype, *quantized), given,
-            query, key, value, cos, sin, cache.key, cache.value, slots, tables, lens, starts, out,
+            query, key, value, cos, sin, cache.key, cache.value, slots, tables, lens, starts, visible,
+            sinks, out,
         )  # fmt: skip
         return out

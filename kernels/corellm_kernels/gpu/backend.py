@@ -24,6 +24,9 @@ class TritonAttention(AttentionBackend):
     priority: ClassVar[int] = 100
     capturable: ClassVar[bool] = True
     rotates: ClassVar[bool] = True
+    softcaps: ClassVar[bool] = True
+    two_way: ClassVar[bool] = True
+    sinks: ClassVar[bool] = True
 
     def __init__(self) -> None:
         from corellm_kernels.gpu.paged_decode import paged_decode
@@ -65,12 +68,16 @@ class TritonAttention(AttentionBackend):
             )  # fmt: skip
         out = query.new_empty(*query.shape[:2], call.value.shape[2])
         caches = (cache.key, cache.value)
-        options = {"scale": call.scale, "sliding_window": call.sliding_window, **scales}
+        sinks = None if call.sinks is None else call.sinks.contiguous()
+        options = {
+            "scale": call.scale, "sliding_window": call.sliding_window, "softcap": call.softcap, "sinks": sinks, **scales
+        }  # fmt: skip
         tables, lens = metadata.block_tables, metadata.seq_lens_tensor
         decodes = slice(0, metadata.num_decodes)
         self._decode(query[decodes], *caches, tables[decodes], lens[decodes], out[decodes], **options)
         if metadata.num_decodes < len(lens):
             chunks = slice(metadata.num_decodes, None)
             starts = metadata.query_start_loc[chunks]
-            self._prefill(query, *caches, tables[chunks], lens[chunks], starts, out, **options)
+            visible = metadata.visible_lens
+            self._prefill(query, *caches, tables[chunks], lens[chunks], starts, out, visible_lens=visible, **options)
         return out

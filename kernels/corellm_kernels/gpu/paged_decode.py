@@ -21,21 +21,29 @@ import triton.language as tl
 from torch import Tensor
 
 from corellm_kernels.gpu.launch import next_power_of_2, num_multiprocessors
-from corellm_kernels.gpu.paged_tiles import LOG2_E, fold_tile, gather_context, tile_constants
+from corellm_kernels.gpu.paged_tiles import (
+    begin_softmax,
+    fold_tile,
+    gather_context,
+    reference_weights,
+    tile_constants,
+    tile_scale,
+)
 
 MAX_SPLITS = 64
 _MIN_ROWS = 16
 """Rows of the smallest tile that tensor cores multiply."""
 
 
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "seq_lens"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "seq_lens", "sinks"])
 def _paged_decode_kernel(
-    query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, parts, part_lse, out,
+    query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, sinks, parts, part_lse, out,
     query_stride, query_head_stride, table_stride, out_stride, out_head_stride, scale, num_heads,
     KEY_STRIDES: tl.constexpr, VALUE_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     IS_SPLIT: tl.constexpr, WINDOW: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     sequence, kv_head, split, num_splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     seq_len = tl.load(seq_lens + sequence).to(tl.int32)
@@ -58,8 +66,10 @@ def _paged_decode_kernel(
         mask=in_group[:, None] & (channels < HEAD)[None, :],
         other=0.0,
     )
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    peak, total = begin_softmax(sinks, heads, in_group, ROWS, SINKS)
+    if SINKS and IS_SPLIT:  # it counts once
+        peak = tl.where(split == 0, peak, float("-inf"))
+        total = tl.where(split == 0, total, 0.0)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
     table = block_tables + sequence.to(tl.int64) * table_stride
     for tile in tl.range(start, stop, TILE):
@@ -69,7 +79,7 @@ def _paged_decode_kernel(
             q, table, tile, stop, seen, peak, total, mixed,
             key_cache, value_cache, key_scale, value_scale, kv_head, scale,
             KEY_STRIDES, VALUE_STRIDES, SCALE_STRIDES,
-            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, True, QUANTIZED, PRECISION,
+            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, True, QUANTIZED, PRECISION, CAP,
         )  # fmt: skip
 
     result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -119,6 +129,8 @@ def paged_decode(
     sliding_window: int | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend with one query token per sequence, the last of its context.
 
@@ -132,6 +144,8 @@ def paged_decode(
         scale: factor on the scores, above 0.
         sliding_window: the query sees at most this many tokens, itself included; None for all.
         key_scale, value_scale: `[num_blocks, block_size, num_kv_heads]` float32, of a quantized cache.
+        softcap: scores, scaled, become `softcap * tanh(score / softcap)`; None to leave them.
+        sinks: `[num_heads]`, contiguous: one more score in each head's softmax, of a value of zero.
     """
     num_seqs, num_heads, head_size = query.shape
     if not num_seqs:
@@ -146,8 +160,9 @@ def paged_decode(
     scales = key_scale if key_scale is not None else seq_lens
     _paged_decode_kernel[(num_seqs, num_kv_heads, splits)](
         query, key_cache, value_cache, scales, scales if value_scale is None else value_scale, block_tables, seq_lens,
-        parts, part_lse, out, query.stride(0), query.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
-        scale * LOG2_E, num_heads, **tile_constants(query, key_cache, value_cache, key_scale, sliding_window),
+        seq_lens if sinks is None else sinks, parts, part_lse, out, query.stride(0), query.stride(1),
+        block_tables.stride(0), out.stride(0), out.stride(1), tile_scale(scale, softcap), num_heads,
+        **tile_constants(query, key_cache, value_cache, key_scale, sliding_window, softcap, sinks),
         ROWS=max(_MIN_ROWS, next_power_of_2(num_heads // num_kv_heads)), TILE=tile, IS_SPLIT=splits > 1,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -170,6 +185,8 @@ def paged_decode_reference(
     sliding_window: int | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Do what `paged_decode` does in float32 torch, without reading values on the host."""
     keys, values = (
@@ -182,8 +199,8 @@ def paged_decode_reference(
         seen &= positions >= seq_lens[:, None] - sliding_window
     keys, values = (x.masked_fill(~seen[:, :, None, None], 0) for x in (keys, values))
     grouped = query.float().unflatten(1, (keys.shape[2], -1))  # [num_seqs, num_kv_heads, group, head_size]
-    scores = torch.einsum("skgd,stkd->skgt", grouped, keys) * scale
-    weights = scores.masked_fill(~seen[:, None, None, :], float("-inf")).softmax(-1).nan_to_num(0.0)
+    scores = torch.einsum("skgd,stkd->skgt", grouped, keys)[:, :, :, None] * scale
+    weights = reference_weights(scores, seen[:, None, None, None], softcap, sinks)[:, :, :, 0]
     out.copy_(torch.einsum("skgt,stkd->skgd", weights, values).flatten(1, 2))
 
 

@@ -1,6 +1,6 @@
-"""Causal attention of chunks of prompts over a paged cache, all sequences of a batch in one launch.
+"""Attention of chunks of prompts over a paged cache, all sequences of a batch in one launch.
 
-The queries of a sequence are its last tokens; the chunk's own keys and values are in the cache already, beside those of
+The queries of a sequence are its last tokens, and see those up to themselves or as many as is said; the chunk's own keys and values are in the cache already, beside those of
 earlier chunks and of shared prefixes. A program takes a tile of queries times the heads that share a key-value head,
 and passes over the context once (FlashAttention-2: Dao 2023, arXiv 2307.08691). Which sequence a program works for it
 finds by bisection: no list of tiles is made on the host.
@@ -18,7 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from corellm_kernels.gpu.launch import next_power_of_2, shared_memory
-from corellm_kernels.gpu.paged_tiles import LOG2_E, fold_tile, gather_context, tile_constants
+from corellm_kernels.gpu.paged_tiles import (
+    begin_softmax,
+    fold_tile,
+    gather_context,
+    reference_weights,
+    tile_constants,
+    tile_scale,
+)
 
 
 @triton.jit
@@ -41,15 +48,16 @@ def _sequence_of(number, query_starts, num_seqs, QUERIES: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "seq_lens", "query_starts"],
+    do_not_specialize_on_alignment=["block_tables", "seq_lens", "query_starts", "visible_lens", "sinks"],
 )
 def _paged_prefill_kernel(
-    query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, query_starts, out, num_seqs,
-    query_stride, query_head_stride, table_stride, out_stride, out_head_stride, scale,
+    query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, query_starts, visible_lens, sinks,
+    out, num_seqs, query_stride, query_head_stride, table_stride, out_stride, out_head_stride, scale,
     KEY_STRIDES: tl.constexpr, VALUE_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, QUERIES: tl.constexpr, HEAD: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, WINDOW: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, VISIBLE: tl.constexpr,
 ):  # fmt: skip
     number = tl.num_programs(0) - 1 - tl.program_id(0)  # the last ones have the longest way: they begin
     kv_head = tl.program_id(1)
@@ -74,14 +82,17 @@ def _paged_prefill_kernel(
         mask=exists[:, None] & (channels < HEAD)[None, :],
         other=0.0,
     )
-    own = context + queries  # each row's own position, the last that it sees
-    peak = tl.full([QUERIES * GROUP_BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES * GROUP_BLOCK], tl.float32)
+    own = context + queries  # each row's own position, and the last that it sees
+    last = own
+    peak, total = begin_softmax(sinks, heads, exists, QUERIES * GROUP_BLOCK, SINKS)
     mixed = tl.zeros([QUERIES * GROUP_BLOCK, VALUE_BLOCK], tl.float32)
     table = block_tables + sequence.to(tl.int64) * table_stride
 
     # tokens [begin, stop) are seen by some row; [begin, whole) by every row, which only holds without a window
     stop = context + tl.minimum(first_query + QUERIES, query_len)
+    if VISIBLE:
+        last = tl.minimum(tl.load(visible_lens + tokens, mask=exists, other=0), context + query_len) - 1
+        stop = tl.max(last, axis=0) + 1
     begin = 0
     whole = (context + first_query + 1) // TILE * TILE
     if WINDOW > 0:
@@ -92,18 +103,18 @@ def _paged_prefill_kernel(
             q, table, tile, stop, None, peak, total, mixed,
             key_cache, value_cache, key_scale, value_scale, kv_head, scale,
             KEY_STRIDES, VALUE_STRIDES, SCALE_STRIDES,
-            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, False, QUANTIZED, PRECISION,
+            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, False, QUANTIZED, PRECISION, CAP,
         )  # fmt: skip
     for tile in tl.range(whole, stop, TILE):
         positions = tile + tl.arange(0, TILE)
-        seen = positions[None, :] <= own[:, None]
+        seen = positions[None, :] <= last[:, None]
         if WINDOW > 0:
             seen = seen & (positions[None, :] > own[:, None] - WINDOW)
         peak, total, mixed = fold_tile(
             q, table, tile, stop, seen, peak, total, mixed,
             key_cache, value_cache, key_scale, value_scale, kv_head, scale,
             KEY_STRIDES, VALUE_STRIDES, SCALE_STRIDES,
-            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, True, QUANTIZED, PRECISION,
+            HEAD, HEAD_BLOCK, VALUE, VALUE_BLOCK, BLOCK_SIZE, TILE, True, QUANTIZED, PRECISION, CAP,
         )  # fmt: skip
 
     tl.store(
@@ -126,6 +137,9 @@ def paged_prefill(
     sliding_window: int | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    visible_lens: Tensor | None = None,
 ) -> None:
     """Attend with any number of query tokens per sequence, the last of its context.
 
@@ -141,6 +155,10 @@ def paged_prefill(
         scale: factor on the scores, above 0.
         sliding_window: each query sees at most this many tokens, itself included; None for all.
         key_scale, value_scale: `[num_blocks, block_size, num_kv_heads]` float32, of a quantized cache.
+        softcap: scores, scaled, become `softcap * tanh(score / softcap)`; None to leave them.
+        sinks: `[num_heads]`, contiguous: one more score in each head's softmax, of a value of zero.
+        visible_lens: `[num_tokens]`, integers, contiguous: how many of its sequence's first tokens each query sees, at
+            least those up to itself, which it sees without; a window cuts them from the front.
     """
     num_seqs = len(seq_lens)
     num_tokens, num_heads, head_size = query.shape
@@ -153,10 +171,13 @@ def paged_prefill(
     queries = max(1, rows // group_block)
     scales = (seq_lens, seq_lens) if key_scale is None else (key_scale, value_scale)
     _paged_prefill_kernel[(num_tokens // queries + num_seqs, num_kv_heads)](
-        query, key_cache, value_cache, *scales, block_tables, seq_lens, query_starts, out, num_seqs,
+        query, key_cache, value_cache, *scales, block_tables, seq_lens, query_starts,
+        seq_lens if visible_lens is None else visible_lens, seq_lens if sinks is None else sinks, out, num_seqs,
         query.stride(0), query.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
-        scale * LOG2_E, **tile_constants(query, key_cache, value_cache, key_scale, sliding_window),
-        GROUP_BLOCK=group_block, QUERIES=queries, TILE=tile, num_warps=warps, num_stages=stages,
+        tile_scale(scale, softcap),
+        **tile_constants(query, key_cache, value_cache, key_scale, sliding_window, softcap, sinks),
+        GROUP_BLOCK=group_block, QUERIES=queries, TILE=tile, VISIBLE=visible_lens is not None,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -173,6 +194,9 @@ def paged_prefill_reference(
     sliding_window: int | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    visible_lens: Tensor | None = None,
 ) -> None:
     """Do what `paged_prefill` does in float32 torch, one sequence after another."""
     starts = query_starts.tolist()
@@ -185,11 +209,11 @@ def paged_prefill_reference(
         chunk = query[part].float().transpose(0, 1).unflatten(0, (len(keys), -1))
         positions = torch.arange(length, device=query.device)
         own = positions[length - (starts[i + 1] - starts[i]) :, None]
-        seen = positions <= own
+        seen = positions <= own if visible_lens is None else positions < visible_lens[part, None]
         if sliding_window is not None:
             seen &= positions > own - sliding_window
         scores = torch.einsum("kgqd,ktd->kgqt", chunk, keys) * scale
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        weights = reference_weights(scores, seen, softcap, sinks)
         out[part] = torch.einsum("kgqt,ktd->kgqd", weights, values).flatten(0, 1).transpose(0, 1).to(out.dtype)
 
 

@@ -1,6 +1,7 @@
 """One tile of a paged cache, folded into a running softmax; shared by decodes and prefills.
 
-The softmax is online (Milakov and Gimelshein 2018, arXiv 1805.02867) and in base 2; `scale` has a factor of `log2(e)`.
+The softmax is online (Milakov and Gimelshein 2018, arXiv 1805.02867) and in base 2: scores, caps and sinks have a factor
+of `log2(e)`.
 
 Loops over tiles have five stages: the block table is read four tiles ahead, keys and values two. With fewer, Triton
 pipelines the table or the tokens, but not both, and every tile waits for memory.
@@ -17,7 +18,19 @@ from torch import Tensor
 
 from corellm_kernels.gpu.launch import next_power_of_2
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def begin_softmax(sinks, heads, exists, ROWS: tl.constexpr, SINKS: tl.constexpr):
+    """Return peak and total `[ROWS]` of a softmax before any token: of nothing, or of each row's sink alone."""
+    if SINKS:
+        peak = tl.load(sinks + heads, mask=exists, other=0.0).to(tl.float32) * LOG2_E
+        total = tl.full([ROWS], 1.0, tl.float32)
+    else:
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+    return peak, total
 
 
 @triton.jit
@@ -26,12 +39,13 @@ def fold_tile(
     KEY_STRIDES: tl.constexpr, VALUE_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     HEAD: tl.constexpr, HEAD_BLOCK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, QUANTIZED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Attend from the rows of `q [rows, HEAD_BLOCK]` to the `TILE` tokens of one sequence from `tile` on.
 
     If `MASKED`, tokens from `stop` on do not exist, and `seen [rows, TILE]` are those that a row sees; else all are.
     `peak`, `total` `[rows]` and `mixed [rows, VALUE_BLOCK]` are the softmax so far, and are returned as they are after.
+    `scale` makes scores of products, or if there is a `CAP`, the exponents of 2 for their hyperbolic tangents.
     """
     channels = tl.arange(0, HEAD_BLOCK)[None, :]
     value_channels = tl.arange(0, VALUE_BLOCK)[None, :]
@@ -56,6 +70,9 @@ def fold_tile(
     if QUANTIZED:
         scale_places = blocks * SCALE_STRIDES[0] + slots * SCALE_STRIDES[1] + kv_head
         scores *= tl.load(key_scale + scale_places, mask=exists, other=0.0)[None, :]
+    if CAP > 0.0:
+        scores = 1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0)
+        scale = CAP
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale)
@@ -72,6 +89,22 @@ def fold_tile(
     return new_peak, total, mixed
 
 
+def tile_scale(scale: float, softcap: float | None) -> float:
+    """Return the factor that tiles get for a factor on the scores: with a cap, e^2x is what makes tanh x."""
+    return scale * LOG2_E.value if softcap is None else 2 * scale / softcap * LOG2_E.value
+
+
+def reference_weights(scores: Tensor, seen: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Return the softmax of what is seen of `scores [..., num_kv_heads, group, queries, tokens]`, of nothing zeros."""
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        more = sinks.float().view(*scores.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, more], dim=-1)
+    return scores.softmax(-1).nan_to_num(0.0)[..., : seen.shape[-1]]
+
+
 def gather_context(cache: Tensor, scales: Tensor | None, block_tables: Tensor) -> Tensor:
     """Return what a cache holds, in float32: `[num_seqs, max_blocks * block_size, num_kv_heads, size]`."""
     found = cache[block_tables.long()].float()
@@ -81,12 +114,20 @@ def gather_context(cache: Tensor, scales: Tensor | None, block_tables: Tensor) -
 
 
 def tile_constants(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None, sliding_window: int | None
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key_scale: Tensor | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> dict[str, Any]:
-    """Return the constants both kernels are compiled for, strides included: all layers of a model share them."""
+    """Return the constants both kernels are compiled for, strides included: most layers of a model share them."""
     block_size, num_kv_heads, value_size = value_cache.shape[1:]
     head_size = query.shape[2]
     return {
+        "CAP": (softcap or 0.0) * LOG2_E.value,
+        "SINKS": sinks is not None,
         "KEY_STRIDES": key_cache.stride()[:3],
         "VALUE_STRIDES": value_cache.stride()[:3],
         "SCALE_STRIDES": (0, 0) if key_scale is None else key_scale.stride()[:2],

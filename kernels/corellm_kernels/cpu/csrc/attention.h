@@ -1,6 +1,6 @@
-// Paged attention of a flat batch: after rotation and the write of new keys and values, causal attention over the cache,
-// for decodes and chunks of prompts alike. For encoders a batch's own keys and values take the place of the cache: each of
-// its rows is a block, and every token sees all of it.
+// Paged attention of a flat batch: after rotation and the write of new keys and values, attention over the cache, for
+// decodes and chunks of prompts alike: causal, where the batch does not say that a token sees some behind it. For encoders
+// a batch's own keys and values take the place of the cache: each of its rows is a block, and every token sees all of it.
 //
 // The unit of work is a piece: some query tokens of a sequence with the heads that share a key/value head. It reads each
 // key and value once, `KEYS` at a time from wherever their blocks lie. Parts of `KEYS` begin at multiples of `KEYS`, sums

@@ -23,6 +23,10 @@ struct AttentionArgs {
     int64_t table_stride;
     const int64_t* lens;                         // [seqs]: tokens in the cache, with this step's
     const int32_t* starts;                       // [seqs + 1]: a sequence's query tokens
+    const int32_t* visible;                      // [tokens]: its sequence's first tokens that each sees, at least those up
+                                                 // to itself; or null, if it sees just those
+    const void* sinks;                           // [heads]: one more score of each head, of a value of zero; or null
+    int64_t sink_size;                           // bytes of one: 4 of a float, 2 of a bfloat16
     void* out;                                   // [tokens, heads, value_size]
     int64_t out_stride, out_head_stride;
     int64_t tokens, seqs, heads, kv_heads, size, value_size, block_size, window;  // window: 0 for none

@@ -27,9 +27,18 @@ struct Piece {
     // The position of the first query in its sequence.
     int64_t position(const AttentionArgs& a) const { return a.lens[seq] - (a.starts[seq + 1] - a.starts[seq]) + first; }
 
-    // Keys of the last query; none in padding.
+    // Keys of query `i`, where the batch says how many.
+    int64_t visible(const AttentionArgs& a, int64_t i) const {
+        return std::min<int64_t>(a.visible[a.starts[seq] + first + i], a.lens[seq]);
+    }
+
+    // Keys of the query that sees most; none in padding.
     int64_t seen(const AttentionArgs& a) const {
-        return a.lens[seq] < 1 ? 0 : a.causal ? position(a) + count : a.lens[seq];
+        if (a.lens[seq] < 1) return 0;
+        int64_t most = a.causal ? position(a) + count : a.lens[seq];
+        if (a.visible)
+            for (int64_t i = 0; i < count; i++) most = std::max(most, visible(a, i));
+        return most;
     }
 
     // Where the parts that the queries see begin.
@@ -169,15 +178,33 @@ template <class T, class C> struct Rows {
         std::fill(outs, outs + all * value_width, 0.f);
         std::fill(mosts, mosts + all, LOWEST);
         std::fill(totals, totals + all, 0.f);
+        if (a.sinks) begin_with_sinks();
     }
 
-    // The last key that a row sees, and the first.
-    int64_t last_key(int64_t row) const { return a.causal ? position + row % of_one / piece.group : seen - 1; }
-    int64_t first_key(int64_t row) const { return a.window ? std::max<int64_t>(0, last_key(row) - a.window + 1) : 0; }
+    // The last key that a row sees, and the first: of what a query sees a window cuts the front.
+    int64_t last_key(int64_t row) const {
+        if (a.visible) return piece.visible(a, token(row)) - 1;
+        return a.causal ? position + token(row) : seen - 1;
+    }
+    int64_t first_key(int64_t row) const {
+        return a.window ? std::max<int64_t>(0, position + token(row) - a.window + 1) : 0;
+    }
 
-    // Rows of a key/value head that see none of the keys from `first` on: those before.
+    // The last key that any of `count` rows sees.
+    int64_t last_key(int64_t row, int64_t count) const {
+        int64_t last = last_key(row + count - 1);
+        if (a.visible)
+            for (int64_t r = 0; r < count - 1; r++) last = std::max(last, last_key(row + r));
+        return last;
+    }
+
+    // The first rows of a key/value head, as many as see none of the keys from `first` on.
     int64_t blind(int64_t first) const {
-        return a.causal ? std::clamp<int64_t>(first - position, 0, piece.count) * piece.group : 0;
+        int64_t tokens = a.causal ? std::clamp<int64_t>(first - position, 0, piece.count) : 0;
+        if (a.visible)
+            for (int64_t i = 0; i < tokens; i++)
+                if (piece.visible(a, i) > first) return i * piece.group;
+        return tokens * piece.group;
     }
 
     // Of the key/value head `h` of the piece.
@@ -241,9 +268,21 @@ template <class T, class C> struct Rows {
     }
 
   private:
+    // A row's token, of those of the piece, and its head, of all.
+    int64_t token(int64_t row) const { return row % of_one / piece.group; }
+    int64_t head(int64_t row) const { return piece.head + row / of_one * heads_of_one + row % piece.group; }
+
     int64_t place(int64_t row, int64_t token_stride, int64_t head_stride) const {
-        int64_t token = a.starts[piece.seq] + piece.first + row % of_one / piece.group;
-        return token * token_stride + (piece.head + row / of_one * heads_of_one + row % piece.group) * head_stride;
+        return (a.starts[piece.seq] + piece.first + token(row)) * token_stride + head(row) * head_stride;
+    }
+
+    // The softmax so far, of the sink alone. One of minus infinity has no weight, and no difference from such scores.
+    void begin_with_sinks() {
+        for (int64_t row = 0; row < all; row++) {
+            float sink = a.sink_size == sizeof(float) ? ((const float*)a.sinks)[head(row)]
+                                                      : widened(((const bfloat16*)a.sinks)[head(row)]);
+            if (!(sink < LOWEST)) mosts[row] = sink, totals[row] = 1.f;
+        }
     }
 };
 
