@@ -38,7 +38,9 @@ class _Reached(BaseException):
 
 
 class Front:
-    """A model up to its text decoder. Shares the model's weights.
+    """A model up to its text decoder, or, where that merges items itself, up to the decoder's first layer.
+
+    Shares the model's weights.
 
     Args:
         model: the whole model.
@@ -52,18 +54,9 @@ class Front:
         name = next((name for name, module in model.named_modules() if module is decoder), None)
         if not name:
             raise ContractError(f"{type(decoder).__name__} is not a part of {type(model).__name__}")
-        self._model = copy.copy(model)
-        module = self._model
-        for child in name.split("."):
-            module._modules = dict(module._modules)
-            inner = copy.copy(module._modules[child])
-            assert inner is not None
-            module._modules[child] = module = inner
-        module.forward = self._record
-
-    @staticmethod
-    def _record(*_: Any, **arguments: Any) -> None:
-        raise _Reached(arguments)
+        self._model = _recording(model, name)
+        first = next((f"{name}.0" for name, part in decoder.named_children() if isinstance(part, nn.ModuleList)), None)
+        self._decoder = None if first is None else _recording(decoder, first)
 
     def __call__(self, **inputs: Any) -> DecoderInputs:
         """Return what the decoder is given for these arguments of the model's forward pass.
@@ -71,15 +64,49 @@ class Front:
         Raises:
             ContractError: the forward pass does not come to the decoder, or gives it no embeddings.
         """
-        try:
-            self._model(**inputs, use_cache=False)
-        except _Reached as reached:
-            given = dict(reached.arguments)
-        else:
-            raise ContractError(f"{type(self._model).__name__} does not run its text decoder")
+        given = self._given(self._model, {**inputs, "use_cache": False})
         embeds = given.pop("inputs_embeds", None)
         if embeds is None:
-            raise ContractError(f"{type(self._model).__name__} gives its text decoder no embeddings")
+            embeds = self._merged(given)
+            given = {name: value for name, value in given.items() if name != "input_ids" and name not in inputs}
         positions, mask = given.pop("position_ids", None), given.pop("attention_mask", None)
         more = {name: value for name, value in given.items() if value is not None and not isinstance(value, bool)}
         return DecoderInputs(embeds, positions, mask, more)
+
+    def _merged(self, given: Mapping[str, Any]) -> Tensor:
+        """Return what a decoder that merges items itself gives its first layer: embeddings, if it does not scale them.
+
+        Raises:
+            ContractError: it is not such a decoder.
+        """
+        embeds: Any = None
+        if self._decoder is not None and given.get("input_ids") is not None:
+            layer = self._given(self._decoder, given)
+            embeds = layer.get("hidden_states", layer.get("0"))
+        if not isinstance(embeds, Tensor):
+            raise ContractError(f"{type(self._model).__name__} gives its text decoder no embeddings")
+        return embeds
+
+    @staticmethod
+    def _given(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            module(**inputs)
+        except _Reached as reached:
+            return dict(reached.arguments)
+        raise ContractError(f"{type(module).__name__} does not run its text decoder")
+
+
+def _recording(module: nn.Module, path: str) -> nn.Module:
+    """Return a copy of a module, with the same weights, whose part of this path ends the forward pass."""
+    made = part = copy.copy(module)
+    for child in path.split("."):
+        part._modules = dict(part._modules)
+        inner = copy.copy(part._modules[child])
+        assert inner is not None
+        part._modules[child] = part = inner
+    part.forward = _record
+    return made
+
+
+def _record(*places: Any, **arguments: Any) -> None:
+    raise _Reached({**{str(i): value for i, value in enumerate(places)}, **arguments})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from corellm.attention.paged import PagedStep
 from corellm_kernels.fusion.attention import is_paged
 from corellm_kernels.fusion.kernel_set import KernelSet
-from corellm_kernels.fusion.layer_swap import agree, copied, draw, outcome, swapped_for
+from corellm_kernels.fusion.layer_swap import agree, copied, derived, draw, outcome, swapped_for
 from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.fusion.norms import FusedNorm
 
@@ -49,7 +49,7 @@ class _Child(nn.Module):
     """Stands in for attention or MLP: records its input and returns given numbers."""
 
     def __init__(self, gives: Tensor, *, with_weights: bool) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # not that of the class it stands in for
         self.given: list[tuple[Tensor, dict[str, Any]]] = []
         self.layer_idx = 0
         self._gives, self._with_weights = gives, with_weights
@@ -59,6 +59,10 @@ class _Child(nn.Module):
         self.given.append((hidden_states.clone(), kwargs))
         output = self._gives.clone()
         return (output, None) if self._with_weights else output
+
+    def add_to(self, total: Tensor, hidden_states: Tensor) -> Tensor:
+        """Add the given numbers, as a fused MLP does."""
+        return total + self(hidden_states)
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,9 @@ def _tried(layer: nn.Module, like: Tensor, arguments: dict[str, Any]) -> _Trial:
     """Run a layer with children whose outputs are as large as its input, so that each affects the sum."""
     x, attended, inner = (draw(like, 1, 3, len(like), seed=seed) for seed in range(3))
     trial = copied(layer, type(layer))
-    trial.self_attn, trial.mlp = _Child(attended, with_weights=True).eval(), _Child(inner, with_weights=False).eval()
+    # of the original's classes: some layers call what kind of MLP they have in another way
+    attention, mlp = derived(_Child, type(layer.self_attn)), derived(_Child, type(layer.mlp))
+    trial.self_attn, trial.mlp = attention(attended, with_weights=True).eval(), mlp(inner, with_weights=False).eval()
     output = trial(x, **arguments)
     ((to_attention, passed),), ((to_mlp, _),) = trial.self_attn.given, trial.mlp.given
     return _Trial(output, [to_attention, to_mlp], passed)

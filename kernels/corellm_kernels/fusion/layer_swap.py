@@ -39,7 +39,7 @@ def is_plain(module: nn.Module, shared: frozenset[int]) -> bool:
 
 def swapped_for(module: nn.Module, kind: type[Made]) -> Made:
     """Return a copy of a module with the same parameters and children, of a class derived from `kind` and its own."""
-    made: Made = copied(module, _both(kind, type(module)))
+    made: Made = copied(module, derived(kind, type(module)))
     return made
 
 
@@ -52,7 +52,8 @@ def copied(module: nn.Module, kind: type[Made]) -> Made:
 
 
 @cache
-def _both(kind: Any, original: type) -> Any:
+def derived(kind: Any, original: type) -> Any:
+    """Return a class derived from `kind`, then from a layer's original class."""
     return type(f"Fused{original.__name__}", (kind, original), {"__module__": original.__module__})
 
 

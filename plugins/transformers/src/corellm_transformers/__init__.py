@@ -58,9 +58,9 @@ class TransformersModel:
     @hookimpl
     def register_config() -> Callable[..., Any]:
         """Return transformers' configurations, with an error for a type of model that it does not have."""
-        from corellm.modelling import load_config
+        from corellm_transformers.configurations import read_config
 
-        return load_config
+        return read_config
 
     # --- the processor ----------------------------------------------------------------------------------------------
 
@@ -102,8 +102,13 @@ class TransformersModel:
     @hookimpl
     def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
         """Tensors are an item's whole, with the processor's dimension of items."""
-        by_name = self._family.modality_of_tensor
-        return {name: MultiModalFieldConfig.batched(by_name[name]) for name in hf_inputs if name in by_name}
+        modality = next(name for name, known in self._family.modalities.items() if known.tokens_name in hf_inputs)
+        return {name: MultiModalFieldConfig.batched(modality) for name in hf_inputs}
+
+    @hookimpl
+    def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+        """Put around a prompt what the processor does."""
+        return self._family.with_ends(token_ids)
 
     @hookimpl
     def get_prompt_updates(

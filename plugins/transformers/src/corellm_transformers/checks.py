@@ -6,17 +6,22 @@ they take and give; knows no model family.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from corellm.errors import CheckpointError
+from corellm.errors import CheckpointError, ContractError
 from corellm.modelling import DecoderInputs
+from corellm_transformers.arguments import AddedRows, added_rows, item_mask
 from corellm_transformers.family import without_text
 from corellm_transformers.forward import Forward
-from corellm_transformers.placeholders import expanded
+from corellm_transformers.placeholders import expanded, flat
+
+logger = logging.getLogger(__name__)
 
 _DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Allowed between an item encoded alone and among others, as a share of the largest embedding."""
@@ -24,72 +29,146 @@ _HARMLESS = frozenset({"logits_to_keep", "num_logits_to_keep"})
 """Arguments that the decoder is given for what comes after it."""
 
 
+class _Differs(Exception):
+    """What the forward pass does is not what the engine will do; says in what."""
+
+
 @torch.inference_mode()
 def check_model(forward: Forward) -> None:
-    """Compare the forward pass of prompts with two items of each modality with what the engine will do.
+    """Compare the forward pass of prompts with small items with what the engine will do.
+
+    A modality of which two items of one prompt differ from each alone, as padded ones may, and a single one does not,
+    is served with one item per prompt.
 
     Raises:
         CheckpointError: they differ; says in what.
     """
-    for modality in forward.family.modalities:
-        _check(forward, modality)
+    modalities = forward.family.modalities
+    for modality, known in list(modalities.items()):
+        if known.limit != 1:
+            try:
+                _check(forward, [modality, modality])
+                continue
+            except _Differs as error:
+                logger.info("%s %s: one %s per prompt", type(forward.model).__name__, error, modality)
+        _check_or_refuse(forward, [modality])
+        modalities[modality] = replace(known, limit=1)
+    if len(modalities) > 1:
+        _check_or_refuse(forward, list(modalities))
+        _check_or_refuse(forward, list(modalities)[::-1])
 
 
-def _check(forward: Forward, modality: str) -> None:
+def _check_or_refuse(forward: Forward, wanted: Sequence[str]) -> None:
+    try:
+        _check(forward, wanted)
+    except _Differs as error:
+        raise CheckpointError(
+            f"{type(forward.model).__name__} {error}; this architecture needs a plugin of its own, or run the "
+            f"checkpoint with transformers' own generate"
+        ) from error.__cause__
+
+
+def _check(forward: Forward, wanted: Sequence[str]) -> None:
+    """Compare prompts with one item of each of these modalities, in this order.
+
+    Raises:
+        _Differs: the forward pass does something else, or cannot be run so.
+    """
     family = forward.family
-    known = family.modalities[modality]
-    count = min(2, known.limit or 2)
-    items = [family.small(modality, seed) for seed in range(count)]
-    parts = [family.process(modality, item, {}) for item in items]
-    for text in _texts(known.text, count):
-        joint = family.call(modality, text, items[: text.count(known.text)], {})
-        tokens = joint["input_ids"][0]
-        bare = family.context.tokenizer(text)["input_ids"]
-        ours, spans = expanded(bare, known.target, [own.tolist() for _, own in parts])
-        if ours != tokens.tolist():
-            _refuse(
-                forward,
-                f"has a processor whose tokens for {text!r} are not those of the text with the {modality} items in it",
-            )
-    ids = tokens.to(forward.device)
+    items = [(modality, family.small(modality, seed)) for seed, modality in enumerate(wanted)]
+    what = " and ".join(dict.fromkeys(wanted))
+    try:
+        parts = [(modality, *family.process(modality, item, {})) for modality, item in items]
+        for text in _texts([family.modalities[modality].text for modality in wanted]):
+            joint = family.call(text, items, {})
+            tokens = flat(joint["input_ids"])
+            bare = family.ends.put(family.context.tokenizer(text)["input_ids"])
+            targets = {modality: family.modalities[modality].target for modality in wanted}
+            ours, spans = expanded(bare, targets, [(modality, own.tolist()) for modality, _, own in parts])
+            if ours != tokens:
+                raise _Differs(
+                    f"has a processor whose tokens for {text!r} are not those of the text with the {what} items in it"
+                )
+        _compare(forward, torch.tensor(tokens, device=forward.device), joint, spans, parts, what)
+    except (ContractError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise _Differs(f"cannot be run up to its decoder with {what} items ({reason})") from error
+
+
+def _compare(
+    forward: Forward,
+    ids: Tensor,
+    joint: Mapping[str, Any],
+    spans: Sequence[tuple[int, int]],
+    parts: Sequence[tuple[str, Mapping[str, Any], Tensor]],
+    what: str,
+) -> None:
+    """Compare what the decoder is given for a prompt with what is made of each item alone."""
     theirs = forward.run(ids, _on_device(forward, without_text(joint)))
-    _find_deepstack(forward, theirs, modality)
-    embeds = forward.embedding(ids)
-    for (start, end), (tensors, own) in zip(spans, parts, strict=True):
-        own = own.to(forward.device)
-        rows = forward.embed(modality, own, _on_device(forward, tensors))
-        span = embeds[start:end]
-        span[forward.takes_embeddings(modality, own)] = rows[:, : span.shape[-1]]
-    error, largest = (theirs.embeds[0] - embeds).abs().max().item(), theirs.embeds.abs().max().item()
-    if not error <= _DIFFERENCE[embeds.dtype] * largest:
-        _refuse(
-            forward,
-            f"makes other embeddings of {modality} items in a prompt than of each alone (a difference of {error:.3g} "
-            f"where the largest is {largest:.3g})",
-        )
-    _check_positions(forward, theirs, tokens.tolist(), [tensors for tensors, _ in parts])
+    embeds, places = forward.embedding(ids), torch.zeros_like(ids, dtype=torch.bool)
+    for (start, end), (modality, _, own) in zip(spans, parts, strict=True):
+        places[start:end] = forward.takes_embeddings(modality, own.to(forward.device))
+    _find_arguments(forward, theirs, places, what)
+    rows = [forward.embed(modality, own.to(forward.device), _on_device(forward, data)) for modality, data, own in parts]
+    embeds, more = forward.merged(embeds, torch.cat(rows), places)
+    pairs = [(embeds, theirs.embeds[0])]
+    for name, known in forward.arguments.items():
+        if isinstance(known, AddedRows) and name in theirs.more:
+            at = _places_of_rows(theirs.more, known.rows(theirs.more[name]), places)
+            pairs += [
+                (_spread(our, places), _spread(their, at))
+                for our, their in zip(known.rows(more[name]), known.rows(theirs.more[name]), strict=True)
+            ]
+    for our, their in pairs:
+        error, largest = (their - our).abs().max().item(), their.abs().max().item()
+        if not error <= _DIFFERENCE[embeds.dtype] * largest:
+            raise _Differs(
+                f"makes other embeddings of {what} items in a prompt than of each alone (a difference of {error:.3g} "
+                f"where the largest is {largest:.3g})"
+            )
+    _check_positions(forward, theirs, ids.tolist(), [data for _, data, _ in parts])
 
 
-def _texts(placeholder: str, count: int) -> Sequence[str]:
-    """Prompts with items at all sorts of places; the last one has all `count`."""
-    if count < 2:
-        return (f"{placeholder}What?", f"a{placeholder}", f"one {placeholder} two")
-    return (f"{placeholder}What?", f"a{placeholder}{placeholder}b", f"one {placeholder} two\n{placeholder}\nthree")
+def _texts(placeholders: Sequence[str]) -> Sequence[str]:
+    """Prompts with the items at all sorts of places."""
+    adjacent, apart = "".join(placeholders), "\n".join(f"{text}" for text in placeholders)
+    return f"{adjacent}What?", f"a{adjacent}", f"a{adjacent}b", f"one {apart} two\n"
 
 
-def _find_deepstack(forward: Forward, theirs: DecoderInputs, modality: str) -> None:
-    """Find the arguments by which the decoder's first layers get embeddings, too; refuse all others."""
+def _find_arguments(forward: Forward, theirs: DecoderInputs, places: Tensor, what: str) -> None:
+    """Find how the decoder's further arguments follow from the items; refuse all others."""
     more = {name: value for name, value in theirs.more.items() if name not in _HARMLESS}
-    masks = [name for name, value in more.items() if isinstance(value, Tensor) and value.dtype == torch.bool]
-    lists = [name for name, value in more.items() if _are_rows(value, theirs.embeds.shape[-1])]
-    if len(more) == 2 and len(masks) == len(lists) == 1:
-        forward.deepstack = (masks[0], lists[0], len(more[lists[0]]))
-    elif more:
-        _refuse(forward, f"gives its decoder {', '.join(sorted(more))} beside the embeddings of {modality} items")
+    rows = {name: found for name, value in more.items() if (found := added_rows(value)) is not None}
+    at = next((_places_of_rows(more, known.rows(more[name]), places) for name, known in rows.items()), places)
+    found = {**rows, **{name: item_mask(value, at) for name, value in more.items() if name not in rows}}
+    unknown = [name for name, known in found.items() if known is None]
+    unknown += [name for name, known in found.items() if forward.arguments.get(name, known) != known]
+    if unknown:
+        raise _Differs(f"gives its decoder {', '.join(sorted(unknown))} beside the embeddings of {what} items")
+    forward.arguments.update({name: known for name, known in found.items() if known is not None})
 
 
-def _are_rows(value: Any, width: int) -> bool:
-    return isinstance(value, Sequence) and all(isinstance(x, Tensor) and x.shape[1:] == (width,) for x in value)
+def _places_of_rows(more: Mapping[str, Any], rows: Sequence[Tensor], places: Tensor) -> Tensor:
+    """Return which of a prompt's tokens the decoder adds rows to: all that take embeddings, or a mask's among them.
+
+    Rows of zeros at the others change nothing: images may have rows of their own, and audio none.
+
+    Raises:
+        ValueError: no mask has as many.
+    """
+    masks = [value for value in more.values() if isinstance(value, Tensor) and value.dtype == torch.bool]
+    known = [places, *(mask[0] if mask.dim() == 2 else mask[0, :, 0] for mask in masks)]
+    for mask in known:
+        if all(len(mask) == len(places) and int(mask.sum()) == len(row) for row in rows) and bool((mask <= places).all()):
+            return mask
+    raise ValueError(f"rows of {[len(row) for row in rows]} for {int(places.sum())} tokens")
+
+
+def _spread(rows: Tensor, places: Tensor) -> Tensor:
+    """Return rows at their places among zeros, `[num_tokens, width]`."""
+    spread = rows.new_zeros(len(places), rows.shape[-1])
+    spread[places] = rows
+    return spread
 
 
 def _check_positions(
@@ -101,9 +180,11 @@ def _check_positions(
     found = forward.positions(tokens, items)
     ours = torch.arange(len(tokens)) if found is None else found[0]
     stated = theirs.positions.cpu()
+    if stated.dim() == 3 and len(stated) > 3 and bool((stated[:-3] != torch.arange(len(tokens))).any()):
+        raise _Differs(f"gives its decoder positions of {len(stated)} axes; corellm has three")
     stated = stated[-3:, 0] if stated.dim() == 3 else stated
     if stated.shape[-1] != ours.shape[-1] or not bool((stated == ours).all()):
-        _refuse(forward, "gives its decoder positions that neither count tokens nor are those of its get_rope_index")
+        raise _Differs("gives its decoder positions that neither count tokens nor are those of its get_rope_index")
 
 
 def _on_device(forward: Forward, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,10 +196,3 @@ def _on_device(forward: Forward, tensors: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in tensors.items()
     }
-
-
-def _refuse(forward: Forward, reason: str) -> NoReturn:
-    raise CheckpointError(
-        f"{type(forward.model).__name__} {reason}; this architecture needs a plugin of its own, or run the checkpoint "
-        f"with transformers' own generate"
-    )

@@ -12,6 +12,7 @@ import torch
 from corellm.testing.contract.greedy import GreedyRules
 from corellm.testing.reference import Media, Reference
 from corellm_transformers import TransformersModel
+from corellm_transformers.configurations import has_forward
 from corellm_transformers.processors import read_processor
 
 
@@ -22,6 +23,12 @@ class AnyReference(Reference):
     def processor(self) -> Any:
         """The Hugging Face processor."""
         return read_processor(self.checkpoint)
+
+    @cached_property
+    def model(self) -> Any:
+        """The transformers model, or the part of it that writes text."""
+        whole = super().model
+        return whole if has_forward(type(whole)) else next(part for part in whole.children() if has_forward(type(part)))
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the processor's output, with the types of tokens where the model asks for them.

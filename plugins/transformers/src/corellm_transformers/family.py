@@ -12,7 +12,8 @@ from typing import Any
 from corellm.errors import CheckpointError, MediaError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import dummy_audios, dummy_images
-from corellm_transformers.placeholders import ARGUMENT, between, candidates
+from corellm_transformers.placeholders import ARGUMENT, Ends, between, candidates, ends, flat
+from corellm_transformers.processors import Absent
 
 _PARTS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 """Parts of a processor by which it takes a modality."""
@@ -38,7 +39,7 @@ class Modality:
     embed_token_ids: frozenset[int]
     """Which of an item's tokens take embeddings."""
     tensors: frozenset[str]
-    """The names of an item's tensors."""
+    """The names of a small item's tensors; larger ones may have more."""
     tokens_name: str
     """The name under which its tokens are kept beside them."""
     limit: int | None
@@ -52,8 +53,8 @@ class Family:
         context: of the model.
 
     Attributes:
-        modalities: by name.
-        modality_of_tensor: `{name of a tensor: the modality whose items have it}`.
+        ends: what the processor puts around every prompt.
+        modalities: by name. The check at load may limit the items of one.
 
     Raises:
         CheckpointError: the processor takes no item, or does not say how it places them.
@@ -61,19 +62,16 @@ class Family:
 
     def __init__(self, context: ModelContext) -> None:
         self.context, self.processor = context, context.hf_processor
+        self.ends = ends(self.processor)
         self.modalities = {
             modality: self._examine(modality)
             for modality, parts in _PARTS.items()
-            if any(getattr(self.processor, part, None) is not None for part in parts)
+            if any(_is_there(getattr(self.processor, part, None)) for part in parts)
         }
         if not self.modalities:
             raise self.refused("takes neither images nor audio without torchvision")
-        self.modality_of_tensor = {
-            name: modality
-            for modality, known in self.modalities.items()
-            for name in (*known.tensors, known.tokens_name)
-        }
-        if len(self.modality_of_tensor) < sum(len(known.tensors) + 1 for known in self.modalities.values()):
+        names = [name for known in self.modalities.values() for name in known.tensors]
+        if len(set(names)) < len(names):
             raise self.refused("gives tensors of one name to items of several modalities")
 
     def refused(self, reason: str) -> CheckpointError:
@@ -116,7 +114,7 @@ class Family:
 
     def _takes_two(self, modality: str, text: str) -> bool:
         try:
-            self.call(modality, f"{text}{text}", [self.small(modality, seed) for seed in (0, 1)], {})
+            self.call(f"{text}{text}", [(modality, self.small(modality, seed)) for seed in (0, 1)], {})
         except ValueError:
             return False
         return True
@@ -130,25 +128,34 @@ class Family:
         )
         return {token for token in stated if isinstance(token, int)} | set(indicators or ())
 
+    def with_ends(self, tokens: list[int]) -> list[int]:
+        """Return a prompt's tokens with what the processor puts around them, unless they have that already."""
+        before, after = self.ends.before, self.ends.after
+        first, plain = list(self.context.tokenizer("a")["input_ids"]), self._tokenize("a")
+        own = first[: first.index(plain[0])]  # what the tokenizer itself begins with
+        begun = tokens[: len(before) + len(own)] == [*before, *own]
+        finished = tokens[len(tokens) - len(after) :] == list(after)
+        return Ends(() if begun else before, () if finished else after).put(tokens)
+
     def _tokenize(self, text: str) -> list[int]:
         return list(self.context.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _placed(
         self, modality: str, text: str, item: Any, kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[int]]:
-        output = self.call(modality, text, [item], kwargs)
-        ids = output["input_ids"]
-        tokens = [int(token) for token in (ids[0] if hasattr(ids[0], "__len__") else ids)]
-        bare = list(self.context.tokenizer(text)["input_ids"])
+        output = self.call(text, [(modality, item)], kwargs)
+        tokens, bare = flat(output["input_ids"]), self.ends.put(self.context.tokenizer(text)["input_ids"])
         placed = between(tokens, bare, self._tokenize(text))
         if placed is None:
             raise self.refused(f"puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}")
         return without_text(output), placed
 
-    def call(self, modality: str, text: str, items: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the processor's output for a text with items of one modality."""
-        media: dict[str, Any] = {ARGUMENT[modality]: list(items)}
-        if modality == "audio":
+    def call(self, text: str, items: Sequence[tuple[str, Any]], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the processor's output for a text with items `(modality, item)`, in its order."""
+        media: dict[str, Any] = {}
+        for modality, item in items:
+            media.setdefault(ARGUMENT[modality], []).append(item)
+        if ARGUMENT["audio"] in media:
             media["sampling_rate"] = self.sampling_rate
         return dict(self.processor(text=text, return_tensors="pt", **{**kwargs, **media}))
 
@@ -234,6 +241,10 @@ class Family:
                 break
             longest = tokens, seconds * self.sampling_rate
         return longest[1]
+
+
+def _is_there(part: Any) -> bool:
+    return part is not None and not isinstance(part, Absent)
 
 
 def without_text(output: Mapping[str, Any]) -> dict[str, Any]:

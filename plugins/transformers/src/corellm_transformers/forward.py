@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.modelling import DecoderInputs, Front
+from corellm_transformers.arguments import AddedRows, ItemMask
 
 if TYPE_CHECKING:
     from corellm.multimodal import MultiModalFeature
@@ -32,8 +33,7 @@ class Forward:
 
     Attributes:
         embedding: the model's, of text.
-        deepstack: `(name of the mask, name of the rows, number of layers)` of the arguments by which embeddings are
-            added in the decoder's first layers; None where there are none. Set by the check at load.
+        arguments: what the decoder is given beside embeddings, by name. Set by the check at load.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, family: Family) -> None:
@@ -42,7 +42,7 @@ class Forward:
         self._takes = signature(model.forward).parameters
         self.embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         self.device: torch.device = self.embedding.weight.device
-        self.deepstack: tuple[str, str, int] | None = None
+        self.arguments: dict[str, ItemMask | AddedRows] = {}
         owner = next((m for m in (model, getattr(model, "model", None)) if hasattr(m, "get_rope_index")), None)
         self._rope_index: Any = getattr(owner, "get_rope_index", None)
 
@@ -58,24 +58,30 @@ class Forward:
             tensors: the processor's for this item alone.
 
         Returns:
-            `[num_embeds, width]`, of the decoder's width; wider by that of every layer that adds to it.
+            `[num_embeds, width]`, of the decoder's width; wider by that of every layer that adds rows of its own.
         """
         given = self.run(tokens, tensors)
         rows: Tensor = given.embeds[0][self.takes_embeddings(modality, tokens)]
-        if self.deepstack is None:
-            return rows
-        _, name, count = self.deepstack
-        added = given.more.get(name) or [torch.zeros_like(rows)] * count  # some modalities have none
-        return torch.cat([rows, *added], dim=-1)
+        for name, added in self._added:
+            value = given.more.get(name)  # some modalities have none
+            more = [torch.zeros_like(rows)] * added.count if value is None else added.rows(value)
+            rows = torch.cat([rows, *more], dim=-1)
+        return rows
 
     def merged(self, inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return text embeddings with items' in their places, and the decoder's further arguments."""
-        parts = torch.split(rows, inputs_embeds.shape[-1], dim=-1)
-        inputs_embeds[is_multimodal] = parts[0].to(inputs_embeds.dtype)
-        if self.deepstack is None:
-            return inputs_embeds, {}
-        mask, more, _ = self.deepstack
-        return inputs_embeds, {mask: is_multimodal[None], more: list(parts[1:])}
+        own, *parts = torch.split(rows, inputs_embeds.shape[-1], dim=-1)
+        inputs_embeds[is_multimodal] = own.to(inputs_embeds.dtype)
+        more: dict[str, Any] = {
+            name: mask.of(is_multimodal) for name, mask in self.arguments.items() if isinstance(mask, ItemMask)
+        }
+        for name, added in self._added:
+            more[name], parts = added.of(parts[: added.count]), parts[added.count :]
+        return inputs_embeds, more
+
+    @property
+    def _added(self) -> list[tuple[str, AddedRows]]:
+        return [(name, added) for name, added in self.arguments.items() if isinstance(added, AddedRows)]
 
     def takes_embeddings(self, modality: str, tokens: Tensor) -> Tensor:
         """Which of an item's tokens take embeddings, `[num_tokens]`."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-from corellm_transformers.processors import NoVideos, image_processor_class, without_videos
+from corellm_transformers.configurations import has_forward
+from corellm_transformers.processors import Absent, absent_parts, image_processor_class, image_processor_name, without
 from corellm_transformers.processors import processor_class as find_processor
 from corellm_transformers.tiny.configs import tiny_config
 from corellm_transformers.tiny.kinds import KINDS, Kind
@@ -56,13 +57,16 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     processor_class = find_processor(named)
     tokenizer = _tokenizer(processor_class, kind)
     processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
-    config = tiny_config(cls.config_class, kind.config, len(tokenizer))  # the processor may have added tokens
-    _set_tokens(config, processor, tokenizer)
-    for name, token in kind.token_ids.items():
-        setattr(config, name, tokenizer.convert_tokens_to_ids(list(token) if isinstance(token, tuple) else token))
+    changes = {**kind.config, **({"vocabulary_map": tokenizer.get_vocab()} if kind.vocabulary_map else {})}
+    config = tiny_config(cls.config_class, changes, len(tokenizer))  # the processor may have added tokens
+    for part in _parts_with_tokens(config):
+        _set_tokens(part, processor, tokenizer)
+        for name, token in kind.token_ids.items():
+            setattr(part, name, tokenizer.convert_tokens_to_ids(list(token) if isinstance(token, tuple) else token))
     _check_size(cls, config)
     model = cls(config)
-    randomize_weights(model, seed)
+    for part in [model] if has_forward(cls) else model.children():
+        randomize_weights(part, seed)
     _spread_experts(model)
     model.save_pretrained(path)
     _save_processor(processor, path)
@@ -112,10 +116,16 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
         eos="</s>",
         pad="<pad>",
         unk="<unk>",
-        add_bos=True,
+        add_bos=kind.add_bos,
     )
     tokenizer._set_model_specific_special_tokens({name: tokens[name] for name in (*usual, *kind.tokens)})
     return tokenizer
+
+
+def _parts_with_tokens(config: Any) -> list[Any]:
+    """Return a configuration, and those of its parts that take text with items."""
+    parts = [getattr(config, name, None) for name in type(config).sub_configs]
+    return [config, *(part for part in parts if part is not None and "text_config" in type(part).sub_configs)]
 
 
 def _set_tokens(config: Any, processor: Any, tokenizer: Any) -> None:
@@ -144,12 +154,12 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     import transformers
 
     takes = inspect.signature(processor_class.__init__).parameters
-    if "video_processor" in processor_class.get_attributes():
-        processor_class = without_videos(processor_class)
+    missing = absent_parts(processor_class, model_type, kind.image_processor)
+    processor_class = without(processor_class, *missing)
     parts: dict[str, Any] = {"tokenizer": tokenizer, "qformer_tokenizer": tokenizer}
-    if "image_processor" in takes:
+    if "image_processor" in takes and "image_processor" not in missing:
         parts["image_processor"] = _image_processor(model_type, kind)
-    parts["video_processor"] = NoVideos(parts.get("image_processor"))
+    parts |= {name: Absent(parts.get("image_processor")) for name in missing}
     for name in ("feature_extractor", "audio_processor"):
         if name in takes:
             from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
@@ -167,10 +177,7 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
 
 
 def _image_processor(model_type: str, kind: Kind) -> Any:
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-
-    named = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or {}
-    cls = image_processor_class(kind.image_processor or named.get("pil") or named.get("torchvision", ""))
+    cls = image_processor_class(kind.image_processor or image_processor_name(model_type))
     small = {name: value for name, value in _small_sizes(cls().to_dict()).items() if name not in kind.parts}
     return cls(**small, **kind.parts)
 
@@ -196,7 +203,7 @@ def _save_processor(processor: Any, path: Path) -> None:
     """As `save_pretrained` does, which does not know a processor without a part."""
     stated = processor.to_dict()
     for name in processor.get_attributes():
-        if name != "video_processor":
+        if not isinstance(getattr(processor, name), Absent):
             getattr(processor, name).save_pretrained(path / name if name == "qformer_tokenizer" else path)
     (path / "processor_config.json").write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
     (path / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")

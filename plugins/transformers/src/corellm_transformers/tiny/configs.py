@@ -66,6 +66,8 @@ def _shrunk(stated: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
             small[name] = _shrunk(value, vocab_size)
         elif name == "vocab_size" and value is not None:
             small[name] = vocab_size
+        elif name == "deepstack_visual_indexes" and value:
+            small[name] = [0]
         elif name == "mrope_section":
             small[name] = [_HEAD_DIM // 8, 3 * _HEAD_DIM // 16, 3 * _HEAD_DIM // 16]
         elif name in SIZES and isinstance(value, int) and not isinstance(value, bool):

@@ -32,6 +32,10 @@ class Kind:
     """`{attribute of the configuration: the token, or tokens, whose ids it is}`, where the processor's name differs."""
     more_tokens: tuple[str, ...] = ()
     """Special tokens without such an attribute."""
+    add_bos: bool = True
+    """Whether its tokenizer begins every text with a token."""
+    vocabulary_map: bool = False
+    """Whether its configuration has the tokenizer's vocabulary."""
 
 
 _GRID = [[56, 112], [112, 56], [112, 112]]
@@ -57,12 +61,31 @@ _INTERN = Kind(
     parts={"max_patches": 4, "size": {"height": 56, "width": 56}},
 )
 
-_OMNI_TOKENS = {
-    "vision_start_token_id": "<vision_bos>",
-    "vision_end_token_id": "<vision_eos>",
-    "audio_start_token_id": "<audio_bos>",
-    "audio_end_token_id": "<audio_eos>",
-}
+
+def _omni(processor_class: str, config: Mapping[str, Any]) -> Kind:
+    """A model of text, images and audio, or one with speech beside it."""
+    return Kind(
+        processor_class=processor_class,
+        image_processor="Qwen2VLImageProcessorPil",
+        feature_extractor="WhisperFeatureExtractor",
+        config=config,
+        token_ids={
+            "vision_start_token_id": "<vision_bos>",
+            "vision_end_token_id": "<vision_eos>",
+            "audio_start_token_id": "<audio_bos>",
+            "audio_end_token_id": "<audio_eos>",
+        },
+        audio={"feature_size": 128},
+    )
+
+
+_VQ = {"base_channels": 32, "embed_dim": 32, "latent_channels": 32, "num_res_blocks": 1}
+
+
+def _digits(code: int) -> str:
+    """A number as Chameleon's tokens have it: letters for digits."""
+    return "".join(chr(ord("A") + int(digit)) for digit in str(code))
+
 
 KINDS: Mapping[str, Kind] = {
     "AriaForConditionalGeneration": Kind(config={"text_config": {"max_position_embeddings": 4096}}),
@@ -71,13 +94,68 @@ KINDS: Mapping[str, Kind] = {
         config={"downsample_factor": 2, "alignment_intermediate_size": 128},
         parts={"max_patches": 4},
     ),
+    "ChameleonForConditionalGeneration": Kind(
+        config={"vq_config": {**_VQ, "channel_multiplier": [1, 1, 1, 1], "num_embeddings": 16, "resolution": 56}},
+        processor={"image_seq_length": 49},
+        parts={"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+        tokens={
+            "image_token": "<image>",
+            "boi_token": "<racm3:break>",
+            "eoi_token": "<eoss>",
+            "sep_token": "<reserved08706>",
+        },
+        more_tokens=tuple(f"IMGIMG{_digits(code)}Z" for code in range(16)),
+        vocabulary_map=True,
+    ),
     "CohereCompassForConditionalGeneration": Kind(
         config={
-            "text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}}
-        }
+            "text_config": {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
+                }
+            }
+        },
+        more_tokens=("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>"),
+        tokens={"image_token": "<|IMAGE_PAD|>", "vision_start_token": "<|VISION_START|>"},
+        parts=_PIXELS,
     ),
     "Cosmos3OmniForConditionalGeneration": Kind(
         processor_class="Qwen3VLProcessor", image_processor="Qwen2VLImageProcessorPil"
+    ),
+    "DeepseekOcr2ForConditionalGeneration": Kind(
+        config={
+            "vision_config": {
+                "sam_config": {
+                    "image_size": 256,
+                    "patch_size": 4,
+                    "global_attn_indexes": [1],
+                    "output_channels": 32,
+                    "downsample_channels": [48, 64],
+                },
+            },
+            "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "max_position_embeddings": 4096},
+        },
+        processor={"patch_size": 4},
+        parts={"size": {"height": 256, "width": 256}, "tile_size": 192, "max_patches": 2},
+    ),
+    "DeepseekVLHybridForConditionalGeneration": Kind(
+        config={
+            "high_res_vision_config": {
+                "image_size": 256,
+                "patch_size": 4,
+                "output_channels": 64,
+                "global_attn_indexes": [0, 1],
+            }
+        },
+        parts={"high_res_size": {"height": 256, "width": 256}},
+    ),
+    "Emu3ForConditionalGeneration": Kind(
+        config={"vq_config": {**_VQ, "channel_multiplier": [1, 1, 1, 1], "codebook_size": 16, "hidden_size": 32}},
+        add_bos=False,
+        parts={"min_pixels": 48**2, "max_pixels": 80**2},
+        more_tokens=("<|extra_200|>", *(f"<|visual token {code:06}|>" for code in range(16))),
+        vocabulary_map=True,
     ),
     "Gemma3ForConditionalGeneration": Kind(
         processor={"image_seq_length": 4},
@@ -108,6 +186,24 @@ KINDS: Mapping[str, Kind] = {
         processor={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
         parts={**_PINPOINTS, "size": {"height": 56, "width": 56}},
     ),
+    "Granite4VisionForConditionalGeneration": Kind(
+        config={
+            **_PINPOINTS,
+            "vision_config": {"model_type": "siglip_vision_model"},
+            "text_config": {"model_type": "granite4_vision_text", "attention_multiplier": 0.25},
+            "qformer_config": {"model_type": "blip_2_qformer", "num_hidden_layers": 1},
+            "vision_feature_select_strategy": "full",
+            "downsample_rate": "1/2",
+            "deepstack_layer_map": [[-1, 0]],
+            "spatial_target_layers": [1],
+        },
+        processor={"vision_feature_select_strategy": "full", "downsample_rate": "1/2"},
+        parts={**_PINPOINTS, "size": {"height": 56, "width": 56}},
+    ),
+    "HunYuanVLForConditionalGeneration": Kind(
+        add_bos=False,
+        config={"text_config": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2, 2]}}},
+    ),
     "InternVLForConditionalGeneration": _INTERN,
     "Idefics3ForConditionalGeneration": Kind(
         processor={"image_seq_len": 4},
@@ -116,29 +212,31 @@ KINDS: Mapping[str, Kind] = {
     ),
     "PaddleOCRVLForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
     "Ernie4_5_VLMoeForConditionalGeneration": Kind(config=_mrope(3, 3, 2)),
+    "FastVlmForConditionalGeneration": Kind(processor_class="LlavaProcessor", image_processor="CLIPImageProcessorPil"),
     "FunAsrNanoForConditionalGeneration": Kind(config={"adaptor_config": {"intermediate_size": 16}}),
     "Ovis2ForConditionalGeneration": Kind(
         processor={"image_seq_length": 16},
         more_tokens=_OVIS,
         token_ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": (_OVIS[0], *_OVIS[2:])},
     ),
-    "Mistral3ForConditionalGeneration": Kind(processor={"image_token": "[IMG]"}),
-    "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
-    "Qwen2_5OmniThinkerForConditionalGeneration": Kind(
-        processor_class="Qwen2_5OmniProcessor",
-        image_processor="Qwen2VLImageProcessorPil",
-        feature_extractor="WhisperFeatureExtractor",
-        config=_mrope(2, 3, 3),
-        token_ids=_OMNI_TOKENS,
-        audio={"feature_size": 128},
+    "Mistral3ForConditionalGeneration": Kind(
+        processor={"image_token": "[IMG]", "spatial_merge_size": 2}, parts={"size": {"longest_edge": 112}}
     ),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": Kind(
-        processor_class="Qwen3OmniMoeProcessor",
-        image_processor="Qwen2VLImageProcessorPil",
-        feature_extractor="WhisperFeatureExtractor",
-        config=_mrope(2, 3, 3),
-        token_ids=_OMNI_TOKENS,
-        audio={"feature_size": 128},
+    "MllamaForConditionalGeneration": Kind(config={"vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 192}}),
+    "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
+    "Qwen2_5OmniThinkerForConditionalGeneration": _omni("Qwen2_5OmniProcessor", _mrope(2, 3, 3)),
+    "Qwen2_5OmniForConditionalGeneration": _omni(
+        "Qwen2_5OmniProcessor", {"thinker_config": _mrope(2, 3, 3), "enable_audio_output": False}
+    ),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _omni("Qwen3OmniMoeProcessor", _mrope(2, 3, 3)),
+    "Qwen3OmniMoeForConditionalGeneration": _omni(
+        "Qwen3OmniMoeProcessor", {"thinker_config": _mrope(2, 3, 3), "enable_audio_output": False}
+    ),
+    "QianfanOCRForConditionalGeneration": Kind(
+        config={"vision_config": {"image_size": [56, 56], "patch_size": [14, 14]}},
+        processor={"image_seq_length": 4},
+        more_tokens=("<image>",),
+        parts={"max_patches": 4, "size": {"height": 56, "width": 56}},
     ),
     "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
     "VipLlavaForConditionalGeneration": Kind(
