@@ -127,6 +127,14 @@ class TransformersModel:
 
         return [update(modality) for modality in self._family.modalities]
 
+    @hookimpl
+    def get_bidirectional_spans(
+        self, token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+    ) -> Sequence[tuple[int, int]] | None:
+        """What the model's masks showed at load: nothing, the rows of items, or the whole prompt."""
+        spans = self._forward.spans
+        return None if spans is None else spans.of(token_ids, mm_features)
+
     # --- the model --------------------------------------------------------------------------------------------------
 
     @hookimpl

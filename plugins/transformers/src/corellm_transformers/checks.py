@@ -20,6 +20,7 @@ from corellm_transformers.arguments import AddedRows, added_rows, item_mask
 from corellm_transformers.family import without_text
 from corellm_transformers.forward import Forward
 from corellm_transformers.placeholders import expanded, flat
+from corellm_transformers.spans import Spans
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,28 @@ def _compare(
                 f"where the largest is {largest:.3g})"
             )
     _check_positions(forward, theirs, ids.tolist(), [data for _, data, _ in parts])
+    _find_spans(forward, ids, joint, spans, parts, what)
+
+
+def _find_spans(
+    forward: Forward,
+    ids: Tensor,
+    joint: Mapping[str, Any],
+    where: Sequence[tuple[int, int]],
+    parts: Sequence[tuple[str, Mapping[str, Any], Tensor]],
+    what: str,
+) -> None:
+    """Find which tokens of a prompt see each other; refuse what is neither a row of an item's nor the whole prompt."""
+    places = {modality: torch.zeros_like(ids, dtype=torch.bool) for modality, *_ in parts}
+    for (start, end), (modality, _, own) in zip(where, parts, strict=True):
+        places[modality][start:end] = forward.takes_embeddings(modality, own.to(forward.device))
+    found = forward.spans_in(_on_device(forward, {**joint, "input_ids": ids[None]}), places)
+    if found is None:
+        raise _Differs(f"lets tokens of a prompt with {what} items see later ones that are not of the same item")
+    known = forward.spans or found
+    if known.whole != found.whole:
+        raise _Differs("lets tokens of some prompts see all others, and of some not")
+    forward.spans = Spans(known.modalities | found.modalities, known.whole)
 
 
 def _texts(placeholders: Sequence[str]) -> Sequence[str]:

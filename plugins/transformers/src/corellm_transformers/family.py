@@ -121,7 +121,9 @@ class Family:
 
     def _embed_token_ids(self, modality: str) -> set[int]:
         names = (f"{modality}_token_id", f"{modality}_token_index")
-        stated = {getattr(owner, name, None) for owner in (self.context.hf_config, self.processor) for name in names}
+        config = {getattr(self.context.hf_config, name, None) for name in names} - {None}
+        # some processors call the token by that name that users write, which marks an item and takes no embedding
+        stated = config or {getattr(self.processor, name, None) for name in names}
         stated |= set(getattr(self.processor, f"{modality}_token_ids", None) or ())
         indicators = (
             getattr(self.context.hf_config, "visual_indicator_token_ids", None) if modality == "image" else None

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from corellm.modelling import DecoderInputs, Front
+from corellm.modelling import DecoderInputs, Front, visible_tokens
 from corellm_transformers.arguments import AddedRows, ItemMask
+from corellm_transformers.spans import Spans, spans_in
 
 if TYPE_CHECKING:
     from corellm.multimodal import MultiModalFeature
@@ -34,15 +35,17 @@ class Forward:
     Attributes:
         embedding: the model's, of text.
         arguments: what the decoder is given beside embeddings, by name. Set by the check at load.
+        spans: which tokens of a prompt see each other; None before the check at load.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, family: Family) -> None:
-        self.model, self.family = model, family
+        self.model, self._decoder, self.family = model, decoder, family
         self._front = Front(model, decoder)
         self._takes = signature(model.forward).parameters
         self.embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         self.device: torch.device = self.embedding.weight.device
         self.arguments: dict[str, ItemMask | AddedRows] = {}
+        self.spans: Spans | None = None
         owner = next((m for m in (model, getattr(model, "model", None)) if hasattr(m, "get_rope_index")), None)
         self._rope_index: Any = getattr(owner, "get_rope_index", None)
 
@@ -101,6 +104,18 @@ class Forward:
         for modality in self.family.modalities:
             types[self.takes_embeddings(modality, tokens)] = _TYPES[modality]
         return types
+
+    def spans_in(self, inputs: Mapping[str, Any], places: Mapping[str, Tensor]) -> Spans | None:
+        """Return which tokens of a prompt see each other, None where no spans explain it.
+
+        Args:
+            inputs: the processor's output for the prompt, on the model's device.
+            places: `{modality: [num_tokens]}`, which tokens take embeddings of its items.
+        """
+        given = {name: value for name, value in inputs.items() if name in self._takes}
+        if "mm_token_type_ids" in self._takes:
+            given["mm_token_type_ids"] = self._token_types(inputs["input_ids"][0])[None]
+        return spans_in(visible_tokens(self.model, self._decoder, given), places)
 
     # --- positions --------------------------------------------------------------------------------------------------
 
