@@ -79,6 +79,7 @@ class Model:
 PLUGINS = {
     "corellm-llava": [Model("LlavaForConditionalGeneration", "corellm_llava", "image.png")],
     "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "image.png")],
+    "corellm-gemma3": [Model("Gemma3ForConditionalGeneration", "corellm_gemma3", "image.png")],
     "corellm-blip2": [Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png")],
     "corellm-qwen-vl": [
         Model("QWenLMHeadModel", "corellm_qwen_vl.original", "image.png"),

@@ -55,7 +55,7 @@ class SameOutputRules(ContractRules):
             hook = "get_multimodal_embeddings, merge_multimodal_embeddings or get_rope_positions"
             fix = (
                 "look at the encoder's input, the order of its embeddings, how they are merged, at the positions, then "
-                "at the mask: corellm's attention is causal, also within an item"
+                "at the mask: attention is causal, also within an item, but for get_bidirectional_spans"
             )
         else:
             hook = "load_model, get_language_model, get_input_embeddings or compute_logits"
