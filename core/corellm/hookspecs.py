@@ -400,7 +400,8 @@ def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str,
 def get_max_encoder_states() -> int | None:
     """State the most states that the encoder of an encoder-decoder gives; None for a model that is only a decoder.
 
-    A longer prompt is refused before it reaches the engine; `max_model_len` limits the decoder's tokens. Called at load.
+    A longer prompt is refused before it reaches the engine; `max_model_len` limits the decoder's tokens.
+    Called at load.
 
     Default: where the configuration says `is_encoder_decoder`, the encoder's positions; else None.
     """
