@@ -41,9 +41,12 @@ Lifecycle: before there is a model `register_config`, `register_tokenizer`; at l
 `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`, `get_multimodal_embedding_width`; per
 request, in the front end, `make_context`,
 `get_placeholder_str`, `refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`,
-`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`; in the worker, once per request
-`get_rope_positions`, and per step `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`,
-`compute_logits`.
+`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`, `get_decoder_prompt`; in the worker,
+once per request `get_rope_positions` and `get_encoder_states`, and per step `get_multimodal_embeddings`,
+`get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
+
+An encoder-decoder is a model for which `get_max_encoder_states` gives a number. Its prompt, items included, is what the
+encoder reads; `get_decoder_prompt` gives the tokens that its output begins behind.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """
@@ -177,6 +180,16 @@ class ChatPrompt:
     prompt: str | list[int]
     mm_data: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """`{modality: media in the order of their placeholders}`."""
+
+
+@dataclass(frozen=True)
+class DecoderPrompt:
+    """What the decoder of an encoder-decoder starts from."""
+
+    token_ids: Sequence[int]
+    """The tokens before the first one that is generated; at least one."""
+    num_states: int | None = None
+    """States that `get_encoder_states` will give for the prompt; None for one for each of its tokens."""
 
 
 # --- before there is a model ---------------------------------------------------------------------------------------
@@ -405,6 +418,36 @@ def get_bidirectional_spans(
 
 
 @_first_result
+def get_max_encoder_states() -> int | None:
+    """State the most states that the encoder of an encoder-decoder gives; None for a model that is only a decoder.
+
+    A longer prompt is refused before it reaches the engine; `max_model_len` limits the decoder's tokens.
+    Called at load.
+
+    Default: where the configuration says `is_encoder_decoder`, the encoder's positions; else None.
+    """
+
+
+@_first_result
+def get_decoder_prompt(token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]) -> DecoderPrompt | None:
+    """Give the decoder's first tokens for a prompt. Called for encoder-decoders only.
+
+    Args:
+        token_ids: the prompt, which the encoder reads, placeholders expanded.
+        mm_features: its items, by placeholder offset.
+
+    Default: what transformers' `generate` starts from, by the generation configuration: `decoder_start_token_id`, then
+        `forced_bos_token_id` if there is one.
+
+    Example, for a model whose encoder reads audio alone and whose decoder continues the prompt's text:
+
+        (audio,) = mm_features
+        text = token_ids[audio.placeholder.end :]
+        return DecoderPrompt(text, num_states=audio.placeholder.num_embeds)
+    """
+
+
+@_first_result
 def get_placeholder_str(modality: str, index: int) -> str | None:
     r"""Give the prompt text that stands for one item, where it depends on the checkpoint or on `index`.
 
@@ -530,6 +573,25 @@ def merge_multimodal_embeddings(
     Returns:
         The merged embeddings, or `(merged, keyword arguments for this step's forward pass)`.
         Default: `corellm.multimodal.write_rows`, a masked write that refuses any other number of embeddings.
+    """
+
+
+@_first_result
+def get_encoder_states(model: nn.Module, inputs_embeds: Tensor, is_multimodal: Tensor) -> Tensor:
+    """Give the states that the decoder attends to, of one prompt. Called for encoder-decoders only, once per request.
+
+    Their keys and values stay in the KV cache until the request ends.
+
+    Args:
+        inputs_embeds: `[num_tokens, hidden_size]`, the prompt's embeddings, item embeddings merged in.
+        is_multimodal: `[num_tokens]`, bool, the tokens that took an item's embedding.
+
+    Returns:
+        `[num_states, hidden_size]`; as many as `DecoderPrompt.num_states`.
+        Default: the output of `model.get_encoder()`.
+
+    Example, for a model whose items' encoder is its only one:
+        `return inputs_embeds[is_multimodal]`
     """
 
 

@@ -56,6 +56,22 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True)
+class StatesMetadata:
+    """Which states of encoders each sequence of a flat batch attends to; the same for all layers of a step."""
+
+    query_lens: list[int]
+    """Query tokens per sequence."""
+    query_start_loc: Tensor
+    """`[num_seqs + 1]` int32, as in `AttentionMetadata`."""
+    num_states: list[int]
+    """States per sequence; each query of the sequence sees all of them."""
+    num_states_tensor: Tensor
+    """`[num_seqs]` int64: the same on the device."""
+    block_tables: Tensor
+    """`[num_seqs, max_blocks]` int64: blocks of the states; rows padded with the null block 0."""
+
+
+@dataclass(frozen=True)
 class LayerCache:
     """The KV cache of one layer: two tensors `[num_blocks, block_size, num_kv_heads, head_size]`.
 
@@ -183,3 +199,20 @@ class AttentionBackend(ABC):
         Returns:
             `[num_tokens, num_heads, head_size]`.
         """
+
+    def attend_states(self, call: AttentionCall, cache: LayerCache, metadata: StatesMetadata) -> Tensor:
+        """Attend to the states of encoders, which are in the cache: not causal, and nothing is written.
+
+        The default is plain torch, one sequence after another.
+
+        Args:
+            call: with queries, scale and softcap; keys and values are empty, no window, no rotation.
+            cache: this layer's, in the type of the queries.
+            metadata: of this step.
+
+        Returns:
+            `[num_tokens, num_heads, head_size]`.
+        """
+        from corellm.attention.states import attend_states
+
+        return attend_states(call, cache, metadata)

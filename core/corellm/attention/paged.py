@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache, Rotary
 from corellm.errors import ContractError
 
+if TYPE_CHECKING:
+    from corellm.attention.states import StatesAttention
+
 ATTENTION_NAME = "corellm_paged"
 
 
 class PagedStep(Protocol):
     """What a forward pass gets as `paged`."""
+
+    states: StatesAttention | None = None
+    """How layers attend to encoders' states, of an encoder-decoder."""
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """Return the attention of one layer, `[num_tokens, num_heads, head_size]`."""
@@ -43,6 +49,7 @@ class PagedAttention(PagedStep):
     """`[num_outputs]`: the tokens whose hidden states are used, None for all. The last layer may skip the others."""
     causal_layers: frozenset[int] = frozenset()
     """Those in which no token sees another behind itself, also where `metadata` has spans."""
+    states: StatesAttention | None = None
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
@@ -79,8 +86,10 @@ def paged_attention(
     """
     step = _checked(module, paged, attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer: int = module.layer_idx  # type: ignore[assignment]  # every transformers attention layer has one
+    if step.states is not None and key is step.states.keys:
+        return step.states.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
+    query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     return step.attend(layer, AttentionCall(query, key, value, scale, sliding_window, rotary, softcap))[None], None
 
 

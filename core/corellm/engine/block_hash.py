@@ -2,8 +2,9 @@
 
 A block's KV depends on all tokens up to its end, on the items whose embeddings stand in for some of them, and on the
 cache salt. So a hash covers the parent block's hash, the block's own tokens, each overlapping item with its position
-relative to the block, and (in the first block, from where the chain carries it on) the request's cache salt. Tokens of
-a span that sees both ways depend on all of it: the block in which it begins covers it whole.
+relative to the block, and (in the first block, from where the chain carries it on) the request's cache salt, and the
+digest of an encoder-decoder's prompt with its items. Tokens of a span that sees both ways depend on all of it: the
+block in which it begins covers it whole.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ def _extra_keys(request: Request, start: int, stop: int) -> Iterable[bytes]:
     if start == 0 and request.cache_salt is not None:
         yield b"salt"
         yield request.cache_salt.encode()
+    if request.encoder_prompt is not None:  # its items are not among the decoder's tokens
+        if start == 0:
+            yield b"encoder"
+            yield request.encoder_prompt.digest
+        return
     features = request.features
     first = bisect_right(features, start, key=lambda feature: feature.placeholder.end)
     for feature in features[first:]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from corellm.engine.block_hash import extend_block_hashes
 from corellm.engine.block_pool import BlockPool
 from corellm.engine.request import Request
+from corellm.engine.state_blocks import StateBlocks
 
 
 class BlockManager:
@@ -31,6 +32,8 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_host_blocks = num_host_blocks
         self._pool = BlockPool(num_blocks)
+        self.states = StateBlocks(self._pool, block_size, enable_caching=enable_prefix_caching)
+        """Blocks of encoder-decoders beside the tables."""
         self._tables: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks of a table that were offered to the pool
         self._host_free = list(range(num_host_blocks - 1, -1, -1))
@@ -76,6 +79,8 @@ class BlockManager:
     ) -> bool:
         """Make the request's table cover its computed tokens, `computed_blocks`, and `num_new_tokens` more.
 
+        With its first blocks the request also gets those of its encoder's states.
+
         Args:
             request: with `computed_blocks` one that holds no blocks and has `num_computed_tokens == 0`.
             num_new_tokens: tokens to be computed.
@@ -91,9 +96,10 @@ class BlockManager:
         missing = -(-num_tokens // self.block_size) - held
         if table and missing <= 0:
             return True
-        if not self._has_room(missing, computed_blocks, reserve):
+        states, missing_states = self._missing_states(request)
+        if not self._has_room(missing + missing_states, [*computed_blocks, *states], reserve):
             return False
-        self._extend(request, computed_blocks, missing)
+        self._extend(request, computed_blocks, missing, states)
         return True
 
     def mark_computed(self, request: Request) -> None:
@@ -112,30 +118,34 @@ class BlockManager:
 
     def free(self, request: Request) -> None:
         """Give back everything a request holds, on the device and on the host; nothing if it holds nothing."""
-        self._release_table(request.request_id)
+        self._release_table(request)
         self._host_free.extend(reversed(self._host_tables.pop(request.request_id, ())))
 
     def free_all(self) -> None:
         """Give back all requests' blocks; cached prefixes stay. Works from any state after an interrupt."""
         self._pool.release_all()
         self._tables, self._num_registered, self._host_tables = {}, {}, {}
+        self.states.clear()
         self._host_free = list(range(self.num_host_blocks - 1, -1, -1))
 
     def swap_out(self, request: Request) -> list[tuple[int, int]] | None:
         """Move a request's computed blocks to the host; its device blocks are free for this step's computation.
+
+        Those of its encoder's states go with them, after the others in its host table.
 
         Returns:
             `(device block, host block)` copies to make before anything is written; None (and nothing changed) if the
             host has no room or nothing is computed yet.
         """
         num_blocks = -(-request.num_computed_tokens // self.block_size)
-        if not 0 < num_blocks <= len(self._host_free):
+        states = self.states.table(request) if request in self.states else []
+        if not 0 < num_blocks <= len(self._host_free) - len(states):
             return None
-        host = [self._host_free.pop() for _ in range(num_blocks)]
-        pairs = list(zip(self._tables[request.request_id], host, strict=False))
+        device = self._tables[request.request_id][:num_blocks] + states
+        host = [self._host_free.pop() for _ in device]
         self._host_tables[request.request_id] = host
-        self._release_table(request.request_id)
-        return pairs
+        self._release_table(request)
+        return list(zip(device, host, strict=True))
 
     def swap_in(self, request: Request, *, reserve: int = 0) -> list[tuple[int, int]] | None:
         """Bring a swapped request back, with room for all its tokens; blocks still cached are shared, not copied.
@@ -148,13 +158,16 @@ class BlockManager:
         num_full = request.num_computed_tokens // self.block_size
         shared = self._cached_prefix(request, num_full) if self.enable_prefix_caching else []
         missing = -(-request.num_tokens // self.block_size) - len(shared)
-        if not self._has_room(missing, shared, reserve):
+        states, missing_states = self._missing_states(request)
+        if not self._has_room(missing + missing_states, [*shared, *states], reserve):
             return None
-        self._extend(request, shared, missing)
+        self._extend(request, shared, missing, states)
         host = self._host_tables.pop(request.request_id)
         self._host_free.extend(reversed(host))
         table = self._tables[request.request_id]
-        return list(zip(host[len(shared) :], table[len(shared) :], strict=False))
+        end = len(host) - self.states.count(request)
+        copies = list(zip(host[len(shared) : end], table[len(shared) :], strict=False))
+        return copies + list(zip(host[end:], self.states.table(request), strict=True)) if missing_states else copies
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; refused while requests hold blocks, since they would go on to offer theirs.
@@ -173,7 +186,8 @@ class BlockManager:
         Raises:
             AssertionError: what is wrong; always a bug of ours.
         """
-        self._pool.check_integrity(Counter(block for table in self._tables.values() for block in table))
+        tables = [*self._tables.values(), *self.states.tables]
+        self._pool.check_integrity(Counter(block for table in tables for block in table))
         for request_id, table in self._tables.items():
             if len(set(table)) != len(table):
                 raise AssertionError(f"block table of {request_id!r} names a block twice: {table}")
@@ -197,18 +211,28 @@ class BlockManager:
         wanted = missing + sum(self._pool.is_free(block) for block in shared)
         return wanted + reserve <= self._pool.num_free
 
-    def _extend(self, request: Request, shared: Sequence[int], missing: int) -> None:
+    def _missing_states(self, request: Request) -> tuple[list[int], int]:
+        """Blocks of an encoder's states that a request would share, and how many it would take; none if it has them."""
+        if request in self.states:
+            return [], 0
+        cached = self.states.cached(request)
+        return cached, 0 if cached else self.states.count(request)
+
+    def _extend(self, request: Request, shared: Sequence[int], missing: int, states: Sequence[int]) -> None:
         table = self._tables.setdefault(request.request_id, [])
         assert not (table and shared), "a prefix can only be shared at the start of a table"
         if not table:
             self._num_registered[request.request_id] = len(shared)
-        for block in shared:  # all of them before the first `take`, which might evict one
+        for block in (*shared, *states):  # all of them before the first `take`, which might evict one
             self._pool.share(block)
         table.extend(shared)
         table.extend(self._pool.take() for _ in range(missing))
+        if request.encoder_prompt is not None and request not in self.states:
+            self.states.hold(request, states)
 
-    def _release_table(self, request_id: str) -> None:
+    def _release_table(self, request: Request) -> None:
         # From the tail: what is released first is evicted first, and a prefix without its head is never found.
-        for block in reversed(self._tables.pop(request_id, ())):
+        for block in reversed(self._tables.pop(request.request_id, ())):
             self._pool.release(block)
-        self._num_registered.pop(request_id, None)
+        self._num_registered.pop(request.request_id, None)
+        self.states.release(request)

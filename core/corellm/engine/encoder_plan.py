@@ -1,6 +1,7 @@
 """Which items a chunk takes embeddings of, and which encoders run for it, within the step's budget.
 
-An item's encoder runs when a chunk first takes an embedding of it. First `plan`, which changes nothing, then `commit`,
+An item's encoder runs when a chunk first takes an embedding of it; an encoder-decoder's first chunk takes all items'.
+First `plan`, which changes nothing, then `commit`,
 which cannot fail. Decides about one chunk at a time and knows neither blocks nor queues.
 """
 
@@ -36,13 +37,15 @@ class EncoderPlanner:
         items: list[ItemSlice] = []
         pinned: set[str] = set()  # would become referenced by this plan
         pinned_embeds, encoded_embeds = self._cache.referenced_embeds, 0
-        for item in item_slices(request.features, start, start + num_tokens):
+        for item in _items_needed(request, start, start + num_tokens):
             feature = request.features[item.index]
             if feature.identifier not in pinned and not self._cache.is_referenced(feature.identifier):
                 pinned_embeds += feature.placeholder.num_embeds
                 if feature.identifier not in self._cache:
                     encoded_embeds += feature.placeholder.num_embeds
                 if pinned_embeds > self._cache.capacity_embeds or encoded_embeds > self._budget:
+                    if request.encoder_prompt is not None:  # the encoder reads all items at once
+                        return 0, []
                     return max(0, feature.placeholder.offset - start), items
                 pinned.add(feature.identifier)
             items.append(item)
@@ -65,10 +68,18 @@ class EncoderPlanner:
         return encode
 
     def release_computed(self, request: Request) -> None:
-        """Drop the references of placeholders that are computed to their end."""
+        """Drop the references of placeholders that are computed to their end, or that an encoder has read."""
         for index in tuple(self._cache.held(request.request_id)):
-            if request.features[index].placeholder.end <= request.num_computed_tokens:
+            if request.is_encoded or request.features[index].placeholder.end <= request.num_computed_tokens:
                 self._cache.release(request.request_id, index)
+
+
+def _items_needed(request: Request, start: int, stop: int) -> Iterator[ItemSlice]:
+    """Yield what the tokens `[start, stop)` take of each item; of an encoder-decoder, what its encoder takes first."""
+    if request.encoder_prompt is None:
+        return item_slices(request.features, start, stop)
+    length = len(request.encoder_prompt.token_ids)
+    return item_slices(request.features, 0, length if request.needs_encoder else 0)
 
 
 def item_slices(features: Sequence[MultiModalFeature], start: int, stop: int) -> Iterator[ItemSlice]:

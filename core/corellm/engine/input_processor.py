@@ -22,13 +22,16 @@ from corellm.engine.text_pairs import TextPair, encode_pair
 from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.engine.window import Messages, Window, numbered_in, renumber
 from corellm.errors import (
+    ContractError,
     CorellmError,
     InvalidParameterError,
     MultiModalError,
     ProcessingError,
     PromptError,
+    PromptTooLongError,
     raised_at,
 )
+from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
@@ -56,6 +59,8 @@ class ProcessedPrompt:
     priority: int = 0
     pair: TextPair | None = None
     """Of a prompt of two texts."""
+    decoder: DecoderPrompt | None = None
+    """Of an encoder-decoder, whose encoder reads `token_ids`."""
 
 
 class InputProcessor:
@@ -72,6 +77,7 @@ class InputProcessor:
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
         named: texts to put before a prompt's text, by name (`"prompt_name"`).
         default_name: the name where a prompt has none; None for no text.
+        max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
     """
 
     def __init__(
@@ -87,11 +93,14 @@ class InputProcessor:
         scheduling_policy: str = "fcfs",
         named: Mapping[str, str] | None = None,
         default_name: str | None = None,
+        max_states: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._hooks, self._max_states = hooks, max_states
         self.mm_processor = mm_processor
         self._encode_text = TextTokenizer(tokenizer)
-        self._text_limit = TextLimit(self._encode_text.backend, max_model_len)
+        # an encoder-decoder's prompt may be its encoder's or, behind an item, its decoder's
+        self._text_limit = TextLimit(self._encode_text.backend, max_model_len + (max_states or 0))
         self.vocab_size = vocab_size
         self.embedding_size = embedding_size
         self._chat = ChatProcessor(
@@ -101,7 +110,7 @@ class InputProcessor:
             lambda: self._added_tokens,
             hooks,
             mm_processor,
-            max_model_len=max_model_len,
+            max_model_len=max_states or max_model_len,
         )
         self._chat_template = chat_template
         self._scheduling_policy = scheduling_policy
@@ -150,7 +159,29 @@ class InputProcessor:
         )
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
-        return ProcessedPrompt(text, expanded, features, salt, priority, pair)
+        decoder = None if self._max_states is None else self._decoder_prompt(expanded, features, self._max_states)
+        return ProcessedPrompt(text, expanded, features, salt, priority, pair, decoder)
+
+    def _decoder_prompt(
+        self, token_ids: list[int], features: list[MultiModalFeature], max_states: int
+    ) -> DecoderPrompt:
+        """Return what the decoder of an encoder-decoder starts from.
+
+        Raises:
+            PromptTooLongError: the encoder has fewer positions than the prompt takes.
+        """
+        decoder = self._hooks.get_decoder_prompt(token_ids=token_ids, mm_features=features)
+        if not isinstance(decoder, DecoderPrompt) or not decoder.token_ids:
+            raise ContractError(f"get_decoder_prompt must return a DecoderPrompt with a token, got {decoder!r:.100}")
+        num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
+        if num_states > max_states:
+            of_items = sum(feature.placeholder.length for feature in features)
+            told = f", {of_items} of them for its items" if of_items else ""
+            raise PromptTooLongError(
+                f"the prompt has {len(token_ids)} tokens{told}, from which the encoder would make {num_states} states; "
+                f"it has {max_states} positions: shorten the prompt, or send fewer or smaller items"
+            )
+        return DecoderPrompt(self._known(list(decoder.token_ids)), num_states)
 
     def _check_priority(self, priority: Any) -> None:
         """Refuse a priority that is no integer, or would have no effect.

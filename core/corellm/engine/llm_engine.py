@@ -16,6 +16,7 @@ from corellm.allocator import keep_freed_memory, return_freed_memory
 from corellm.config import EngineConfig
 from corellm.engine import maintenance
 from corellm.engine.atomic import atomic
+from corellm.engine.encoder_prompt import EncoderPrompt
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.locating import LocatedModel, locate
 from corellm.engine.output_processor import OutputProcessor
@@ -171,13 +172,17 @@ class LLMEngine(NotPicklable):
         processed = self._prepared(request_id, prompt)
         processed = truncated(processed, params, self.scheduler.limits.max_total_tokens)
         bad_words_ids = self.input_processor.bad_words_ids(params)
+        decoder, encoder_prompt = processed.decoder, None
+        if decoder is not None:
+            num_states = len(processed.token_ids) if decoder.num_states is None else decoder.num_states
+            encoder_prompt = EncoderPrompt.of(processed.token_ids, num_states, processed.features, processed.cache_salt)
         spans = self._spans_of(processed)
         queued_ts = time.monotonic()
         arrival = queued_ts if arrival_time is None else arrival_time
         requests = [
             Request(
                 request_id=str(next(self._ids)),
-                prompt_token_ids=processed.token_ids,
+                prompt_token_ids=processed.token_ids if decoder is None else list(decoder.token_ids),
                 sampling_params=params if params.n == 1 else params.child(index),
                 features=processed.features,
                 eos_token_ids=self._eos_token_ids,
@@ -186,6 +191,7 @@ class LLMEngine(NotPicklable):
                 arrival_time=arrival,
                 bad_words_ids=bad_words_ids,
                 spans=spans,
+                encoder_prompt=encoder_prompt,
             )
             for index in range(params.n)
         ]
@@ -193,7 +199,9 @@ class LLMEngine(NotPicklable):
         self._enqueue(request_id, processed, requests, kind, queued_ts)
 
     def _spans_of(self, processed: ProcessedPrompt) -> Sequence[Span]:
-        """Return the spans of a prompt whose tokens see each other; raises as `add_request`."""
+        """Return the spans of a decoder's prompt whose tokens see each other; raises as `add_request`."""
+        if processed.decoder is not None:
+            return ()
         return spans_of(self.input_processor.mm_processor.hooks, processed.token_ids, processed.features)
 
     def _prepared(self, request_id: str, prompt: Any) -> ProcessedPrompt:

@@ -26,7 +26,14 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
-from corellm.engine.opening import OpenedModel, at_load, make_input_processor, make_mm_processor, open_model
+from corellm.engine.opening import (
+    OpenedModel,
+    at_load,
+    longest_prompt,
+    make_input_processor,
+    make_mm_processor,
+    open_model,
+)
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
 from corellm.engine.spans import longest_span
@@ -91,6 +98,8 @@ class _Weights:
     """Layers in which tokens of a span do not see each other."""
     pooler: DispatchPooler | None = None
     """Of a model that is run for pooling: it has no logits."""
+    max_states: int | None = None
+    """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
@@ -140,20 +149,22 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     _measure_profile_run(config, context, make_runner, mm_processor, memory)
 
     bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
-    sizes = plan_sizes(config, context, bytes_per_block, memory)
+    sizes = plan_sizes(config, context, bytes_per_block, memory, weights.max_states or 0)
     freeze_rope(weights.language_model, sizes.max_model_len)
-    context.max_model_len = sizes.max_model_len
-    if sizes.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
+    context.max_model_len = longest_prompt(opened, sizes.max_model_len)
+    if context.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
         mm_processor.close()
         mm_processor = make_mm_processor(config, opened, executor, sizes.max_model_len)
         on_failure.callback(mm_processor.close)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
-    if backend.capturable and not config.model.enforce_eager:
+    if weights.max_states is not None:
+        logger.info("decode steps do not run as graphs: the model is an encoder-decoder")
+    elif backend.capturable and not config.model.enforce_eager:
         with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
             _capture_graphs(config, runner, backend, sizes, mm_processor.profile)
     runner.touch_cache(sizes.token_budget)
-    if runner.samples:
+    if runner.samples and weights.max_states is None:  # an encoder-decoder's steps never skip tokens
         check_trimming(runner)
     return LoadedModel(
         context=context,
@@ -235,6 +246,7 @@ def _load_weights(
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
+    max_states = hooks.get_max_encoder_states()
     layout, hidden = probe_decoder(
         language_model,
         width,
@@ -242,6 +254,7 @@ def _load_weights(
         context.device,
         max_len=wanted_len(config, context),
         softcaps=backend.softcaps,
+        **_encoder_decoder_probe(config, use, max_states),
     )
     spans = adapter_implements(hooks.get_bidirectional_spans)
     takes_items = bool(hooks.get_supported_mm_limits())
@@ -251,7 +264,27 @@ def _load_weights(
     pooler = building.build_pooler(config, context, model, use, width) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     replace_layers(model, config, context)
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, causal, pooler)
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, causal, pooler, max_states)
+
+
+def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | None) -> dict[str, Any]:
+    """Return how an encoder-decoder's decoder is probed, as arguments of `probe_decoder`.
+
+    Raises:
+        ConfigError: it cannot be run as configured.
+    """
+    if max_states is None:
+        return {}
+    if use.runner == "pooling":
+        raise ConfigError("this model is an encoder-decoder, which corellm runs to generate only; leave out runner")
+    if config.cache.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of an encoder-decoder's encoder are not "
+            f"quantized; leave it out"
+        )
+    from corellm.worker.states_probe import StatesProbe
+
+    return {"probe_class": StatesProbe}
 
 
 def replace_layers(
@@ -323,6 +356,10 @@ def _make_runner(
         from corellm.pooling.runner import PoolingRunner
 
         make = partial(PoolingRunner, weights.pooler)
+    elif weights.max_states is not None:
+        from corellm.worker.encoder_decoder import EncoderDecoderRunner
+
+        make = partial(EncoderDecoderRunner, weights.max_states)
     return make(
         hooks,
         weights.model,

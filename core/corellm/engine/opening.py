@@ -15,6 +15,7 @@ from corellm.engine.text_tokenizer import TextTokenizer, lower_case
 from corellm.errors import CheckpointError, CorellmError, raised_at
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.multimodal.encoder_decoder import EncoderDecoderDefaults
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
@@ -98,7 +99,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         adapter,
         context,
         distribution=entry.distribution,
-        defaults=[processing, ModelDefaults(context, merge_rows)],
+        defaults=[processing, EncoderDecoderDefaults(context), ModelDefaults(context, merge_rows)],
         extensions=load_extensions(),
     )
     hooks = processing.hooks = hook_callers(manager)
@@ -111,12 +112,17 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     return OpenedModel(context, hooks, namespace, templates, located.use)
 
 
+def longest_prompt(opened: OpenedModel, max_model_len: int) -> int:
+    """Return the most tokens that a prompt's items may take: a sequence's, or those an encoder reads."""
+    return opened.hooks.get_max_encoder_states() or max_model_len
+
+
 def make_mm_processor(
     config: EngineConfig, opened: OpenedModel, executor: Executor, max_model_len: int
 ) -> MultiModalProcessor:
     """Return the processor of items, for sequences of up to `max_model_len` tokens."""
     context = opened.context
-    context.max_model_len = max_model_len
+    longest = context.max_model_len = longest_prompt(opened, max_model_len)
     return MultiModalProcessor(
         opened.hooks,
         config.multimodal,
@@ -124,7 +130,7 @@ def make_mm_processor(
         tokenize=lru_cache(maxsize=256)(partial(TextTokenizer(context.tokenizer), add_special_tokens=False)),
         token_text=context.tokenizer.convert_ids_to_tokens,
         namespace=opened.namespace,
-        seq_len=max_model_len,
+        seq_len=longest,
         executor=executor,
     )
 
@@ -152,4 +158,5 @@ def make_input_processor(
         scheduling_policy=config.scheduler.scheduling_policy,
         named=None if stated is None else stated.prompts,
         default_name=None if stated is None else stated.default_prompt,
+        max_states=opened.hooks.get_max_encoder_states(),
     )

@@ -35,7 +35,8 @@ class OutputGroup:
 
     def __post_init__(self) -> None:
         first = self.requests[0]
-        self.prompt_token_ids = list(first.prompt_token_ids)
+        prompt = first.encoder_prompt  # what the user wrote; the decoder's first tokens come with the model
+        self.prompt_token_ids = list(first.prompt_token_ids if prompt is None else prompt.token_ids)
         self.placeholders = {}
         for feature in first.features:
             self.placeholders.setdefault(feature.modality, []).append(feature.placeholder)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from corellm.engine.encoder_prompt import EncoderPrompt
 from corellm.errors import CorellmError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.outputs import FinishReason
@@ -62,7 +63,8 @@ class Request:
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     features: Sequence[MultiModalFeature] = ()
-    """The prompt's items, sorted by placeholder offset when the request is made."""
+    """The prompt's items, sorted by placeholder offset when the request is made; an encoder-decoder's lie in
+    `encoder_prompt`."""
     eos_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     """Lower goes first, under `scheduling_policy="priority"`."""
@@ -77,6 +79,8 @@ class Request:
     """For a prompt that is pooled: it ends with its last chunk, without a token."""
     needs_every_row: bool = False
     """Whether the hidden states of all tokens are needed, so that none may come from the prefix cache."""
+    encoder_prompt: EncoderPrompt | None = None
+    """What an encoder-decoder's encoder reads; `prompt_token_ids` are the decoder's then."""
 
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
@@ -91,6 +95,10 @@ class Request:
     first_scheduled_time: float | None = field(default=None, init=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False)
     """Chained hashes of the leading full blocks, extended lazily by `corellm.engine.block_hash`."""
+    is_encoded: bool = field(default=False, init=False)
+    """Whether keys and values of the encoder's states are in the cache (for a swapped request: in host memory)."""
+    state_hashes: list[bytes] = field(default_factory=list, init=False)
+    """Hashes of the blocks that hold the encoder's states, made by `corellm.engine.state_blocks`."""
     rank: tuple[float, int] = field(default=(0, 0), init=False)
     """Order of requests: priority, then arrival. Set by the scheduler; the smallest goes first."""
     stop_token_ids: frozenset[int] = field(init=False)
@@ -118,6 +126,11 @@ class Request:
     def is_decoding(self) -> bool:
         """Whether only the last generated token is left to compute."""
         return self.num_prompt_tokens <= self.num_computed_tokens == self.num_tokens - 1
+
+    @property
+    def needs_encoder(self) -> bool:
+        """Whether its next chunk must run the encoder first."""
+        return self.encoder_prompt is not None and not self.is_encoded
 
     @property
     def can_run_ahead(self) -> bool:
@@ -151,7 +164,7 @@ class Request:
         del self.output_token_ids[num_outputs:]
         self.num_tokens = self.num_prompt_tokens + num_outputs
         self.block_hashes.clear()
-        self.num_computed_tokens = 0
+        self.num_computed_tokens, self.is_encoded = 0, False
         self.status, self.error, self.stop_reason = RequestStatus.WAITING, None, None
 
     def append_token(self, token_id: int) -> None:

@@ -28,7 +28,7 @@ from corellm.engine.request_queue import RequestQueue
 from corellm.engine.spans import without_cutting
 from corellm.engine.step_plan import StepPlan
 from corellm.errors import InvalidParameterError
-from corellm.worker.batch import ItemSlice, ScheduledBatch, SequenceChunk, StepResult
+from corellm.worker.batch import ItemSlice, ScheduledBatch, SequenceChunk, StateSlots, StepResult
 
 MAX_PASSED_OVER = 64
 """Most waiting requests that a step passes over because their prefix is being computed: bounds the work of a step."""
@@ -93,6 +93,7 @@ class Scheduler:
             max_model_len=max_model_len,
             kv_capacity=block_manager.capacity * block_manager.block_size,
             encoder_capacity=encoder_cache.step_embeds,
+            block_size=block_manager.block_size,
             max_prompt_step=None if chunked else max_num_batched_tokens,
         )
         self.requests: dict[str, Request] = {}
@@ -132,7 +133,7 @@ class Scheduler:
         if request.error is not None:
             request.status = RequestStatus.FINISHED_IGNORED
             return False
-        request.limit_total_tokens(self.limits.max_total_tokens)
+        request.limit_total_tokens(self.limits.max_total_tokens_of(request))
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
         request.rank = (priority, next(self._arrivals))
         self.requests[request.request_id] = request
@@ -252,7 +253,7 @@ class Scheduler:
             if not request.is_decoding:
                 prefilling.append(request)
             elif self._make_room(request, step):
-                step.add_decode(request, self.blocks.block_table(request.request_id))
+                step.add_decode(request, self.blocks.block_table(request.request_id), self._states(request))
         return prefilling
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
@@ -302,6 +303,7 @@ class Scheduler:
 
     def _admit(self, request: Request, computed_blocks: list[int], step: StepPlan) -> bool:
         start = len(computed_blocks) * self.blocks.block_size
+        request.is_encoded = bool(self.blocks.states.cached(request))
         num_tokens, items = self._plan_chunk(request, start, step)
         left, reserve = request.num_tokens - start, self._reserve(request)
         if not num_tokens or not self.blocks.allocate(request, left, computed_blocks, reserve=reserve):
@@ -316,9 +318,13 @@ class Scheduler:
     def _note_first_start(self, request: Request) -> None:
         """Note for the metrics when a request was first admitted, and how many tokens were cached then."""
         request.first_scheduled_time = self._clock()
-        request.num_cached_tokens = request.num_computed_tokens
-        self._prefix_cache_queries += request.num_tokens
-        self._prefix_cache_hits += request.num_computed_tokens
+        length, cached = request.num_tokens, request.num_computed_tokens
+        if request.encoder_prompt is not None:  # its tokens are the prompt's
+            length = len(request.encoder_prompt.token_ids)
+            cached = length if request.is_encoded else 0
+        request.num_cached_tokens = cached
+        self._prefix_cache_queries += length
+        self._prefix_cache_hits += cached
 
     def _has_capacity(self, step: StepPlan) -> bool:
         return step.token_budget > 0 and len(self.running) < self.max_num_seqs
@@ -328,6 +334,8 @@ class Scheduler:
 
     def _prefix_is_coming(self, request: Request, num_cached_blocks: int, step: StepPlan) -> bool:
         """Whether this step computes the next block that the request needs: then it waits, and shares the block."""
+        if request.encoder_prompt is not None and self.blocks.states.are_coming(request, step.prefix_hashes):
+            return True
         if num_cached_blocks >= self.blocks.max_cached_blocks(request):
             return False
         return request.block_hashes[num_cached_blocks] in step.prefix_hashes
@@ -338,6 +346,8 @@ class Scheduler:
         Without chunked prefill all or none; only a preempted sequence longer than a step's budget takes several steps.
         A span that sees both ways is not cut: the first prompt of a step may exceed the budget to its end.
         """
+        if request.needs_encoder and not step.can_encode(request):
+            return 0, []
         left = request.num_tokens - start
         wanted = min(left, step.token_budget)
         if request.spans:
@@ -352,11 +362,18 @@ class Scheduler:
 
     def _add_chunk(self, request: Request, num_tokens: int, items: list[ItemSlice], step: StepPlan) -> None:
         step.batch.encode += self._encoders.commit(request, items)
-        block_table = self.blocks.block_table(request.request_id)
+        block_table, states = self.blocks.block_table(request.request_id), self._states(request)
         if request.is_decoding:
-            step.add_decode(request, block_table)
+            step.add_decode(request, block_table, states)
         else:
-            step.add_prefill(request, num_tokens, items, block_table)
+            step.add_prefill(request, num_tokens, items, block_table, states)
+
+    def _states(self, request: Request) -> StateSlots | None:
+        """Where the states of a request's encoder are; None for a model that is only a decoder."""
+        prompt = request.encoder_prompt
+        if prompt is None:
+            return None
+        return StateSlots(self.blocks.states.table(request), prompt.num_states, encodes=not request.is_encoded)
 
     # The step after it, and results ----------------------------------------------------------------------------------
 
@@ -434,7 +451,7 @@ class Scheduler:
             self.swapped.push(request)
         else:
             self.blocks.free(request)
-            request.num_computed_tokens = 0
+            request.num_computed_tokens, request.is_encoded = 0, False
             request.status = RequestStatus.WAITING
             self.waiting.push(request)
 
@@ -442,6 +459,9 @@ class Scheduler:
         """Take in a computed chunk; returns whether the request got a token, or was pooled."""
         request.num_computed_tokens = chunk.start + chunk.num_tokens
         self.blocks.mark_computed(request)
+        if request.needs_encoder:
+            request.is_encoded = True
+            self.blocks.states.register(request)
         if request.features:
             self._encoders.release_computed(request)
         if not chunk.samples:

@@ -54,14 +54,19 @@ def sequences_at_once(config: EngineConfig, context: ModelContext) -> int:
     return config.scheduler.max_num_seqs or _SEQUENCES[context.device.type]
 
 
-def plan_sizes(config: EngineConfig, context: ModelContext, bytes_per_block: int, memory: DeviceMemory) -> Sizes:
+def plan_sizes(
+    config: EngineConfig, context: ModelContext, bytes_per_block: int, memory: DeviceMemory, max_states: int = 0
+) -> Sizes:
     """Return the sizes: as many blocks as fit and can be used, and what follows from their number.
+
+    A sequence of an encoder-decoder has blocks for up to `max_states` states besides.
 
     Raises:
         ConfigError: the configured sizes do not fit; says what to change.
     """
     block_size, num_seqs = config.cache.block_size, sequences_at_once(config, context)
-    num_blocks = choose_num_blocks(config.cache, bytes_per_block, num_seqs * wanted_len(config, context), memory)
+    slots = wanted_len(config, context) + max_states + (block_size if max_states else 0)
+    num_blocks = choose_num_blocks(config.cache, bytes_per_block, num_seqs * slots, memory)
     max_model_len = _max_model_len(config, context, (num_blocks - 1) * block_size)
     budget = token_budget(config, context, max_model_len)
     logger.info(

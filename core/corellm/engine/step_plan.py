@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corellm.engine.request import Request
-from corellm.worker.batch import UNKNOWN, ItemSlice, NewSequence, ScheduledBatch, SequenceChunk
+from corellm.worker.batch import UNKNOWN, ItemSlice, NewSequence, ScheduledBatch, SequenceChunk, StateSlots
 
 
 @dataclass(slots=True)
@@ -21,6 +21,8 @@ class StepPlan:
     has_preempted: bool = False
     prefix_hashes: set[bytes] = field(default_factory=set)
     """Blocks that prefill chunks of this step compute: a waiting request that needs one of them waits a step."""
+    has_encoded: bool = False
+    """Whether an encoder-decoder's encoder runs in this step."""
     decodes: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
     prefills: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -35,14 +37,14 @@ class StepPlan:
         sequence = NewSequence(
             request.request_id, request.prompt_token_ids, request.output_token_ids, request.sampling_params,
             request.features, request.stop_token_ids, request.bad_words_ids, request.pooling_params, request.spans,
+            None if request.encoder_prompt is None else request.encoder_prompt.token_ids,
         )  # fmt: skip
         self.batch.new.append(sequence)
 
-    def add_decode(self, request: Request, block_table: list[int]) -> None:
+    def add_decode(self, request: Request, block_table: list[int], states: StateSlots | None) -> None:
         """Schedule the last generated token, to sample the next."""
-        chunk = SequenceChunk(
-            request.request_id, request.num_computed_tokens, 1, request.output_token_ids[-1:], block_table, True
-        )
+        start, tokens = request.num_computed_tokens, request.output_token_ids[-1:]
+        chunk = SequenceChunk(request.request_id, start, 1, tokens, block_table, True, (), states)
         self.decodes.append((chunk, request))
         self.token_budget -= 1
 
@@ -51,13 +53,30 @@ class StepPlan:
         start = request.num_computed_tokens + 1
         self.decodes.append((SequenceChunk(request.request_id, start, 1, [UNKNOWN], block_table, True), request))
 
-    def add_prefill(self, request: Request, num_tokens: int, items: list[ItemSlice], block_table: list[int]) -> None:
-        """Schedule the next `num_tokens` known tokens of a request."""
+    def can_encode(self, request: Request) -> bool:
+        """Whether an encoder-decoder's encoder may run for a request: within the budget, or as the only one."""
+        assert request.encoder_prompt is not None
+        return not self.has_encoded or len(request.encoder_prompt.token_ids) <= self.token_budget
+
+    def add_prefill(
+        self,
+        request: Request,
+        num_tokens: int,
+        items: list[ItemSlice],
+        block_table: list[int],
+        states: StateSlots | None,
+    ) -> None:
+        """Schedule the next `num_tokens` known tokens of a request; its encoder's tokens count as well."""
         start, stop = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         tokens, samples = request.token_ids(start, stop), stop == request.num_tokens
-        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items)
+        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items, states)
         self.prefills.append((chunk, request))
         self.token_budget = max(0, self.token_budget - num_tokens)  # a span that sees both ways may exceed it
+        if request.needs_encoder:
+            assert request.encoder_prompt is not None
+            self.token_budget = max(0, self.token_budget - len(request.encoder_prompt.token_ids))
+            self.has_encoded = True
+            self.prefix_hashes.update(request.state_hashes)
         self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
 
     def seal(self) -> ScheduledBatch:

@@ -29,6 +29,10 @@ def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens:
         InvalidParameterError: an item would be cut, or `max_tokens` leaves no room for any prompt.
     """
     kept = params.truncate_prompt_tokens
+    if kept is not None and prompt.decoder is not None:
+        raise InvalidParameterError(
+            f"{_NAME}: the encoder of an encoder-decoder reads whole prompts only; shorten the prompt", param=_NAME
+        )
     if kept == -1:
         kept = max_total_tokens - (params.max_tokens or 1)
         if kept < 1:

@@ -28,6 +28,8 @@ class HookCallers:
     get_prompt_updates = staticmethod(hookspecs.get_prompt_updates)
     apply_hf_processor_tokens_only = staticmethod(hookspecs.apply_hf_processor_tokens_only)
     get_bidirectional_spans = staticmethod(hookspecs.get_bidirectional_spans)
+    get_max_encoder_states = staticmethod(hookspecs.get_max_encoder_states)
+    get_decoder_prompt = staticmethod(hookspecs.get_decoder_prompt)
     get_placeholder_str = staticmethod(hookspecs.get_placeholder_str)
     make_context = staticmethod(hookspecs.make_context)
     load_model = staticmethod(hookspecs.load_model)
@@ -36,6 +38,7 @@ class HookCallers:
     get_multimodal_embedding_width = staticmethod(hookspecs.get_multimodal_embedding_width)
     get_input_embeddings = staticmethod(hookspecs.get_input_embeddings)
     merge_multimodal_embeddings = staticmethod(hookspecs.merge_multimodal_embeddings)
+    get_encoder_states = staticmethod(hookspecs.get_encoder_states)
     compute_logits = staticmethod(hookspecs.compute_logits)
     get_rope_positions = staticmethod(hookspecs.get_rope_positions)
 

@@ -42,6 +42,8 @@ class NewSequence:
     """For a prompt that is pooled."""
     spans: Sequence[tuple[int, int]] = ()
     """`[start, end)` of prompt tokens that see each other, in order."""
+    encoder_token_ids: Sequence[int] | None = None
+    """What an encoder-decoder's encoder reads: the features lie there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,16 @@ class ItemSlice:
     """Which of those tokens take an embedding; None for all."""
 
 
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Where the keys and values of an encoder's states lie, which a chunk attends to across."""
+
+    block_table: Sequence[int]
+    num_states: int
+    encodes: bool
+    """Whether the encoder runs in this step and they are written; else they were in an earlier one."""
+
+
 @dataclass(slots=True)
 class SequenceChunk:
     """The tokens `[start, start + num_tokens)` of one sequence, to be computed in this step."""
@@ -72,7 +84,9 @@ class SequenceChunk:
     samples: bool
     """Whether this chunk ends at the sequence's last token, so that the next one is sampled."""
     items: Sequence[ItemSlice] = ()
-    """In the order of their placeholders."""
+    """In the order of their placeholders. Of an encoder-decoder, what its encoder takes in this step."""
+    states: StateSlots | None = None
+    """Of an encoder-decoder."""
 
 
 @dataclass(slots=True)

@@ -231,7 +231,7 @@ def resolve_dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtyp
 def default_max_model_len(hf_config: Any) -> int:
     """Number of positions the text model was trained for; 2048 if the configuration does not say."""
     text_config = hf_config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+    for name in ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(text_config, name, None)
         if isinstance(value, int) and value > 0:
             return value

@@ -75,13 +75,21 @@ class _Probe:
         way_out = "run this checkpoint with transformers' own generate"
         raise CheckpointError(f"{self.decoder} {reason}; {way_out}") from cause
 
+    def run(self, language_model: nn.Module, hidden_size: int, dtype: torch.dtype) -> Any:
+        """Run a few tokens through the decoder; return its hidden states `[1, num_tokens, hidden_size]`."""
+        positions = torch.arange(_NUM_TOKENS, device=self._keys.device)[None]
+        embeds = torch.zeros(1, _NUM_TOKENS, hidden_size, dtype=dtype, device=positions.device)
+        return language_model(inputs_embeds=embeds, position_ids=positions, use_cache=False, paged=self)[0]
+
     def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Note the shape of a layer's keys and values, and the layer whose they are: some share those of another."""
         index: Any = getattr(layer, "layer_idx", None)
         if index is None or index in self.layers:
             self.refuse(f"has a layer that attends {'without a layer_idx' if index is None else 'more than once'}")
         if key.shape[2] != query.shape[2]:
-            self.refuse("attends to other tokens than its own (cross attention), which corellm does not compute")
+            self.refuse(
+                "attends to other tokens than its own (cross attention), as only encoder-decoders may in corellm"
+            )
         shares = next((layer for layer, keys in self._keys_of.items() if keys is key), None)
         self._keys_of[index] = key
         self.layers[index] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], shares)
@@ -178,6 +186,7 @@ def probe_decoder(
     *,
     max_len: int,
     softcaps: bool,
+    probe_class: type[_Probe] = _Probe,
 ) -> tuple[dict[int, LayerLayout], Tensor]:
     """Return the layout by layer and a token's hidden state `[1, hidden_size]`, by running the decoder.
 
@@ -187,20 +196,16 @@ def probe_decoder(
         dtype, device: of the model.
         max_len: longest sequence, for which masks are looked at.
         softcaps: whether the attention backend caps scores.
+        probe_class: how the decoder is run, and what it may ask for.
 
     Raises:
         CheckpointError: it asks for more than the engine computes; says for what.
         ContractError: it never calls paged attention, or returns something else than hidden states.
     """
-    probe = _Probe(type(language_model).__name__, max_len, softcaps, device)
+    probe = probe_class(type(language_model).__name__, max_len, softcaps, device)
     try:
         with _probing(language_model):
-            output = language_model(
-                inputs_embeds=torch.zeros(1, _NUM_TOKENS, hidden_size, dtype=dtype, device=device),
-                position_ids=torch.arange(_NUM_TOKENS, device=device)[None],
-                use_cache=False,
-                paged=probe,
-            )
+            output = probe.run(language_model, hidden_size, dtype)
     except (CorellmError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -211,13 +216,14 @@ def probe_decoder(
             f"{probe.decoder} never called paged attention; load_model must set load_config.attn_implementation on the "
             f"text decoder's config"
         )
-    num_layers: Any = getattr(getattr(language_model, "config", None), "num_hidden_layers", None)
+    config: Any = getattr(language_model, "config", None)  # `num_hidden_layers` of encoder-decoders is the encoder's
+    num_layers: Any = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
     if num_layers is not None and len(probe.layers) < num_layers:
         probe.refuse(
             f"has {num_layers - len(probe.layers)} of {num_layers} layers that do not attend through the engine, such "
             f"as layers with a state of their own"
         )
-    hidden: Tensor = output[0][0, -1:]
+    hidden: Tensor = output[0, -1:]
     if hidden.shape != (1, hidden_size):
         raise ContractError(
             f"get_language_model returned {probe.decoder}, whose output is {hidden.shape[-1]} wide, not "

@@ -54,13 +54,12 @@ class ModelDefaults:
 
     @hookimpl(trylast=True)
     def get_language_model(self, model: nn.Module) -> nn.Module:
-        """Return what `get_decoder` finds."""
-        find = getattr(model, "get_decoder", None)
-        if find is None:
+        """Return what `get_decoder` finds; of an encoder-decoder, without its encoder."""
+        if not hasattr(model, "get_decoder"):
             raise ContractError(
                 f"{type(model).__name__} has no get_decoder; the adapter must implement get_language_model"
             )
-        decoder: nn.Module = find()
+        decoder: nn.Module = text_decoder(model, self.context.hf_config)
         return decoder
 
     @hookimpl(trylast=True)
@@ -124,11 +123,30 @@ def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -
         cls = load_config.adapt_class(cls)
     make = _random_model if load_config.load_format == "dummy" else _read_model
     model = make(cls, hf_config, load_config)
-    decoder_config = model.get_decoder().config
-    decoder_config._attn_implementation = load_config.attn_implementation
+    decoder = text_decoder(model, hf_config)
+    if hf_config.is_encoder_decoder:
+        own_configuration(decoder)
+    decoder.config._attn_implementation = load_config.attn_implementation
     skip_unused_layers(model)
     loaded: nn.Module = model.to(load_config.device).eval()
     return loaded
+
+
+def text_decoder(model: Any, hf_config: Any) -> Any:
+    """Return the text decoder that `get_decoder` finds; where that is a whole encoder-decoder, the decoder inside."""
+    found = model.get_decoder()
+    while hf_config.is_encoder_decoder and (inner := found.get_decoder()) is not found:
+        found = inner
+    return found
+
+
+def own_configuration(decoder: nn.Module) -> None:
+    """Give a decoder's modules configurations of their own, where the encoder has the same: attention is set there."""
+    copies: dict[int, Any] = {}
+    for module in decoder.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None:
+            module.config = copies.setdefault(id(config), deepcopy(config))
 
 
 def _random_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:

@@ -50,6 +50,7 @@ def profile_run(
     for feature in features:
         runner.encoders.run([feature] * max(1, num_tokens // feature.placeholder.num_embeds))
     runner.encoders.drop(feature.identifier for feature in features)
+    runner.profile_prompt_encoder()
     lens = [min(max_len, num_tokens - start) for start in range(0, num_tokens, max_len)]
     chunks = [
         SequenceChunk("", 0, length, [0] * length, [0] * -(-length // runner.block_size), samples=False)

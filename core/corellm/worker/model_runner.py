@@ -147,7 +147,7 @@ class ModelRunner:
 
     def _admit(self, sequence: NewSequence, result: StepResult) -> None:
         state = self._states[sequence.request_id] = self.new_state(sequence)
-        if not sequence.features:
+        if not sequence.features or sequence.encoder_token_ids is not None:
             return
         try:
             positions = rope_positions(self.hooks, self.model, sequence.prompt_token_ids, sequence.features)
@@ -201,6 +201,9 @@ class ModelRunner:
             logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
         step.tokens = self.sampler.start(logits, [states[i].sampling for i in ending])
         step.chunks = [chunks[i] for i in ending]
+
+    def profile_prompt_encoder(self) -> None:
+        """Run the largest pass of an encoder that reads whole prompts, where the model has one."""
 
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
         """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""

@@ -1,0 +1,67 @@
+"""Attention of a decoder to its encoder's states, whose keys and values lie in the paged cache: cross attention.
+
+Every query of a sequence sees all states of that sequence's encoder. A layer's states are written once, into blocks of
+their own in the layer's cache, and only read after that. Knows neither models nor requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from corellm.attention.backend import AttentionBackend, AttentionCall, LayerCache, StatesMetadata
+from corellm.attention.reference import attend
+
+
+@dataclass(frozen=True)
+class StatesAttention:
+    """One step's attention to encoders' states.
+
+    `keys` stands for the cached keys and values where modelling code passes keys and values to attention: a layer that
+    is called with it attends to the states.
+    """
+
+    backend: AttentionBackend
+    caches: dict[int, LayerCache]
+    """By layer."""
+    metadata: StatesMetadata
+    slots: Tensor | None
+    """`[num_new_states]` int64: where the states that are computed in this step go; None if there are none."""
+    keys: Tensor
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the step's new states' keys and values, `[num_new_states, num_kv_heads, head_size]`."""
+        assert self.slots is not None
+        self.caches[layer].write(key, value, self.slots)
+
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """Return the attention of queries `[num_tokens, num_heads, head_size]` to the states of their sequences."""
+        nothing = query.new_empty(0, 0, 0)
+        call = AttentionCall(query, nothing, nothing, scale, softcap=softcap)
+        return self.backend.attend_states(call, self.caches[layer], self.metadata)
+
+
+def attend_states(call: AttentionCall, cache: LayerCache, metadata: StatesMetadata) -> Tensor:
+    """Return attention to states by plain torch, one sequence after another; see `AttentionBackend.attend_states`."""
+    groups = call.query.shape[1] // cache.key.shape[2]
+    output = call.query.new_empty(*call.query.shape[:2], cache.value.shape[3])
+    start = 0
+    for i, (query_len, num_states) in enumerate(zip(metadata.query_lens, metadata.num_states, strict=True)):
+        blocks = metadata.block_tables[i, : -(-num_states // cache.block_size)]
+        # keys, values: [num_heads, num_states, head_size]
+        keys, values = (
+            tensor[blocks].flatten(0, 1)[:num_states].transpose(0, 1).repeat_interleave(groups, dim=0)
+            for tensor in (cache.key, cache.value)
+        )
+        queries = call.query[start : start + query_len].transpose(0, 1)
+        attended = attend(queries[None], keys[None], values[None], None, call)
+        output[start : start + query_len] = attended[0].transpose(0, 1)
+        start += query_len
+    return output
+
+
+def stand_in(device: torch.device) -> Tensor:
+    """Return a tensor that stands for cached keys and values: nothing reads it."""
+    return torch.empty(1, 1, 0, 1, device=device)
