@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.pooling.settings import Use
 from corellm.quantization import quantize_linears
+from corellm.recurrent.finding import find_mixers, noting_widths
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
@@ -56,6 +57,7 @@ from corellm.worker.rope import freeze_rope
 
 if TYPE_CHECKING:
     from corellm.pooling.poolers import DispatchPooler
+    from corellm.recurrent.states import RecurrentStates
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,8 @@ class _Weights:
     """Number of token ids that can be embedded."""
     pooler: DispatchPooler | None = None
     """Of a model that is run for pooling: it has no logits."""
+    mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
+    """The decoder's modules that keep a state, and the width of their input, by name."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
@@ -130,13 +134,19 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         weights = _load_weights(config, hooks, context, backend, opened.use)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
-    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
+    recurrent = None
+    if weights.mixers:
+        config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
+        with memory.explaining("the states of sequences", "lower max_num_seqs"):
+            recurrent = _make_states(config, context, weights)
+    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
     mm_processor.start()
     _measure_profile_run(config, context, make_runner, mm_processor, memory)
 
-    bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
+    # a decoder that never attends has blocks without keys and values: sequences are counted in them
+    bytes_per_block = max(1, block_bytes(weights.layout, config.cache.block_size, kv_dtype))
     sizes = plan_sizes(config, context, bytes_per_block, memory)
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = sizes.max_model_len
@@ -146,7 +156,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         on_failure.callback(mm_processor.close)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
-    if backend.capturable and not config.model.enforce_eager:
+    if backend.capturable and not config.model.enforce_eager and recurrent is None:
         with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
             _capture_graphs(config, runner, backend, sizes, mm_processor.profile)
     runner.touch_cache(sizes.token_budget)
@@ -231,21 +241,34 @@ def _load_weights(
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
-    layout, hidden = probe_decoder(
-        language_model,
-        width,
-        context.dtype,
-        context.device,
-        max_len=wanted_len(config, context),
-        softcaps=backend.softcaps,
-    )
+    mixers = find_mixers(language_model)
+    with noting_widths(mixers) as widths:
+        layout, hidden = probe_decoder(
+            language_model,
+            width,
+            context.dtype,
+            context.device,
+            max_len=wanted_len(config, context),
+            softcaps=backend.softcaps,
+            stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
+        )
     if hooks.get_supported_mm_limits():
         refuse_attention_within_items(model, width, context.dtype, context.device)
     embedding_size = model_width(model)
     pooler = building.build_pooler(config, context, model, use, width) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     replace_layers(model, config, context)
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, pooler)
+    found = {name: (module, widths[name]) for name, module in mixers.items()}
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, pooler, found)
+
+
+def _make_states(config: EngineConfig, context: ModelContext, weights: _Weights) -> RecurrentStates:
+    """Return the states of sequences, with their memory allocated, and let the decoder's modules run on them."""
+    from corellm.recurrent.checking import make_states
+
+    logger.info("prefix caching and graphs are off: layers of this model keep a state, which is not kept with blocks")
+    num_states: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
+    return make_states(weights.mixers, num_states, sequences_at_once(config, context), context.dtype, context.device)
 
 
 def replace_layers(
@@ -306,6 +329,7 @@ def _make_runner(
     weights: _Weights,
     backend: AttentionBackend,
     kv_dtype: torch.dtype,
+    recurrent: RecurrentStates | None,
     *,
     num_blocks: int,
     num_host_blocks: int = 0,
@@ -317,7 +341,7 @@ def _make_runner(
         from corellm.pooling.runner import PoolingRunner
 
         make = partial(PoolingRunner, weights.pooler)
-    return make(
+    runner = make(
         hooks,
         weights.model,
         weights.language_model,
@@ -331,6 +355,8 @@ def _make_runner(
         seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
         sample=first_result("register_sampling", callable, device=context.device),
     )
+    runner.recurrent = recurrent
+    return runner
 
 
 def _capture_graphs(
