@@ -9,7 +9,6 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,24 +32,26 @@ def _keeps_state(cls: type[nn.Module]) -> bool:
 
 @contextmanager
 def noting_widths(mixers: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
-    """Inside the block, note the width of what each module gets when the decoder runs once; 0 for none or several."""
+    """Inside the block, where the decoder runs once, note the width of what each module gets; 0 if it runs not once.
+
+    Linear layers that do not run in the block, because a module computes with their weights itself, are then marked as
+    not to be replaced.
+    """
     widths = dict.fromkeys(mixers, 0)
-    calls: Counter[str] = Counter()
+    calls: Counter[nn.Module] = Counter()
+    names = {module: name for name, module in mixers.items()}
+    linears = [part for module in names for part in module.modules() if isinstance(part, nn.Linear)]
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[module] += 1
+        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if module in names:
+            widths[names[module]] = given.shape[-1] if given is not None and calls[module] == 1 else 0
+
     with ExitStack() as hooks:
-        for name, module in mixers.items():
-            hook = module.register_forward_pre_hook(partial(_note, widths, calls, name), with_kwargs=True)
-            hooks.callback(hook.remove)
+        for module in (*names, *linears):
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield widths
-
-
-def _note(
-    widths: dict[str, int],
-    calls: Counter[str],
-    name: str,
-    _: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    calls[name] += 1
-    given = (*args, *kwargs.values())[:1]
-    widths[name] = given[0].shape[-1] if calls[name] == 1 and given and isinstance(given[0], Tensor) else 0
+    for linear in linears:
+        if not calls[linear]:
+            linear.forward = linear.forward  # one of its own, which `plain_linears` leaves alone
