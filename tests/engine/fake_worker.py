@@ -136,6 +136,8 @@ class FakeWorker:
         self.block_size = block_size
         self.encoder_capacity, self.encoder_step = encoder_capacity, encoder_step
         self.sequences: dict[str, NewSequence] = {}
+        self.parked: set[str] = set()
+        """Sequences whose state is in host memory."""
         self.encoder_outputs: dict[str, int] = {}  # identifier -> embeddings
         self.num_encoder_runs = 0
         self._kv: dict[int, int] = {}  # slot -> KV
@@ -170,6 +172,7 @@ class FakeWorker:
     def forget(self) -> None:
         """Drop every sequence and encoder output; what is in the blocks stays there."""
         self.sequences.clear()
+        self.parked.clear()
         self._histories.clear()
         self.encoder_outputs.clear()
 
@@ -193,12 +196,19 @@ class FakeWorker:
                 self._kv[slot] = GARBAGE if kv is None else kv
 
     def _update_state(self, batch: ScheduledBatch) -> None:
+        assert set(batch.swapped) <= set(batch.released)
         for request_id in batch.released:
+            if request_id in self.parked:
+                self.parked.remove(request_id)
+                continue
             del self.sequences[request_id]
             del self._histories[request_id]
+            if request_id in batch.swapped:
+                self.parked.add(request_id)
         for sequence in batch.new:
             assert sequence.request_id not in self.sequences, f"{sequence.request_id} is not new"
             self.sequences[sequence.request_id] = sequence
+            self.parked.discard(sequence.request_id)
             self._histories[sequence.request_id] = []
 
     def _encode(self, batch: ScheduledBatch, broken: Collection[str]) -> None:

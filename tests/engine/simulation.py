@@ -140,6 +140,10 @@ class Simulation:
         assert is_prefill == sorted(is_prefill), "a decode stands behind a prefill"
         known = (self.worker.sequences.keys() - set(batch.released)) | {sequence.request_id for sequence in batch.new}
         assert known == {request.request_id for request in self.scheduler.running}, "the worker knows others"
+        new = {sequence.request_id for sequence in batch.new}
+        parked = ((self.worker.parked - set(batch.released)) | set(batch.swapped)) - new
+        is_swapped = {name for name, r in self.scheduler.requests.items() if r.status is RequestStatus.SWAPPED}
+        assert parked == is_swapped, "the worker parks others"
 
     def check_budget(self, batch: ScheduledBatch) -> None:
         """The token budget may be exceeded by the only chunk of a prompt, to the end of a span that it begins in."""

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.pooling.settings import Use
 from corellm.quantization import quantize_linears
+from corellm.recurrent.finding import find_mixers, noting_widths
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
@@ -64,6 +65,7 @@ from corellm.worker.rope import freeze_rope
 
 if TYPE_CHECKING:
     from corellm.pooling.poolers import DispatchPooler
+    from corellm.recurrent.states import RecurrentStates
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +102,8 @@ class _Weights:
     """Of a model that is run for pooling: it has no logits."""
     max_states: int | None = None
     """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
+    mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
+    """The decoder's modules that keep a state, and the width of their input, by name."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
@@ -142,13 +146,19 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         weights = _load_weights(config, hooks, context, backend, opened.use)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
-    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype)
+    recurrent = None
+    if weights.mixers:
+        config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
+        with memory.explaining("the states of sequences", "lower max_num_seqs"):
+            recurrent = _make_states(config, context, weights)
+    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
     mm_processor.start()
     _measure_profile_run(config, context, make_runner, mm_processor, memory)
 
-    bytes_per_block = block_bytes(weights.layout, config.cache.block_size, kv_dtype)
+    # a decoder that never attends has blocks without keys and values: sequences are counted in them
+    bytes_per_block = max(1, block_bytes(weights.layout, config.cache.block_size, kv_dtype))
     sizes = plan_sizes(config, context, bytes_per_block, memory, weights.max_states or 0)
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = longest_prompt(opened, sizes.max_model_len)
@@ -160,7 +170,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
     if weights.max_states is not None:
         logger.info("decode steps do not run as graphs: the model is an encoder-decoder")
-    elif backend.capturable and not config.model.enforce_eager:
+    elif backend.capturable and not config.model.enforce_eager and recurrent is None:
         with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
             _capture_graphs(config, runner, backend, sizes, mm_processor.profile)
     runner.touch_cache(sizes.token_budget)
@@ -246,16 +256,18 @@ def _load_weights(
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
-    max_states = hooks.get_max_encoder_states()
-    layout, hidden = probe_decoder(
-        language_model,
-        width,
-        context.dtype,
-        context.device,
-        max_len=wanted_len(config, context),
-        softcaps=backend.softcaps,
-        **_encoder_decoder_probe(config, use, max_states),
-    )
+    max_states, mixers = hooks.get_max_encoder_states(), find_mixers(language_model)
+    with noting_widths(mixers) as widths:
+        layout, hidden = probe_decoder(
+            language_model,
+            width,
+            context.dtype,
+            context.device,
+            max_len=wanted_len(config, context),
+            softcaps=backend.softcaps,
+            stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
+            **_encoder_decoder_probe(config, use, max_states),
+        )
     spans = adapter_implements(hooks.get_bidirectional_spans)
     takes_items = bool(hooks.get_supported_mm_limits())
     ahead = layers_that_see_ahead(model, language_model, width, context.dtype, context.device) if takes_items else ()
@@ -264,7 +276,8 @@ def _load_weights(
     pooler = building.build_pooler(config, context, model, use, width) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     replace_layers(model, config, context)
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, causal, pooler, max_states)
+    found = {name: (module, widths[name]) for name, module in mixers.items()}
+    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, causal, pooler, max_states, found)
 
 
 def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | None) -> dict[str, Any]:
@@ -285,6 +298,15 @@ def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | Non
     from corellm.worker.states_probe import StatesProbe
 
     return {"probe_class": StatesProbe}
+
+
+def _make_states(config: EngineConfig, context: ModelContext, weights: _Weights) -> RecurrentStates:
+    """Return the states of sequences, with their memory allocated, and let the decoder's modules run on them."""
+    from corellm.recurrent.checking import make_states
+
+    logger.info("prefix caching and graphs are off: layers of this model keep a state, which is not kept with blocks")
+    num_states: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
+    return make_states(weights.mixers, num_states, sequences_at_once(config, context), context.dtype, context.device)
 
 
 def replace_layers(
@@ -345,6 +367,7 @@ def _make_runner(
     weights: _Weights,
     backend: AttentionBackend,
     kv_dtype: torch.dtype,
+    recurrent: RecurrentStates | None,
     *,
     num_blocks: int,
     num_host_blocks: int = 0,
@@ -360,7 +383,7 @@ def _make_runner(
         from corellm.worker.encoder_decoder import EncoderDecoderRunner
 
         make = partial(EncoderDecoderRunner, weights.max_states)
-    return make(
+    runner = make(
         hooks,
         weights.model,
         weights.language_model,
@@ -375,6 +398,8 @@ def _make_runner(
         sample=first_result("register_sampling", callable, device=context.device),
         causal_layers=weights.causal_layers,
     )
+    runner.recurrent = recurrent
+    return runner
 
 
 def _capture_graphs(

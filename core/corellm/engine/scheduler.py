@@ -447,6 +447,7 @@ class Scheduler:
         copies = self.blocks.swap_out(request) if self.config.preemption_mode == "swap" else None
         if copies is not None:
             step.batch.swap_out += copies
+            step.batch.swapped.append(request.request_id)
             request.status = RequestStatus.SWAPPED
             self.swapped.push(request)
         else:
@@ -486,6 +487,7 @@ class Scheduler:
             self._released.append(request.request_id)
         elif before is RequestStatus.SWAPPED:
             self.swapped.remove(request)
+            self._released.append(request.request_id)  # what the host keeps of it
         else:
             self.waiting.remove(request)
         self.encoder_cache.release_all(request.request_id)

@@ -30,7 +30,8 @@ def logits_function(model: Any) -> LogitsFunction:
     path = next(name for name, module in model.named_modules() if module is decoder).split(".")
 
     def alone(model: Any, hidden_states: Tensor) -> Tensor:
-        logits: Tensor = model.get_output_embeddings()(hidden_states)
+        layer = model.get_output_embeddings()
+        logits: Tensor = layer(hidden_states.to(layer.weight.dtype))  # some decoders keep the residual in float32
         return logits
 
     def whole(model: Any, hidden_states: Tensor) -> Tensor:

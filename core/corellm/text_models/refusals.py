@@ -42,7 +42,7 @@ def _why_not(cls: Any, hf_config: Any) -> str | None:
     if hf_config.is_encoder_decoder:
         return "is an encoder-decoder, and corellm runs decoders only"
     if cls._is_stateful:
-        return "keeps a state beside keys and values, which corellm's cache does not hold"
+        return None  # its attention, if it has any, may be of either kind: the core's probe of the decoder finds out
     if not cls._supports_attention_backend:
         return "does not let its attention be replaced (transformers' AttentionInterface), so it has no paged cache"
     if "position_ids" not in inspect.signature(cls.forward).parameters:

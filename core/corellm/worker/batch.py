@@ -99,6 +99,8 @@ class ScheduledBatch:
     """`(host block, device block)` pairs to copy back, after `swap_out`."""
     released: list[str] = field(default_factory=list)
     """Requests that finished or were preempted since the last step: the worker drops what it holds of them."""
+    swapped: list[str] = field(default_factory=list)
+    """Those of `released` that come back with what they have computed: a state of theirs goes to the host, too."""
     freed_items: list[str] = field(default_factory=list)
     """Identifiers of encoder outputs to drop."""
     new: list[NewSequence] = field(default_factory=list)

@@ -11,7 +11,7 @@ transformers' attention and mask functions; knows no model family.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -40,6 +40,8 @@ _HARMLESS = frozenset(
     | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 )
 """Arguments of attention functions that change no result, or are looked at."""
+_POINTWISE = ("mlp", "moe")
+"""Types of layers, as configurations name them, that keep nothing."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ def probe_decoder(
     max_len: int,
     softcaps: bool,
     probe_class: type[_Probe] = _Probe,
+    stateful: Set[int] = frozenset(),
 ) -> tuple[dict[int, LayerLayout], Tensor]:
     """Return the layout by layer and a token's hidden state `[1, hidden_size]`, by running the decoder.
 
@@ -197,6 +200,7 @@ def probe_decoder(
         max_len: longest sequence, for which masks are looked at.
         softcaps: whether the attention backend caps scores.
         probe_class: how the decoder is run, and what it may ask for.
+        stateful: layers that keep a state which the engine holds; they may, but need not attend.
 
     Raises:
         CheckpointError: it asks for more than the engine computes; says for what.
@@ -211,17 +215,18 @@ def probe_decoder(
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         probe.refuse(f"fails in a step of corellm with {type(error).__name__}: {reason} ({raised_at(error)})", error)
-    if not probe.layers:
+    if not probe.layers and not stateful:
         raise ContractError(
             f"{probe.decoder} never called paged attention; load_model must set load_config.attn_implementation on the "
             f"text decoder's config"
         )
     config: Any = getattr(language_model, "config", None)  # `num_hidden_layers` of encoder-decoders is the encoder's
     num_layers: Any = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
-    if num_layers is not None and len(probe.layers) < num_layers:
+    num_known = len(probe.layers.keys() | stateful) + _count_pointwise(config)
+    if num_layers is not None and num_known < num_layers:
         probe.refuse(
-            f"has {num_layers - len(probe.layers)} of {num_layers} layers that do not attend through the engine, such "
-            f"as layers with a state of their own"
+            f"has {num_layers - num_known} of {num_layers} layers that do not attend through the engine, such as layers "
+            f"with a state that transformers' Cache does not hold"
         )
     hidden: Tensor = output[0, -1:]
     if hidden.shape != (1, hidden_size):
@@ -230,6 +235,11 @@ def probe_decoder(
             f"{hidden_size}: it must return the decoder without its output layer"
         )
     return probe.layers, hidden
+
+
+def _count_pointwise(config: Any) -> int:
+    """Number of layers that are said to look at each token alone."""
+    return sum(kind in _POINTWISE for kind in getattr(config, "layer_types", None) or ())
 
 
 @torch.inference_mode()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ from corellm.worker.sequence_state import SequenceState, rope_positions
 from corellm.worker.step_in_flight import StepInFlight
 from corellm.worker.transfers import upload
 
+if TYPE_CHECKING:
+    from corellm.recurrent.states import RecurrentStates
+
 logger = logging.getLogger(__name__)
 
 
@@ -56,6 +60,7 @@ class ModelRunner:
 
     Attributes:
         graphs: decode steps as graphs, where `capture_graphs` could make some.
+        recurrent: the states of sequences, where layers of the decoder keep some.
         samples: whether steps end in sampled tokens.
         trims: whether the decoder may leave out tokens behind its last attention; `check_trimming` finds out.
         causal_layers: the decoder's layers in which tokens of a span do not see each other.
@@ -63,6 +68,7 @@ class ModelRunner:
 
     samples = True
     trims = False
+    recurrent: RecurrentStates | None = None
 
     def __init__(
         self,
@@ -102,6 +108,8 @@ class ModelRunner:
         """Drop every sequence and encoder output, after a step was interrupted."""
         self._states.clear()
         self.encoders.drop_all()
+        if self.recurrent is not None:
+            self.recurrent.forget()
 
     @for_inference
     def launch(self, batch: ScheduledBatch) -> StepInFlight:
@@ -110,6 +118,8 @@ class ModelRunner:
         self._kv_cache.swap_in(batch.swap_in)
         for request_id in batch.released:
             self._states.pop(request_id, None)
+        if self.recurrent is not None:
+            self.recurrent.release(batch.released, batch.swapped)
         self.encoders.drop(batch.freed_items)
 
         step = StepInFlight(batch, self._states)
@@ -171,9 +181,12 @@ class ModelRunner:
         """Run the forward pass and sample. If that fails, each chunk runs alone, so that only the failing ones fail.
 
         Running a chunk again writes the same keys and values to the same slots and draws the same random numbers.
+        Layers' states go on only when the chunk has run.
         """
         try:
             self.run(chunks, [self._states[chunk.request_id] for chunk in chunks], step)
+            if self.recurrent is not None:
+                self.recurrent.commit()
             return
         except Exception as error:
             if len(chunks) == 1:
@@ -208,7 +221,8 @@ class ModelRunner:
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
         """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""
         inputs_embeds, extra = self._embed(batch.input_ids, chunks, states)
-        return self._decode(batch, inputs_embeds, extra)
+        with nullcontext() if self.recurrent is None else self.recurrent.running(chunks):
+            return self._decode(batch, inputs_embeds, extra)
 
     def _embed(
         self, input_ids: Tensor, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]

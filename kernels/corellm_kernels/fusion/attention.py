@@ -52,7 +52,7 @@ class FusedAttention(nn.Module):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """Return attention of `[1, num_tokens, width]`, and no weights; takes the original's arguments."""
         kwargs.update(zip(self.positional, args, strict=False))
-        cos, sin = kwargs.pop("position_embeddings")
+        angles = kwargs.pop("position_embeddings")  # None in models without positions
         parts = self.qkv_proj(hidden_states).split(self.widths, dim=-1)
         query, key, value = (part.unflatten(-1, heads) for part, heads in zip(parts, self.heads, strict=True))
         if self.norms_heads:
@@ -62,7 +62,7 @@ class FusedAttention(nn.Module):
         attended, _ = paged_attention(
             self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
             kwargs.pop("attention_mask", None), scaling=self.scale, sliding_window=self.window,
-            rotary=Rotary(cos[0], sin[0]), **kwargs,
+            rotary=None if angles is None else Rotary(*(part[0] for part in angles)), **kwargs,
         )  # fmt: skip
         return self.o_proj(attended.flatten(2)), None
 

@@ -36,7 +36,8 @@ class FusedRMSNorm(FusedNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """See `FusedNorm.forward`."""
-        return self.kernels.rms_norm(x.contiguous(), self.weight, self.norm_eps)
+        weight = self.weight.to(x.dtype)  # some decoders keep the residual in float32
+        return self.kernels.rms_norm(x.contiguous(), weight, self.norm_eps)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `FusedNorm.of_sum`."""

@@ -1,0 +1,185 @@
+"""The states of all sequences, and the modules that keep them: a step's flat batch is split by sequences there.
+
+Decodes of many sequences are one call of a module, a prompt's chunk is one call of its own. Knows sequences by id and
+their chunks by number; knows neither blocks nor attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from corellm.errors import ContractError
+from corellm.recurrent.mixer import Mixer
+from corellm.recurrent.rows import Rows
+
+
+class Chunk(Protocol):
+    """The tokens `[start, start + num_tokens)` of one sequence."""
+
+    request_id: str
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Shape and type of one state of a sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes for one sequence."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A chunk in the flat batch that runs alone."""
+
+    first: int
+    last: int
+    """Token after the chunk's last."""
+    read: Tensor | None
+    """`[1]`: the row of its state; None where its sequence begins."""
+    write: Tensor
+    """`[1]`."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the modules need to know of a step."""
+
+    num_tokens: int
+    num_decodes: int
+    """Leading single tokens of sequences that have begun: they run together."""
+    read: Tensor
+    """`[num_decodes]`: rows."""
+    write: Tensor
+    spans: list[_Span]
+
+
+class RecurrentStates:
+    """State rows of all modules, allocated once. The modules run transformers' code only inside `running`.
+
+    Args:
+        mixers: the modules; their `forward` is replaced.
+        layouts: of each module's states.
+        max_num_seqs: sequences at once.
+        device: of the model.
+    """
+
+    def __init__(
+        self, mixers: Sequence[Mixer], layouts: Sequence[Sequence[StateLayout]], max_num_seqs: int, device: torch.device
+    ) -> None:
+        self.rows = Rows(max_num_seqs)
+        self._device = device
+        self._pools = [
+            [
+                torch.full((self.rows.count, *state.shape), 0, dtype=state.dtype, device=device)  # its memory is taken
+                for state in of_mixer
+            ]
+            for of_mixer in layouts
+        ]
+        self._parked: dict[str, tuple[int, list[list[Tensor]]]] = {}
+        """States in host memory of sequences that come back: their number of tokens, and tensors as in the pools."""
+        self._step: _Step | None = None
+        for mixer, pools in zip(mixers, self._pools, strict=True):
+            mixer.module.forward = partial(self._forward, mixer, pools)
+
+    @property
+    def num_parked(self) -> int:
+        """Sequences whose state is in host memory."""
+        return len(self._parked)
+
+    @contextmanager
+    def running(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Inside the block, run a flat batch of these chunks; `commit` afterwards, or the states stay as they were."""
+        self.rows.begin_step()
+        self._step = self._plan(chunks)
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def commit(self) -> None:
+        """Take over the states after the last step."""
+        self.rows.commit()
+
+    def release(self, request_ids: Sequence[str], swapped: Sequence[str]) -> None:
+        """Drop sequences' states; those of `swapped` go to host memory, and are back when their sequence runs."""
+        for request_id in request_ids:
+            self._parked.pop(request_id, None)
+            held = self.rows.release(request_id)
+            if held is not None and request_id in swapped:
+                states = [[pool[held.row].to("cpu", copy=True) for pool in pools] for pools in self._pools]
+                self._parked[request_id] = (held.num_tokens, states)
+
+    def forget(self) -> None:
+        """Drop every state, after a step was interrupted."""
+        self.rows.release_all()
+        self._parked.clear()
+
+    def _plan(self, chunks: Sequence[Chunk]) -> _Step:
+        reads, writes, spans, first = [], [], [], 0
+        for chunk in chunks:
+            self._bring_back(chunk)
+            read = self.rows.read(chunk.request_id, chunk.start)
+            write = self.rows.write(chunk.request_id, chunk.start + chunk.num_tokens)
+            if chunk.num_tokens == 1 and read is not None and not spans:
+                reads.append(read)
+                writes.append(write)
+            else:
+                own = None if read is None else self._indices([read])
+                spans.append(_Span(first, first + chunk.num_tokens, own, self._indices([write])))
+            first += chunk.num_tokens
+        return _Step(first, len(reads), self._indices(reads), self._indices(writes), spans)
+
+    def _bring_back(self, chunk: Chunk) -> None:
+        if chunk.request_id not in self._parked:
+            return
+        num_tokens, states = self._parked.pop(chunk.request_id)
+        row = self.rows.place(chunk.request_id, num_tokens)
+        for pools, of_mixer in zip(self._pools, states, strict=True):
+            for pool, state in zip(pools, of_mixer, strict=True):
+                pool[row].copy_(state)
+
+    def _indices(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.long, device=self._device)
+
+    def _forward(self, mixer: Mixer, pools: Sequence[Tensor], /, *args: Any, **kwargs: Any) -> Tensor:
+        """Take the place of a module's `forward`: from `[1, num_tokens, width]` to its output of the same length."""
+        hidden, shared = mixer.arguments(args, kwargs)
+        step = self._step
+        if step is None or hidden.shape[:2] != (1, step.num_tokens):
+            now = "outside of a step" if step is None else f"in a step of {step.num_tokens} tokens"
+            raise ContractError(f"{mixer} was run on {list(hidden.shape)} {now}: it keeps sequences' states")
+        parts = []
+        if step.num_decodes:
+            tokens = hidden[0, : step.num_decodes, None]
+            output = _run(mixer, pools, tokens, step.read, step.write, shared)
+            parts.append(output.transpose(0, 1))
+        for span in step.spans:
+            tokens = hidden[:, span.first : span.last]
+            parts.append(_run(mixer, pools, tokens, span.read, span.write, shared))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _run(
+    mixer: Mixer, pools: Sequence[Tensor], hidden: Tensor, read: Tensor | None, write: Tensor, shared: dict[str, Any]
+) -> Tensor:
+    """Run a module on `[batch, num_tokens, width]` with the states of some rows, and write the new ones to others."""
+    states = None if read is None else [pool.index_select(0, read) for pool in pools]
+    output, new = mixer.run(hidden, states, shared)
+    for pool, state in zip(pools, new, strict=True):
+        pool.index_copy_(0, write, state.to(pool.dtype))
+    return output
