@@ -130,9 +130,16 @@ def expected_output(request: Request, max_total_tokens: int) -> list[int]:
 
 
 class FakeWorker:
-    """Executes batches on fake KV; raises `AssertionError` where a real worker would compute something wrong."""
+    """Executes batches on fake KV; raises `AssertionError` where a real worker would compute something wrong.
 
-    def __init__(self, block_size: int, encoder_capacity: int, encoder_step: int) -> None:
+    With a `window` there is a layer that sees so many tokens, in which blocks have places of their own.
+    """
+
+    def __init__(self, block_size: int, encoder_capacity: int, encoder_step: int, window: int | None = None) -> None:
+        self.window = window
+        self._places: dict[int, int] = {}
+        self._placed: dict[int, int] = {}  # slot of a place -> KV
+        self._placed_on_host: dict[int, list[int | None]] = {}
         self.block_size = block_size
         self.encoder_capacity, self.encoder_step = encoder_capacity, encoder_step
         self.sequences: dict[str, NewSequence] = {}
@@ -163,6 +170,8 @@ class FakeWorker:
             if lost or fails(chunk.request_id):
                 for position in range(chunk.start, chunk.start + chunk.num_tokens):
                     self._kv[self._slot(chunk, position)] = GARBAGE
+                    if (slot := self._placed_slot(chunk, position)) is not None:
+                        self._placed[slot] = GARBAGE
                 error = EncoderError(f"no embeddings of {lost}") if lost else RequestFailedError("injected")
                 result.failed[chunk.request_id] = error
             else:
@@ -178,8 +187,10 @@ class FakeWorker:
 
     def execute_ahead(self, batch: ScheduledBatch, before: StepResult) -> StepResult:
         """Run a step that was scheduled before the results of the last one, `before`, were taken in."""
-        assert batch == ScheduledBatch(chunks=batch.chunks), "more than decodes is scheduled ahead"
+        only = ScheduledBatch(chunks=batch.chunks, window_places=batch.window_places)
+        assert batch == only, "more than decodes is scheduled ahead"
         result = StepResult()
+        self._places.update(batch.window_places)
         for chunk in batch.chunks:
             assert list(chunk.token_ids) == [UNKNOWN]
             if chunk.request_id in before.sampled:
@@ -191,9 +202,14 @@ class FakeWorker:
     def _copy_blocks(self, batch: ScheduledBatch) -> None:
         for device, host in batch.swap_out:
             self._host[host] = [self._kv.get(slot) for slot in self._slots(device)]
+            self._placed_on_host[host] = [self._placed.get(slot) for slot in self._slots(self._places.get(device, 0))]
+        self._places.update(batch.window_places)
         for host, device in batch.swap_in:
             for slot, kv in zip(self._slots(device), self._host[host], strict=True):
                 self._kv[slot] = GARBAGE if kv is None else kv
+            place = self._places.get(device, 0)
+            for slot, kv in zip(self._slots(place) if place else (), self._placed_on_host[host], strict=False):
+                self._placed[slot] = GARBAGE if kv is None else kv
 
     def _update_state(self, batch: ScheduledBatch) -> None:
         assert set(batch.swapped) <= set(batch.released)
@@ -254,8 +270,29 @@ class FakeWorker:
         for position in range(stop):
             found = self._kv.get(self._slot(chunk, position))
             assert found == history[position], f"{chunk.request_id} reads another request's KV at position {position}"
+        if self.window is not None:
+            self._check_window(chunk, history, sequence.spans)
         if chunk.samples:
             result.sampled[chunk.request_id] = token_after(self._kv[self._slot(chunk, stop - 1)])
+
+    def _check_window(self, chunk: SequenceChunk, history: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
+        """Write a chunk's KV into places, then look for that of each of its tokens' windows."""
+        assert self.window is not None
+        stop = chunk.start + chunk.num_tokens
+        for position in range(chunk.start, stop):
+            slot = self._placed_slot(chunk, position)
+            assert slot is not None, f"{chunk.request_id}: position {position} has no place to write to"
+            self._placed[slot] = history[position]
+        for position in range(chunk.start, stop):
+            span = span_around(spans, position)
+            for key in range(max(0, position - self.window + 1), position + 1 if span is None else span[1]):
+                slot = self._placed_slot(chunk, key)
+                found = None if slot is None else self._placed.get(slot)
+                assert found == history[key], f"{chunk.request_id}: {position} does not find {key} in its window"
+
+    def _placed_slot(self, chunk: SequenceChunk, position: int) -> int | None:
+        place = self._places.get(chunk.block_table[position // self.block_size], 0)
+        return place * self.block_size + position % self.block_size if place else None
 
     def _history(self, sequence: NewSequence, tokens: Sequence[int]) -> list[int]:
         history = self._histories[sequence.request_id]

@@ -12,11 +12,14 @@ from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.scheduler import Scheduler
+from corellm.engine.window_blocks import WindowBlocks, most_places
 from corellm.multimodal.inputs import MultiModalFeature, embedded_spans
 from corellm.worker.batch import ScheduledBatch, StepResult
 from tests.engine.fake_worker import VOCABULARY, FakeWorker, expected_output, make_feature, make_request
 
 MAX_PREEMPTIONS = 8
+LONGEST_PROMPT = 9 + 3 * (4 + 2) + 5
+"""Of `random_request`."""
 
 
 @dataclass(kw_only=True)
@@ -36,6 +39,8 @@ class Setup:
     preemption: Literal["recompute", "swap"] = "recompute"
     prefix_caching: bool = True
     delay_factor: float = 0.0
+    window: int | None = None
+    """Of a layer in which blocks have places of their own."""
 
 
 @dataclass
@@ -52,6 +57,7 @@ class Simulation:
             setup.block_size,
             enable_prefix_caching=setup.prefix_caching,
             num_host_blocks=setup.num_host_blocks,
+            windows=self._windows(),
         )
         self.encoder_cache = EncoderCache(setup.encoder_capacity, setup.encoder_step)
         self.scheduler = Scheduler(
@@ -68,10 +74,19 @@ class Simulation:
             max_num_batched_tokens=setup.max_num_batched_tokens,
             clock=lambda: self.now,
         )
-        self.worker = FakeWorker(setup.block_size, setup.encoder_capacity, self.encoder_cache.step_embeds)
+        self.worker = FakeWorker(setup.block_size, setup.encoder_capacity, self.encoder_cache.step_embeds, setup.window)
         self.requests: list[Request] = []
         self.num_ahead = 0
         self._ahead: tuple[ScheduledBatch, StepResult] | None = None
+
+    def _windows(self) -> WindowBlocks | None:
+        """As few places as the scheduler can do with."""
+        setup = self.setup
+        if setup.window is None:
+            return None
+        step_tokens = setup.max_num_batched_tokens + min(LONGEST_PROMPT, setup.max_model_len)  # of a span beyond it
+        places = min(most_places(setup.window, setup.block_size, setup.max_num_seqs, step_tokens), setup.num_blocks)
+        return WindowBlocks(setup.num_blocks, places, setup.block_size, setup.window)
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -190,6 +205,7 @@ def random_setup(rng: Random, **fixed: Any) -> Setup:
         "policy": rng.choice(["fcfs", "priority"]),
         "preemption": rng.choice(["recompute", "swap"]),
         "prefix_caching": rng.random() < 0.7,
+        "window": rng.choice([None, None, 1, 3, 9]),
     }
     return Setup(**{**drawn, **fixed})
 

@@ -40,6 +40,31 @@ def test_random_load_with_steps_ahead(block_of_seeds: int) -> None:
     assert num_ahead > 500
 
 
+@pytest.mark.parametrize("window", [1, 2, 5, 12])
+def test_random_load_on_few_places_of_windows(window: int) -> None:
+    """Layers with a window have a fraction of the blocks: as many as windows and a step need, and never too few."""
+    fewest = 1.0
+    for seed in range(40):
+        rng = Random(seed)
+        simulation = run_random(
+            rng,
+            num_requests=rng.randint(5, 20),
+            faults=rng.choice([0.0, 0.05]),
+            ahead=rng.random() < 0.5,
+            window=window,
+            num_blocks=rng.choice([60, 200, 400]),
+            max_num_seqs=rng.randint(1, 3),
+            max_num_batched_tokens=rng.choice([3, 8]),
+            encoder_capacity=12,
+            encoder_step=None,
+            max_model_len=80,
+        )
+        windows = simulation.blocks._windows
+        assert windows is not None
+        fewest = min(fewest, windows.num_places / simulation.setup.num_blocks)
+    assert fewest < 0.2, "these loads are meant to be short of places"
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.randoms(use_true_random=False), st.integers(1, 8), st.sampled_from([0.0, 0.1]), st.booleans())
 def test_any_load_ends(rng: Random, num_requests: int, faults: float, ahead: bool) -> None:

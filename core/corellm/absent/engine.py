@@ -100,7 +100,9 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "mamba_block_size": Absent((None,), _NO_STATES),
     "mamba_cache_mode": Absent((None, "none"), _NO_STATES),
     "prefix_caching_hash_algo": Absent((None, "sha256", "sha256_cbor"), "prefixes are always known by their SHA-256"),
-    "disable_hybrid_kv_cache_manager": Absent((None, False, True), "there is one kind of KV block"),
+    "disable_hybrid_kv_cache_manager": Absent(
+        (None, False, True), "layers with a window have fewer blocks by themselves"
+    ),
     "kv_transfer_config": Absent((None,), _NO_CONNECTORS),
     "kv_events_config": Absent((None,), _NO_CONNECTORS),
     "ec_transfer_config": Absent((None,), _NO_CONNECTORS),

@@ -13,6 +13,7 @@ from corellm.engine.block_hash import extend_block_hashes
 from corellm.engine.block_pool import BlockPool
 from corellm.engine.request import Request
 from corellm.engine.state_blocks import StateBlocks
+from corellm.engine.window_blocks import WindowBlocks
 
 
 class BlockManager:
@@ -23,10 +24,17 @@ class BlockManager:
         block_size: tokens per block.
         enable_prefix_caching: find equal prefixes and keep them after their request.
         num_host_blocks: blocks in host memory, for preemption by swap.
+        windows: of layers that see a window only, where those have fewer blocks; used by this block manager alone.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, num_host_blocks: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        num_host_blocks: int = 0,
+        windows: WindowBlocks | None = None,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -34,6 +42,7 @@ class BlockManager:
         self._pool = BlockPool(num_blocks)
         self.states = StateBlocks(self._pool, block_size, enable_caching=enable_prefix_caching)
         """Blocks of encoder-decoders beside the tables."""
+        self._windows = windows
         self._tables: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks of a table that were offered to the pool
         self._host_free = list(range(num_host_blocks - 1, -1, -1))
@@ -72,7 +81,8 @@ class BlockManager:
         """
         limit = self.max_cached_blocks(request)
         extend_block_hashes(request, self.block_size, limit)
-        return self._cached_prefix(request, limit)
+        blocks = self._cached_prefix(request, limit)
+        return blocks if self._windows is None else blocks[: self._windows.reusable(blocks)]
 
     def allocate(
         self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = (), *, reserve: int = 0
@@ -102,8 +112,19 @@ class BlockManager:
         self._extend(request, computed_blocks, missing, states)
         return True
 
+    def reach(self, request: Request, start: int, stop: int) -> None:
+        """Say that the next step computes the tokens `[start, stop)`, for which the request has blocks."""
+        if self._windows is not None:
+            self._windows.hold(request.request_id, self._tables[request.request_id], start, stop)
+
+    def take_window_changes(self) -> list[tuple[int, int]]:
+        """Return what changed since the last call in layers that see a window: see `WindowBlocks`."""
+        return [] if self._windows is None else self._windows.take_changes()
+
     def mark_computed(self, request: Request) -> None:
         """Offer the full blocks of the request's `num_computed_tokens` for reuse. Call it after the step ran."""
+        if self._windows is not None:
+            self._windows.let_go(request.request_id, request.num_computed_tokens)
         if not self.enable_prefix_caching:
             return
         num_full = request.num_computed_tokens // self.block_size
@@ -126,6 +147,8 @@ class BlockManager:
         self._pool.release_all()
         self._tables, self._num_registered, self._host_tables = {}, {}, {}
         self.states.clear()
+        if self._windows is not None:
+            self._windows.clear()
         self._host_free = list(range(self.num_host_blocks - 1, -1, -1))
 
     def swap_out(self, request: Request) -> list[tuple[int, int]] | None:
@@ -157,6 +180,8 @@ class BlockManager:
         """
         num_full = request.num_computed_tokens // self.block_size
         shared = self._cached_prefix(request, num_full) if self.enable_prefix_caching else []
+        if self._windows is not None:
+            shared = shared[: self._windows.with_places(shared, request.num_computed_tokens)]
         missing = -(-request.num_tokens // self.block_size) - len(shared)
         states, missing_states = self._missing_states(request)
         if not self._has_room(missing + missing_states, [*shared, *states], reserve):
@@ -188,6 +213,8 @@ class BlockManager:
         """
         tables = [*self._tables.values(), *self.states.tables]
         self._pool.check_integrity(Counter(block for table in tables for block in table))
+        if self._windows is not None:
+            self._windows.check_integrity()
         for request_id, table in self._tables.items():
             if len(set(table)) != len(table):
                 raise AssertionError(f"block table of {request_id!r} names a block twice: {table}")
@@ -227,10 +254,15 @@ class BlockManager:
             self._pool.share(block)
         table.extend(shared)
         table.extend(self._pool.take() for _ in range(missing))
+        if self._windows is not None:
+            for block in table[len(table) - missing :] if missing > 0 else ():
+                self._windows.forget(block)
         if request.encoder_prompt is not None and request not in self.states:
             self.states.hold(request, states)
 
     def _release_table(self, request: Request) -> None:
+        if self._windows is not None:
+            self._windows.release(request.request_id)
         # From the tail: what is released first is evicted first, and a prefix without its head is never found.
         for block in reversed(self._tables.pop(request.request_id, ())):
             self._pool.release(block)

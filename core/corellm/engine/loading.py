@@ -37,9 +37,9 @@ from corellm.engine.opening import (
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
 from corellm.engine.spans import longest_span
+from corellm.engine.window_blocks import WindowBlocks, most_places
 from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.multimodal.processor import MultiModalProcessor
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
@@ -54,7 +54,16 @@ from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
 from corellm.worker.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
 from corellm.worker.graphs import CudaGraph
-from corellm.worker.kv_cache import QUANTIZED, KVCache, LayerLayout, block_bytes, cache_dtype
+from corellm.worker.kv_cache import (
+    QUANTIZED,
+    CacheBytes,
+    KVCache,
+    LayerLayout,
+    block_bytes,
+    cache_dtype,
+    largest_window,
+    window_layers,
+)
 from corellm.worker.mapped_weights import release_mapped_weights
 from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
@@ -155,11 +164,12 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
     mm_processor.start()
-    _measure_profile_run(config, context, make_runner, mm_processor, memory)
+    profile = mm_processor.profile
+    span = longest_span(hooks, profile.prompts, profile.features, wanted_len(config, context))
+    _measure_profile_run(config, context, make_runner, profile, span, memory)
 
-    # a decoder that never attends has blocks without keys and values: sequences are counted in them
-    bytes_per_block = max(1, block_bytes(weights.layout, config.cache.block_size, kv_dtype))
-    sizes = plan_sizes(config, context, bytes_per_block, memory, weights.max_states or 0)
+    cache = _cache_bytes(config, context, weights, kv_dtype, span)
+    sizes = plan_sizes(config, context, cache, memory, weights.max_states or 0)
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = longest_prompt(opened, sizes.max_model_len)
     if context.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
@@ -167,7 +177,9 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         mm_processor = make_mm_processor(config, opened, executor, sizes.max_model_len)
         on_failure.callback(mm_processor.close)
     with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
-        runner = make_runner(num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks)
+        runner = make_runner(
+            num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
+        )
     if weights.max_states is not None:
         logger.info("decode steps do not run as graphs: the model is an encoder-decoder")
     elif backend.capturable and not config.model.enforce_eager and recurrent is None:
@@ -181,7 +193,12 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         input_processor=make_input_processor(
             config, opened, mm_processor, weights.vocab_size, weights.embedding_size, sizes.max_model_len
         ),
-        scheduler=make_scheduler(config, sizes, largest_item=max(mm_processor.profile.max_embeds.values(), default=0)),
+        scheduler=make_scheduler(
+            config,
+            sizes,
+            largest_item=max(mm_processor.profile.max_embeds.values(), default=0),
+            window=largest_window(weights.layout),
+        ),
         runner=runner,
         executor=executor,
         eos_token_ids=_eos_token_ids(weights.model, context),
@@ -190,16 +207,37 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     )
 
 
+def _cache_bytes(
+    config: EngineConfig, context: ModelContext, weights: _Weights, kv_dtype: torch.dtype, span: int
+) -> CacheBytes:
+    """Return the bytes of the KV cache by its number of blocks. `span` tokens may be added to a step's budget."""
+    block_size, windowed = config.cache.block_size, window_layers(weights.layout)
+    window = largest_window(weights.layout)
+    if window is None or weights.max_states is not None:  # encoders' states lie in the same blocks, and are seen whole
+        # a decoder that never attends has blocks without keys and values: sequences are counted in them
+        return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype)))
+    longest = wanted_len(config, context)
+    places = most_places(
+        min(window, longest),
+        block_size,
+        sequences_at_once(config, context),
+        token_budget(config, context, longest) + span,
+    )
+    others = {i: layer for i, layer in weights.layout.items() if i not in windowed}
+    own = {i: layer for i, layer in weights.layout.items() if i in windowed}
+    return CacheBytes(max(1, block_bytes(others, block_size, kv_dtype)), block_bytes(own, block_size, kv_dtype), places)
+
+
 def _measure_profile_run(
     config: EngineConfig,
     context: ModelContext,
     make_runner: Callable[..., ModelRunner],
-    mm_processor: MultiModalProcessor,
+    profile: DummyProfile,
+    span: int,
     memory: DeviceMemory,
 ) -> None:
     """Measure the memory of the largest step that the configuration allows."""
-    longest, profile = wanted_len(config, context), mm_processor.profile
-    span = longest_span(mm_processor.hooks, profile.prompts, profile.features, longest)  # may exceed the token budget
+    longest = wanted_len(config, context)
     with memory.explaining(
         "the profile run",
         "lower max_num_batched_tokens, limit_mm_per_prompt or the size of items (mm_processor_kwargs)",
@@ -334,11 +372,18 @@ def _is_list_of_text(result: Any) -> bool:
     return isinstance(result, list) and all(isinstance(line, str) for line in result)
 
 
-def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Scheduler:
-    """Return the scheduler with its block manager and an encoder cache that holds at least the largest item."""
+def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int, window: int | None = None) -> Scheduler:
+    """Return the scheduler with its block manager and an encoder cache that holds at least the largest item.
+
+    `window` is that of layers in which blocks have places of their own.
+    """
     given = config.scheduler.encoder_cache_size
     per_step = max(sizes.token_budget if given is None else given, largest_item)
     kept = max(per_step, sizes.kept_embeds) if given is None else per_step
+    windows = None
+    if sizes.num_places is not None:
+        assert window is not None
+        windows = WindowBlocks(sizes.num_blocks, sizes.num_places, config.cache.block_size, window)
     return Scheduler(
         config.scheduler,
         BlockManager(
@@ -346,6 +391,7 @@ def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int) -> Sch
             config.cache.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
             num_host_blocks=sizes.num_host_blocks,
+            windows=windows,
         ),
         EncoderCache(kept, per_step),
         max_model_len=sizes.max_model_len,
@@ -371,6 +417,7 @@ def _make_runner(
     *,
     num_blocks: int,
     num_host_blocks: int = 0,
+    num_places: int | None = None,
 ) -> ModelRunner:
     """Return the model runner, with its KV cache allocated."""
     block_size = config.cache.block_size
@@ -387,7 +434,7 @@ def _make_runner(
         hooks,
         weights.model,
         weights.language_model,
-        KVCache(weights.layout, num_blocks, block_size, kv_dtype, context.device, num_host_blocks),
+        KVCache(weights.layout, num_blocks, block_size, kv_dtype, context.device, num_host_blocks, num_places),
         backend,
         block_size=block_size,
         vocab_size=weights.vocab_size,

@@ -218,6 +218,7 @@ class Scheduler:
         batch = step.seal()
         batch.released, self._released = self._released, []
         batch.freed_items = self.encoder_cache.take_freed()
+        batch.window_places = self.blocks.take_window_changes()
         self._steps.append(step)
         return batch
 
@@ -253,6 +254,7 @@ class Scheduler:
             if not request.is_decoding:
                 prefilling.append(request)
             elif self._make_room(request, step):
+                self.blocks.reach(request, request.num_computed_tokens, request.num_tokens)
                 step.add_decode(request, self.blocks.block_table(request.request_id), self._states(request))
         return prefilling
 
@@ -362,6 +364,8 @@ class Scheduler:
 
     def _add_chunk(self, request: Request, num_tokens: int, items: list[ItemSlice], step: StepPlan) -> None:
         step.batch.encode += self._encoders.commit(request, items)
+        start = request.num_computed_tokens
+        self.blocks.reach(request, start, start + num_tokens)
         block_table, states = self.blocks.block_table(request.request_id), self._states(request)
         if request.is_decoding:
             step.add_decode(request, block_table, states)
@@ -402,9 +406,12 @@ class Scheduler:
             return None
         ahead = StepPlan(0, self.blocks.block_size)
         for request in going_on:
+            self.blocks.reach(request, request.num_computed_tokens + 1, request.num_computed_tokens + 2)
             ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
         self._steps.append(ahead)
-        return ahead.seal()
+        batch = ahead.seal()
+        batch.window_places = self.blocks.take_window_changes()
+        return batch
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
         """Take in the result of the oldest batch in flight.

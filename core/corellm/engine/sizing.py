@@ -12,7 +12,7 @@ from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.hookspecs import ModelContext
 from corellm.worker import checkpoint as checkpoints
-from corellm.worker.kv_cache import choose_num_blocks
+from corellm.worker.kv_cache import CacheBytes, choose_num_blocks
 from corellm.worker.memory import DeviceMemory
 from corellm.worker.rope import longest_len
 
@@ -32,6 +32,8 @@ class Sizes:
     max_model_len: int
     max_num_seqs: int
     token_budget: int
+    num_places: int | None = None
+    """Blocks that layers with a window have, where they have fewer."""
     kept_embeds: int = 0
     """Embeddings of encoder outputs to keep, where that is more than those of a step."""
 
@@ -55,7 +57,7 @@ def sequences_at_once(config: EngineConfig, context: ModelContext) -> int:
 
 
 def plan_sizes(
-    config: EngineConfig, context: ModelContext, bytes_per_block: int, memory: DeviceMemory, max_states: int = 0
+    config: EngineConfig, context: ModelContext, cache: CacheBytes, memory: DeviceMemory, max_states: int = 0
 ) -> Sizes:
     """Return the sizes: as many blocks as fit and can be used, and what follows from their number.
 
@@ -66,21 +68,24 @@ def plan_sizes(
     """
     block_size, num_seqs = config.cache.block_size, sequences_at_once(config, context)
     slots = wanted_len(config, context) + max_states + (block_size if max_states else 0)
-    num_blocks = choose_num_blocks(config.cache, bytes_per_block, num_seqs * slots, memory)
+    num_blocks = choose_num_blocks(config.cache, cache, num_seqs * slots, memory)
+    num_places = cache.most_places if 0 < cache.most_places < num_blocks else None
     max_model_len = _max_model_len(config, context, (num_blocks - 1) * block_size)
     budget = token_budget(config, context, max_model_len)
     logger.info(
         "%s: %d KV blocks of %d tokens (%.2f GiB): %.1f sequences of %d tokens at once; %d tokens per step",
-        config.model.model, num_blocks - 1, block_size, num_blocks * bytes_per_block / 2**30,
+        config.model.model, num_blocks - 1, block_size, cache.of(num_blocks) / 2**30,
         (num_blocks - 1) * block_size / max_model_len, max_model_len, budget,
     )  # fmt: skip
     num_host_blocks = 0
     if config.scheduler.preemption_mode == "swap":  # as many as fit, at most as many as can be used
-        num_host_blocks = min(int(config.cache.swap_space * 2**30) // bytes_per_block, num_seqs * num_blocks)
+        num_host_blocks = min(
+            int(config.cache.swap_space * 2**30) // (cache.block + cache.place), num_seqs * num_blocks
+        )
     # Where a prompt's prefix is found, its last item is most often needed once more: the block in which it ends has
     # tokens of the question. Beside its KV an embedding is small; on a GPU the profile run does not count it.
     kept_embeds = (num_blocks - 1) * block_size if context.device.type == "cpu" else 0
-    return Sizes(num_blocks, num_host_blocks, max_model_len, num_seqs, budget, kept_embeds)
+    return Sizes(num_blocks, num_host_blocks, max_model_len, num_seqs, budget, num_places, kept_embeds)
 
 
 def _max_model_len(config: EngineConfig, context: ModelContext, capacity: int) -> int:

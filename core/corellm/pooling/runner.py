@@ -15,7 +15,6 @@ from torch import Tensor
 from corellm.errors import RequestFailedError
 from corellm.pooling.poolers import DispatchPooler, Span
 from corellm.worker.batch import NewSequence, SequenceChunk
-from corellm.worker.input_batch import lay_out
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState
@@ -57,7 +56,7 @@ class PoolingRunner(ModelRunner):
         self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> tuple[Tensor, Sequence[int]]:
         """Return the hidden states of a step `[num_tokens, hidden_size]`, and each chunk's first row in them."""
-        arrays = lay_out(chunks, states, self.block_size)
+        arrays = self.lay_out(chunks, states)
         hidden = self.forward(arrays.to(self.device), chunks, states)
         return hidden, np.cumsum([0, *arrays.query_lens[:-1]]).tolist()
 

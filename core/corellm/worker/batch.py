@@ -96,7 +96,9 @@ class ScheduledBatch:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     """`(device block, host block)` pairs to copy to the host before anything is overwritten."""
     swap_in: list[tuple[int, int]] = field(default_factory=list)
-    """`(host block, device block)` pairs to copy back, after `swap_out`."""
+    """`(host block, device block)` pairs to copy back, after `swap_out` and the change of places."""
+    window_places: list[tuple[int, int]] = field(default_factory=list)
+    """`(block, place)` of blocks that get another place in layers that see a window only, or none (0)."""
     released: list[str] = field(default_factory=list)
     """Requests that finished or were preempted since the last step: the worker drops what it holds of them."""
     swapped: list[str] = field(default_factory=list)

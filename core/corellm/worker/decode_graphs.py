@@ -12,6 +12,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ class DecodeGraphs:
         sizes: ascending.
         max_blocks: columns of block tables.
         position_rows: 3 for models with M-RoPE, else 1.
+        windowed: whether blocks have places of their own in layers with a window.
         device: of the step.
         make_graph: called once per size.
     """
@@ -68,9 +70,10 @@ class DecodeGraphs:
         position_rows: int,
         device: torch.device,
         make_graph: Callable[[], Graph],
+        windowed: bool = False,
     ) -> None:
         self._step, self._sizes = step, list(sizes)
-        self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device)
+        self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device, windowed=windowed)
         self._make_graph = make_graph
         self._captured: dict[int, Graph] = {}
         self._wasted: defaultdict[int, float] = defaultdict(float)
@@ -150,35 +153,41 @@ class StaticInputs:
 
     Args:
         max_num_seqs: rows of each tensor.
-        max_blocks, position_rows, device: as of `DecodeGraphs`.
+        max_blocks, position_rows, device, windowed: as of `DecodeGraphs`.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, position_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_blocks: int, position_rows: int, device: torch.device, *, windowed: bool = False
+    ) -> None:
         self.device, self.position_rows = device, position_rows
         pinned = device.type == "cuda"
-        self._host = torch.zeros(position_rows + 3, max_num_seqs, dtype=torch.int64, pin_memory=pinned)
+        self._host = torch.zeros(
+            position_rows + (4 if windowed else 3), max_num_seqs, dtype=torch.int64, pin_memory=pinned
+        )
         self._values = torch.zeros_like(self._host, device=device)
         self._tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int64, device=device)
+        self._window_tables = torch.zeros_like(self._tables) if windowed else None
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def batch(self, size: int) -> FlatBatch:
         """Return the first `size` rows as a batch of decodes."""
         token_ids, slots, lens = self._values[:3, :size]
-        positions = self._values[3:, :size]
-        return FlatBatch(
-            token_ids,
-            positions if len(positions) == 1 else positions[:, None],
-            AttentionMetadata(
-                num_decodes=size,
-                query_lens=[1] * size,
-                seq_lens=[0] * size,
-                query_start_loc=self._starts[: size + 1],
-                seq_lens_tensor=lens,
-                block_tables=self._tables[:size],
-                slot_mapping=slots,
-            ),
+        positions = self._values[3 : 3 + self.position_rows, :size]
+        metadata = AttentionMetadata(
+            num_decodes=size,
+            query_lens=[1] * size,
+            seq_lens=[0] * size,
+            query_start_loc=self._starts[: size + 1],
+            seq_lens_tensor=lens,
+            block_tables=self._tables[:size],
+            slot_mapping=slots,
         )
+        windowed = None
+        if self._window_tables is not None:
+            windowed = replace(metadata, block_tables=self._window_tables[:size], slot_mapping=self._values[-1, :size])
+        positions = positions if len(positions) == 1 else positions[:, None]
+        return FlatBatch(token_ids, positions, metadata, windowed=windowed)
 
     def fill(self, arrays: StepArrays, size: int, token_ids: Tensor | None = None) -> None:
         """Write a batch into the first rows, and padding (token 0, the null block) into the others up to `size`.
@@ -190,11 +199,15 @@ class StaticInputs:
         num_seqs, width = len(arrays.seq_lens), arrays.block_tables.shape[1]
         host = self._host.numpy()
         host[0, :num_seqs], host[1, :num_seqs], host[2, :num_seqs] = arrays.token_ids, arrays.slots, arrays.seq_lens
-        host[3:, :num_seqs] = arrays.positions.reshape(-1, num_seqs)
+        host[3 : 3 + self.position_rows, :num_seqs] = arrays.positions.reshape(-1, num_seqs)
+        if arrays.windowed is not None:
+            host[-1, :num_seqs], tables = arrays.windowed
         host[:, num_seqs:size] = 0
         self._values.copy_(self._host, non_blocking=True)
         # stale entries beyond `width` lie behind every sequence and are never read
         self._tables[:num_seqs, :width].copy_(upload(arrays.block_tables, self.device), non_blocking=True)
+        if self._window_tables is not None:
+            self._window_tables[:num_seqs, :width].copy_(upload(tables, self.device), non_blocking=True)
         if token_ids is not None:
             self._values[0, :num_seqs].copy_(token_ids)
         if self._copied is not None:

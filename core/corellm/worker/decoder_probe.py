@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -109,6 +109,9 @@ class _Probe:
             self.refuse(
                 "caps attention scores, which this attention backend does not (attention_backend='reference' does)"
             )
+        if window is not None:
+            index: Any = layer.layer_idx
+            self.layers[index] = replace(self.layers[index], window=window)
         if isinstance(mask, _StatedMask):
             self._check_mask(mask, window)
         elif mask is not None:

@@ -17,7 +17,6 @@ from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.devices import for_inference
-from corellm.worker.input_batch import lay_out
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.sequence_state import rope_positions
 from corellm.worker.step_in_flight import StepInFlight
@@ -58,7 +57,7 @@ def profile_run(
     ]
     sampled = [runner.new_state(NewSequence("", [0], [], params, [])) for params in _PROFILED_PARAMS]
     states = [runner.new_state(sampled[0].sequence) for _ in chunks]
-    hidden = runner.forward(lay_out(chunks, states, runner.block_size).to(runner.device), chunks, states)
+    hidden = runner.forward(runner.lay_out(chunks, states).to(runner.device), chunks, states)
     if not runner.samples:
         return
     logits = runner.logits(hidden[:num_seqs])
@@ -90,6 +89,7 @@ def capture_graphs(
         position_rows=position_rows,
         device=runner.device,
         make_graph=make_graph,
+        windowed=runner.has_windows,
     )
     try:
         graphs.capture(at_once)
@@ -120,7 +120,7 @@ def check_trimming(runner: ModelRunner) -> None:
         return
     state = runner.new_state(NewSequence("", [0] * num_tokens, [], SamplingParams(), []))
     chunk = SequenceChunk("", 0, num_tokens, [0, 1, 0, 1, 1], [0], samples=True)
-    batch = lay_out([chunk], [state], runner.block_size).to(runner.device)
+    batch = runner.lay_out([chunk], [state]).to(runner.device)
     whole = runner.forward(batch, [chunk], [state])[outputs]
     runner.trims = True
     try:

@@ -6,7 +6,7 @@ Knows block tables and positions; knows neither models nor embeddings. Arithmeti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -31,6 +31,8 @@ class FlatBatch:
     metadata: AttentionMetadata
     outputs: Tensor | None = None
     """`[num_outputs]`: the tokens whose hidden states are used; None for all."""
+    windowed: AttentionMetadata | None = None
+    """`metadata` for layers with a window, where blocks have places of their own; None where they have not."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class StepArrays:
     """`[num_seqs, max_blocks]`, padded with the null block."""
     visible_lens: NDArray[np.int32] | None = None
     """`[num_tokens]`: how many of its sequence's tokens each sees, where some see tokens behind themselves."""
+    windowed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """Slots and block tables for layers with a window, where blocks have places of their own."""
 
     def to(self, device: torch.device) -> FlatBatch:
         """Copy all arrays to the device, without waiting."""
@@ -63,11 +67,23 @@ class StepArrays:
             slot_mapping=tensor(self.slots),
             visible_lens=None if self.visible_lens is None else tensor(self.visible_lens),
         )
-        return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata)
+        windowed = None
+        if self.windowed is not None:
+            slots, tables = map(tensor, self.windowed)
+            windowed = replace(metadata, slot_mapping=slots, block_tables=tables)
+        return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata, windowed=windowed)
 
 
-def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
-    """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order."""
+def lay_out(
+    chunks: Sequence[SequenceChunk],
+    states: Sequence[SequenceState],
+    block_size: int,
+    places: NDArray[np.int64] | None = None,
+) -> StepArrays:
+    """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order.
+
+    `places` are those of the blocks in layers with a window, where they have other ones there.
+    """
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
     tables = np.zeros((len(chunks), -(-max(seq_lens) // block_size)), dtype=np.int64)
@@ -82,7 +98,10 @@ def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], bl
     slots = tables[rows, index // block_size] * block_size + index % block_size
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
     positions, visible = _positions(chunks, states, index), _visible_lens(chunks, states, index)
-    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, visible)
+    windowed = None
+    if places is not None:
+        windowed = places[slots // block_size] * block_size + slots % block_size, places[tables]
+    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, visible, windowed)
 
 
 def _visible_lens(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +32,8 @@ class LayerLayout:
     value_size: int
     shares: int | None = None
     """The layer whose keys and values it attends to, instead of ones of its own."""
+    window: int | None = None
+    """Most tokens that a token sees, itself included; None for all."""
 
 
 def block_bytes(layout: dict[int, LayerLayout], block_size: int, dtype: torch.dtype) -> int:
@@ -50,12 +52,45 @@ def cache_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
     return {"auto": model_dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
 
 
-def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: int, memory: DeviceMemory) -> int:
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of a cache, by its number of blocks."""
+
+    block: int
+    """Of a block in layers without a window."""
+    place: int = 0
+    """Of a block in layers with one."""
+    most_places: int = 0
+    """How many blocks can have keys and values in layers with a window, the null block included."""
+
+    def of(self, num_blocks: int) -> int:
+        """Return the bytes of a cache."""
+        return num_blocks * self.block + min(num_blocks, self.most_places) * self.place
+
+    def blocks_within(self, given: int) -> int:
+        """Return the most blocks whose cache takes no more than `given` bytes."""
+        if given <= self.most_places * (self.block + self.place):
+            return given // (self.block + self.place)
+        return (given - self.most_places * self.place) // max(1, self.block)
+
+
+def window_layers(layout: dict[int, LayerLayout]) -> frozenset[int]:
+    """Return the layers whose keys and values are seen within a window only, also by layers that share them."""
+    seen_whole = {i if layer.shares is None else layer.shares for i, layer in layout.items() if layer.window is None}
+    return frozenset(i for i, layer in layout.items() if not seen_whole & {i, layer.shares})
+
+
+def largest_window(layout: dict[int, LayerLayout]) -> int | None:
+    """Return the largest window of `window_layers`; None if there are none."""
+    return max((window for i in window_layers(layout) if (window := layout[i].window) is not None), default=None)
+
+
+def choose_num_blocks(config: CacheConfig, cache: CacheBytes, useful_tokens: int, memory: DeviceMemory) -> int:
     """Number of blocks to allocate, with the null block.
 
     Args:
         config: of the cache.
-        bytes_per_block: over all layers.
+        cache: bytes of it.
         useful_tokens: most tokens that can be in the cache at once.
         memory: of the device.
 
@@ -63,7 +98,7 @@ def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: 
         ConfigError: the memory given does not hold a single block.
     """
     if config.num_kv_blocks is not None:
-        wanted = (config.num_kv_blocks + 1) * bytes_per_block
+        wanted = cache.of(config.num_kv_blocks + 1)
         if wanted > memory.free():
             raise ConfigError(
                 f"num_kv_blocks={config.num_kv_blocks} takes {wanted:,} bytes, but {memory.free():,} are free; lower it"
@@ -71,17 +106,30 @@ def choose_num_blocks(config: CacheConfig, bytes_per_block: int, useful_tokens: 
         return config.num_kv_blocks + 1
     useful = -(-useful_tokens // config.block_size)
     given = config.kv_cache_memory if config.kv_cache_memory is not None else memory.left_for_blocks()
-    blocks = min(given // bytes_per_block, useful)
+    blocks = min(cache.blocks_within(given), useful)
     if blocks < 1:
         raise ConfigError(
-            f"kv_cache_memory of {given:,} bytes does not hold one block of {bytes_per_block:,} bytes; "
+            f"kv_cache_memory of {given:,} bytes does not hold one block of {cache.of(1):,} bytes; "
             f"raise it, or lower block_size (now {config.block_size})"
         )
     return int(blocks) + 1
 
 
 class KVCache:
-    """All layers' caches on the device, and the host blocks for swapped-out sequences."""
+    """All layers' caches on the device, and the host blocks for swapped-out sequences.
+
+    Args:
+        layout: by layer.
+        num_blocks, block_size: on the device, the null block included.
+        dtype, device: of keys and values.
+        num_host_blocks: in host memory.
+        num_places: blocks that layers with a window have; None for as many as the others.
+
+    Attributes:
+        layers: by layer, in the order in which they attend.
+        places: `[num_blocks]`, the place of each block in `window_layers`, 0 for none; None where it is the block.
+        window_layers: those in which blocks have places.
+    """
 
     def __init__(
         self,
@@ -91,17 +139,22 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        num_places: int | None = None,
     ) -> None:
-        def make(blocks: int, where: torch.device) -> dict[int, LayerCache]:
+        def make(blocks: int, places: int, where: torch.device) -> dict[int, LayerCache]:
             own = {
-                i: _make_layer(layer, (blocks, block_size, layer.num_kv_heads), dtype, where)
+                i: _make_layer(
+                    layer, (places if i in self.window_layers else blocks, block_size, layer.num_kv_heads), dtype, where
+                )
                 for i, layer in layout.items()
                 if layer.shares is None
             }
             return {i: own[i if layer.shares is None else layer.shares] for i, layer in layout.items()}
 
-        self.layers = make(num_blocks, device)
-        self._host = make(num_host_blocks, torch.device("cpu")) if num_host_blocks else {}
+        self.window_layers = frozenset[int]() if num_places is None else window_layers(layout)
+        self.places = None if num_places is None else np.zeros(num_blocks, dtype=np.int64)
+        self.layers = make(num_blocks, num_places or 0, device)
+        self._host = make(num_host_blocks, num_host_blocks, torch.device("cpu")) if num_host_blocks else {}
 
     def touch(self, num_blocks: int) -> None:
         """Write the first blocks: memory is given at the first write, for which the first requests would wait."""
@@ -110,13 +163,34 @@ class KVCache:
                 if tensor is not None and tensor.device.type == "cpu":
                     tensor[:num_blocks].zero_()
 
+    def move(self, changes: Sequence[tuple[int, int]]) -> None:
+        """Give blocks other places: `(block, place)` pairs."""
+        if self.places is not None:
+            for block, place in changes:
+                self.places[block] = place
+
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to the host: `(device block, host block)` pairs."""
-        _copy_blocks(self.layers, self._host, pairs)
+        if pairs:
+            device, host = (list(side) for side in zip(*pairs, strict=True))
+            self._copy(self.layers, self._host, device, host)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks back: `(host block, device block)` pairs."""
-        _copy_blocks(self._host, self.layers, pairs)
+        if pairs:
+            host, device = (list(side) for side in zip(*pairs, strict=True))
+            self._copy(self._host, self.layers, host, device)
+
+    def _copy(
+        self, source: dict[int, LayerCache], target: dict[int, LayerCache], from_: list[int], to: list[int]
+    ) -> None:
+        """Copy blocks of each layer; in those with a window, blocks without a place to the null block, or from it."""
+        if self.places is not None:
+            placed = (self.places[from_].tolist(), to) if target is self._host else (from_, self.places[to].tolist())
+        own = {id(cache): layer for layer, cache in source.items()}  # some layers share one
+        for layer in own.values():
+            sides = placed if layer in self.window_layers else (from_, to)
+            _copy_blocks(source[layer], target[layer], *map(torch.tensor, sides))
 
 
 def _make_layer(
@@ -141,14 +215,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
-def _copy_blocks(source: dict[int, Any], target: dict[int, Any], pairs: Sequence[tuple[int, int]]) -> None:
-    if not pairs:
-        return
-    from_blocks, to_blocks = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    own = {id(cache): (layer, cache) for layer, cache in source.items()}  # some layers share one
-    for layer, cache in own.values():
-        for kind in ("key", "value", "key_scale", "value_scale"):
-            tensor, other = getattr(cache, kind), getattr(target[layer], kind)
-            if tensor is not None:
-                blocks = tensor[from_blocks.to(tensor.device)]
-                other[to_blocks.to(other.device)] = blocks.to(other.device)
+def _copy_blocks(source: LayerCache, target: LayerCache, from_blocks: Tensor, to_blocks: Tensor) -> None:
+    for kind in ("key", "value", "key_scale", "value_scale"):
+        tensor, other = getattr(source, kind), getattr(target, kind)
+        if tensor is not None:
+            blocks = tensor[from_blocks.to(tensor.device)]
+            other[to_blocks.to(other.device)] = blocks.to(other.device)

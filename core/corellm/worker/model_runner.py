@@ -26,7 +26,7 @@ from corellm.worker.device_sampling import Sample
 from corellm.worker.devices import for_inference
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.failures import failure_of
-from corellm.worker.input_batch import FlatBatch, lay_out
+from corellm.worker.input_batch import FlatBatch, StepArrays, lay_out
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.kv_cache import KVCache
 from corellm.worker.logprobs import prompt_logprobs
@@ -100,6 +100,11 @@ class ModelRunner:
         """Run one step and wait for its result; requests that failed are in its `failed`."""
         return self.launch(batch).wait()
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether blocks have places of their own in layers with a window."""
+        return self._kv_cache.places is not None
+
     def touch_cache(self, num_tokens: int) -> None:
         """Take memory for the KV cache of the first tokens."""
         self._kv_cache.touch(-(-num_tokens // self.block_size))
@@ -115,6 +120,7 @@ class ModelRunner:
     def launch(self, batch: ScheduledBatch) -> StepInFlight:
         """Run one step as `execute` does, without waiting for its tokens."""
         self._kv_cache.swap_out(batch.swap_out)
+        self._kv_cache.move(batch.window_places)
         self._kv_cache.swap_in(batch.swap_in)
         for request_id in batch.released:
             self._states.pop(request_id, None)
@@ -136,13 +142,14 @@ class ModelRunner:
         """Run a step of single tokens that `before`, a captured step and the last one launched, is still sampling."""
         assert self.graphs is not None
         assert before.tokens is not None
+        self._kv_cache.move(batch.window_places)
         states = [self._states[chunk.request_id] for chunk in batch.chunks]
         token_ids = before.tokens.token_ids
         if len(batch.chunks) < len(before.chunks):
             rows = {chunk.request_id: row for row, chunk in enumerate(before.chunks)}
             kept = np.array([rows[chunk.request_id] for chunk in batch.chunks])
             token_ids = token_ids[upload(kept, self.device)]
-        arrays = lay_out(batch.chunks, states, self.block_size)
+        arrays = self.lay_out(batch.chunks, states)
         logits = self.graphs.run(arrays, token_ids.clamp(min=0))  # a failed row has -1; its next token is dropped
         step = StepInFlight(batch, self._states)
         step.chunks, step.in_flight = batch.chunks, True
@@ -175,6 +182,10 @@ class ModelRunner:
             result.failed.setdefault(chunk.request_id, error.with_traceback(None))  # its frames hold the embeddings
         return chunk.request_id not in result.failed
 
+    def lay_out(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> StepArrays:
+        """Return the arrays of a step."""
+        return lay_out(chunks, states, self.block_size, self._kv_cache.places)
+
     # --- the forward pass -------------------------------------------------------------------------------------------
 
     def _compute(self, chunks: Sequence[SequenceChunk], step: StepInFlight) -> None:
@@ -199,7 +210,7 @@ class ModelRunner:
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
         """Run one forward pass, and sample a token for every chunk that ends its sequence."""
-        arrays = lay_out(chunks, states, self.block_size)
+        arrays = self.lay_out(chunks, states)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
         graphs = self.graphs
         if graphs is not None and graphs.fits(arrays) and _is_plain_decode(chunks, states):
@@ -250,7 +261,15 @@ class ModelRunner:
             inputs_embeds=inputs_embeds[None],
             position_ids=batch.positions,
             use_cache=False,
-            paged=PagedAttention(self._backend, self._kv_cache.layers, batch.metadata, outputs, self.causal_layers),
+            paged=PagedAttention(
+                self._backend,
+                self._kv_cache.layers,
+                batch.metadata,
+                outputs,
+                self.causal_layers,
+                batch.windowed,
+                self._kv_cache.window_layers,
+            ),
             **extra,
         )[0][0]
         return hidden

@@ -93,7 +93,6 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
 
     from corellm.engine.spans import spans_of
     from corellm.worker.batch import NewSequence, SequenceChunk
-    from corellm.worker.input_batch import lay_out
 
     runner, count = subject.llm.engine.runner, len(processed.token_ids)
     spans = spans_of(subject.hooks, processed.token_ids, processed.features)
@@ -103,7 +102,7 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
     runner._backend = watched  # type: ignore[assignment]
     try:
         with torch.inference_mode():
-            runner.forward(lay_out([chunk], [state], runner.block_size).to(runner.device), [chunk], [state])
+            runner.forward(runner.lay_out([chunk], [state]).to(runner.device), [chunk], [state])
     finally:
         runner._backend = watched.backend
     positions = torch.arange(count)
