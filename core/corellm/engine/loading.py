@@ -238,6 +238,7 @@ def _load_weights(
         context.device,
         max_len=wanted_len(config, context),
         softcaps=backend.softcaps,
+        sinks=backend.sinks,
     )
     if hooks.get_supported_mm_limits():
         refuse_attention_within_items(model, width, context.dtype, context.device)

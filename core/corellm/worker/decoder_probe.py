@@ -53,13 +53,13 @@ class _Probe:
     Args:
         decoder: its class, or that of the model around it, for messages.
         max_len: positions that masks are looked at for.
-        softcaps: whether the attention backend caps scores.
+        softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
         device: of the decoder.
     """
 
-    def __init__(self, decoder: str, max_len: int, softcaps: bool, device: torch.device) -> None:
+    def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
         self.layers: dict[int, LayerLayout] = {}
-        self.decoder, self._softcaps = decoder, softcaps
+        self.decoder, self._softcaps, self._sinks = decoder, softcaps, sinks
         self._causal: set[tuple[_StatedMask, int | None]] = set()
         """Masks that are causal within a window; most layers share one."""
         positions = torch.arange(max_len, device=device)
@@ -80,7 +80,9 @@ class _Probe:
             self.refuse("attends to other tokens than its own (cross attention), which corellm does not compute")
         self.layers[index] = LayerLayout(key.shape[1], key.shape[3], value.shape[3])
 
-    def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
+    def check(
+        self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, sinks: Tensor | None, more: Any
+    ) -> None:
         """Check that the engine computes what a layer asks for.
 
         Raises:
@@ -92,6 +94,10 @@ class _Probe:
         if softcap is not None and not self._softcaps:
             self.refuse(
                 "caps attention scores, which this attention backend does not (attention_backend='reference' does)"
+            )
+        if sinks is not None and not self._sinks:
+            self.refuse(
+                "has attention sinks, which this attention backend does not add (attention_backend='reference' does)"
             )
         if isinstance(mask, _StatedMask):
             self._check_mask(mask, window)
@@ -126,7 +132,9 @@ class _ItemProbe(_Probe):
     def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Note nothing."""
 
-    def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
+    def check(
+        self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, sinks: Tensor | None, more: Any
+    ) -> None:
         """Check that a mask, if there is any, is the causal one.
 
         Raises:
@@ -151,6 +159,7 @@ def _probe_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     paged: _Probe | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
@@ -161,7 +170,7 @@ def _probe_attention(
             f"keyword arguments on to its attention layers"
         )
     paged.note(module, query, key, value)
-    paged.check(module, attention_mask, sliding_window, softcap, more)
+    paged.check(module, attention_mask, sliding_window, softcap, s_aux, more)
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -208,6 +217,7 @@ def probe_decoder(
     *,
     max_len: int,
     softcaps: bool,
+    sinks: bool,
 ) -> tuple[dict[int, LayerLayout], Tensor]:
     """Return the layout by layer and a token's hidden state `[1, hidden_size]`, by running the decoder.
 
@@ -216,13 +226,13 @@ def probe_decoder(
         hidden_size: width of its embeddings.
         dtype, device: of the model.
         max_len: longest sequence, for which masks are looked at.
-        softcaps: whether the attention backend caps scores.
+        softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
 
     Raises:
         CheckpointError: it asks for more than the engine computes; says for what.
         ContractError: it never calls paged attention, or returns something else than hidden states.
     """
-    probe = _Probe(type(language_model).__name__, max_len, softcaps, device)
+    probe = _Probe(type(language_model).__name__, max_len, softcaps, sinks, device)
     try:
         with _probing(language_model, _state_mask):
             output = language_model(
@@ -275,7 +285,7 @@ def refuse_attention_within_items(model: nn.Module, hidden_size: int, dtype: tor
     marks = {name: types for name in _TOKEN_TYPES if name in accepted}
     if not marks:
         return
-    probe = _ItemProbe(type(model).__name__, types.shape[1], softcaps=True, device=device)
+    probe = _ItemProbe(type(model).__name__, types.shape[1], softcaps=True, sinks=True, device=device)
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
     try:
         with _probing(model, _make_mask):
