@@ -143,7 +143,7 @@ def test_the_twin_is_attention(case: Case) -> None:
 def attention_of(
     case: Case, row: int, query: Tensor, keys: Tensor, values: Tensor, tables: Tensor, visible: Tensor | None = None
 ) -> Tensor:
-    """Attention `[tokens, num_heads, value_size]` of a sequence's last tokens: torch's, or where that cannot, in full."""
+    """Attention `[tokens, num_heads, value_size]` of a row's last tokens: torch's, or, where that cannot, in full."""
     length, (_, window, softcap, sinks) = case.seq_lens[row], case.options().values()
     k, v = (cache[tables[row]].flatten(0, 1)[:length] for cache in (keys, values))
     if softcap is not None or sinks is not None:

@@ -1,4 +1,4 @@
-"""Tiny text-only models of fourteen kinds: an architecture, and what of its configuration must be right in the engine."""
+"""Tiny text-only models of fourteen kinds: an architecture, and what of its configuration must be right."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Sliding windows on all layers and on some, capped scores and logits, attention sinks, scales of their own, rotation of
-a part of each head, learned positions, embeddings of another width, tied ones, several heads to a key-value head, values
-of another size than keys, experts."""
+"""Sliding windows on all layers and on some, capped scores and logits, attention sinks, scales of their own, rotation
+of a part of each head, learned positions, embeddings of another width, tied ones, several heads to a key-value head,
+values of another size than keys, experts."""
 
 CHOOSE_ON_THE_HOST = {"OlmoeForCausalLM", "GptOssForCausalLM"}
 """Those whose experts read values, so that a step cannot be captured."""

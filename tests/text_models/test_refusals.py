@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, PromptError, UnsupportedModalityError
@@ -83,6 +84,15 @@ def test_capped_scores_need_a_backend_that_caps(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("corellm.attention.cpu.CpuAttention.softcaps", False)
     with pytest.raises(CheckpointError, match=r"Gemma2Model caps attention scores.*attention_backend='reference'"):
         LLM(str(tmp_path), dtype="float32", attention_backend="cpu").close()
+
+
+def test_what_attention_does_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name; it would change the result."""
+    make_tiny_checkpoint(tmp_path)
+    forward = LlamaAttention.forward
+    monkeypatch.setattr(LlamaAttention, "forward", lambda *args, **more: forward(*args, **more, position_bias=1.0))
+    with pytest.raises(CheckpointError, match="LlamaModel passes position_bias to attention, which corellm does not"):
+        LLM(str(tmp_path), dtype="float32").close()
 
 
 def test_sinks_need_a_backend_that_adds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

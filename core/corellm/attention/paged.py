@@ -67,8 +67,8 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Return attention of a transformers layer, `[1, num_tokens, num_heads, head_size]`, and no weights.
 
-    The tensors are `[1, num_heads, num_tokens, head_size]`; `s_aux` is what transformers calls attention sinks. Fused
-    layers leave rotation to the backend, in `rotary`. What else layers may pass changes nothing: those for which it would are refused at load.
+    The tensors are `[1, num_heads, num_tokens, head_size]`; `s_aux` are attention sinks. Fused layers leave rotation to
+    the backend, in `rotary`. What else layers may pass changes nothing: those for which it would are refused at load.
     """
     step = _checked(module, paged, attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -185,7 +185,7 @@ def test_a_token_of_a_span_is_the_same_bits_in_any_chunk(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [4, 40])
 def test_sinks_of_any_size_and_type(dtype: torch.dtype, heads: int) -> None:
-    """One of minus infinity is none, a very large one leaves nothing; floats and what the model computes in are read."""
+    """One of minus infinity is none, a very large one leaves nothing; its type may be any."""
     step = Step(heads, 2, 64, dtype)
     tokens = step.draw(100, heads, 64), step.draw(100, 2, 64), step.draw(100, 2, 64)
     given = (tokens, [0, 60, 98, 100], dtype)
