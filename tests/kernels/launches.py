@@ -25,7 +25,15 @@ def half(*shape: int) -> Tensor:
 
 
 def decode(
-    sequences: int, heads: int, kv_heads: int, size: int, *, cache: torch.dtype = torch.bfloat16, block_size: int = 16
+    sequences: int,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    *,
+    cache: torch.dtype = torch.bfloat16,
+    block_size: int = 16,
+    softcap: float | None = None,
+    sinks: bool = False,
 ) -> Callable[[], None]:
     """One decode step at a context of up to 4096 tokens."""
 
@@ -35,13 +43,24 @@ def decode(
         tables = torch.zeros(sequences, 4096 // block_size, dtype=torch.int64)
         paged_decode(
             half(sequences, heads, size), blocks, blocks, tables, torch.zeros(sequences, dtype=torch.int32),
-            half(sequences, heads, size), scale=0.1, key_scale=scales, value_scale=scales,
+            half(sequences, heads, size), scale=0.1, key_scale=scales, value_scale=scales, softcap=softcap,
+            sinks=half(heads) if sinks else None,
         )  # fmt: skip
 
     return launch
 
 
-def prefill(heads: int, kv_heads: int, size: int, *, cache: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+def prefill(
+    heads: int,
+    kv_heads: int,
+    size: int,
+    *,
+    cache: torch.dtype = torch.bfloat16,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    two_way: bool = False,
+) -> Callable[[], None]:
     """Two chunks of prompts in blocks of 16."""
 
     def launch() -> None:
@@ -50,7 +69,9 @@ def prefill(heads: int, kv_heads: int, size: int, *, cache: torch.dtype = torch.
         lens, starts = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
         paged_prefill(
             half(512, heads, size), blocks, blocks, torch.zeros(2, 256, dtype=torch.int64), lens, starts,
-            half(512, heads, size), scale=0.1, key_scale=scales, value_scale=scales,
+            half(512, heads, size), scale=0.1, sliding_window=window, key_scale=scales, value_scale=scales,
+            softcap=softcap, sinks=half(heads) if sinks else None,
+            visible_lens=torch.zeros(512, dtype=torch.int32) if two_way else None,
         )  # fmt: skip
 
     return launch
@@ -126,12 +147,17 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "prefill, 32 heads of 64": prefill(32, 32, 64),
     "prefill, 32 heads of 80": prefill(32, 32, 80),
     "prefill, 16/2 heads of 256": prefill(16, 2, 256),
+    "prefill, 16/8 heads of 256, capped": prefill(16, 8, 256, softcap=50.0),
+    "prefill, 64/8 heads of 64, sinks": prefill(64, 8, 64, window=128, sinks=True),
+    "prefill, 8/4 heads of 256, both ways": prefill(8, 4, 256, window=1024, two_way=True),
     "decode, 1 x 32 heads of 128": decode(1, 32, 32, 128),
     "decode, 64 x 32/8 heads of 128": decode(64, 32, 8, 128),
     "decode, 8 x 32/8 heads of 128, int8": decode(8, 32, 8, 128, cache=torch.int8),
     "decode, 8 x 32/8 heads of 128, fp8": decode(8, 32, 8, 128, cache=torch.float8_e4m3fn),
     "decode, 64 x 32 heads of 80": decode(64, 32, 32, 80),
     "decode, 8 x 16/2 heads of 256": decode(8, 16, 2, 256),
+    "decode, 8 x 16/8 heads of 256, capped": decode(8, 16, 8, 256, softcap=50.0),
+    "decode, 8 x 64/8 heads of 64, sinks": decode(8, 64, 8, 64, sinks=True),
     "decode, 8 x 32/8 heads of 64, blocks of 256": decode(8, 32, 8, 64, block_size=256),
     "RMSNorm of 4096": lambda: rms_norm(half(8, 4096), half(4096), 1e-5),
     "RMSNorm of 4096 with residual": lambda: rms_norm(half(8, 4096), half(4096), 1e-5, residual=half(8, 4096)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,8 @@ KV_HEADS, GROUPS, SIZE, BLOCK_SIZE = 2, 2, 32, 16
 LENGTHS = (50, 7, 33)
 STEPS = (((0, 40), (0, 6), (0, 0)), ((0, 0), (6, 7), (0, 33)), ((40, 41), (0, 0), (0, 0)), ((41, 50), (0, 0), (0, 0)))
 """Of each step the tokens `[start, end)` of each sequence: mixtures of decodes, whole prompts and chunks."""
+SPANS = ((5, 38), (1, 6), (10, 12))
+"""Of each sequence, within a step: where tokens see each other."""
 
 
 def angles(sections: tuple[int, int, int] | None) -> Rotary:
@@ -38,7 +42,15 @@ def make_cache(dtype: torch.dtype, blocks: int) -> LayerCache:
     return LayerCache(key, value, *(torch.zeros(shape, device=DEVICE) for _ in range(2)))
 
 
-def outputs(cache: LayerCache, rotary: Rotary | None, window: int | None) -> tuple[Tensor, Tensor]:
+def outputs(
+    cache: LayerCache,
+    rotary: Rotary | None,
+    window: int | None,
+    *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    two_way: bool = False,
+) -> tuple[Tensor, Tensor]:
     """What the backend gives for all tokens of all sequences, and the oracle."""
     generator = torch.Generator().manual_seed(0)
     backend = TritonAttention()
@@ -48,6 +60,9 @@ def outputs(cache: LayerCache, rotary: Rotary | None, window: int | None) -> tup
     )
     tables = torch.randperm(12, generator=generator).add(1).view(3, 4).to(DEVICE)
     found = [torch.full_like(query, torch.nan) for query in queries]
+    visible = [torch.arange(n, dtype=torch.int32, device=DEVICE) + 1 for n in LENGTHS]
+    for seen, (first, end) in zip(visible, SPANS if two_way else (), strict=two_way):
+        seen[first:end] = end
     for step in STEPS:
         parts = sorted(((i, a, b) for i, (a, b) in enumerate(step) if a < b), key=lambda part: part[2] - part[1] != 1)
         index = [torch.arange(a, b, device=DEVICE) for _, a, b in parts]
@@ -63,6 +78,7 @@ def outputs(cache: LayerCache, rotary: Rotary | None, window: int | None) -> tup
             slot_mapping=torch.cat(
                 [tables[i][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for i, at in zip(rows, index, strict=True)]
             ),
+            visible_lens=torch.cat([visible[i][at] for i, at in zip(rows, index, strict=True)]) if two_way else None,
         )
         query, key, value = (
             torch.cat([of[i][at] for i, at in zip(rows, index, strict=True)]) for of in (queries, keys, values)
@@ -71,15 +87,17 @@ def outputs(cache: LayerCache, rotary: Rotary | None, window: int | None) -> tup
         turn = None
         if rotary is not None:
             turn = Rotary(rotary.cos[..., at, :], rotary.sin[..., at, :], rotary.sections)
-        out = backend.forward(AttentionCall(query, key, value, 0.2, window, turn), cache, metadata)
+        call = AttentionCall(query, key, value, 0.2, window, turn, softcap, sinks)
+        out = backend.forward(call, cache, metadata)
         for i, own, part in zip(rows, index, out.split(query_lens), strict=True):
             found[i][own] = part
     wanted = []
-    for query, key, value in zip(queries, keys, values, strict=True):
+    for query, key, value, seen in zip(queries, keys, values, visible, strict=True):
         if rotary is not None:
             turn = Rotary(rotary.cos[..., : len(query), :], rotary.sin[..., : len(query), :], rotary.sections)
             query, key = turn.rotate(query), turn.rotate(key)
-        wanted.append(plain_attention(query.cpu(), key.cpu(), value.cpu(), 0.2, window, None).to(DEVICE))
+        one = plain_attention(query.cpu(), key.cpu(), value.cpu(), 0.2, window, softcap, seen, sinks)
+        wanted.append(one.to(DEVICE))
     return torch.cat(found), torch.cat(wanted)
 
 
@@ -92,10 +110,23 @@ def test_steps(window: int | None, sections: tuple[int, int, int] | None) -> Non
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("window", [None, 12, 40])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_spans_caps_and_sinks(window: int | None, softcap: float | None, with_sinks: bool) -> None:
+    """Beside each other, in chunks and decodes; windows are smaller and larger than the spans."""
+    sinks = torch.linspace(-3, 3, KV_HEADS * GROUPS, device=DEVICE) if with_sinks else None
+    asked = {"softcap": softcap, "sinks": sinks, "two_way": True}
+    found, wanted = outputs(make_cache(torch.float32, 13), angles(None), window, **asked)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("asked", [{}, {"softcap": 1.5}, {"sinks": torch.tensor([2.0, -1, 0, 1])}], ids=str)
 @pytest.mark.parametrize(("dtype", "off"), [(torch.int8, 0.02), (torch.float8_e4m3fn, 0.08)])
-def test_quantized_caches(dtype: torch.dtype, off: float) -> None:
+def test_quantized_caches(dtype: torch.dtype, off: float, asked: dict[str, Any]) -> None:
     """Of 8 bits, with a factor for every token and head: as near as 8 bits go."""
-    found, wanted = outputs(make_cache(dtype, 13), angles(None), None)
+    asked = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in asked.items()}
+    found, wanted = outputs(make_cache(dtype, 13), angles(None), None, **asked)
     error = (found - wanted).norm() / wanted.norm()
     assert 0 < error < off
 

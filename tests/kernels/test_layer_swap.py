@@ -93,6 +93,13 @@ class Sinks(LlamaAttention):
         self.sinks = nn.Parameter(torch.zeros(4))
 
 
+class SinksElsewhere(LlamaAttention):
+    """Gives attention what is no parameter of its own."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, s_aux=self.o_proj.weight[0, :4], **kwargs)
+
+
 class Capped(LlamaAttention):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(*args, softcap=30.0, **kwargs)
@@ -132,7 +139,8 @@ def loaded(*modules: nn.Module) -> nn.ModuleList:
     [
         *(lambda kind=kind: kind(32) for kind in (OnePlus, RootPlusEps, Gated, Biased)),
         *(lambda kind=kind: kind(CONFIG) for kind in (ScaledMLP, SwappedMLP)),
-        *(lambda kind=kind: kind(CONFIG, 0) for kind in (Flipped, LastChannels, SeveralPositions, Sinks, Capped)),
+        *(lambda kind=kind: kind(CONFIG, 0) for kind in (Flipped, LastChannels, SeveralPositions)),
+        *(lambda kind=kind: kind(CONFIG, 0) for kind in (Sinks, SinksElsewhere, Capped)),
         lambda: LlamaMLP(LlamaConfig(**(SIZES | {"hidden_act": "relu"}))),
         lambda: LlamaAttention(LlamaConfig(**SIZES), 0),  # not on the paged cache
         lambda: nn.LayerNorm((2, 16)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from corellm.attention.reference import causal_mask
 from corellm_kernels.gpu import paged_decode as decode_module
 from corellm_kernels.gpu.paged_decode import paged_decode, paged_decode_reference
 from corellm_kernels.gpu.paged_prefill import paged_prefill, paged_prefill_reference
+from tests.attention.test_backends import plain_attention, visible_lens
 from tests.kernels.comparing import DEVICE, DTYPES, assert_same
 
 
@@ -29,7 +31,16 @@ class Case:
     value_size: int | None = None
     block_size: int = 16
     window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
     seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """What both kernels are asked for beside the batch."""
+        generator = torch.Generator().manual_seed(self.seed + 100)
+        sinks = torch.randn(self.kv_heads * self.group, generator=generator).mul(2).to(DEVICE)
+        given = sinks if self.has_sinks else None
+        return {"scale": 0.3, "sliding_window": self.window, "softcap": self.softcap, "sinks": given}
 
     def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Query, key cache, value cache, block tables, lengths. What belongs to no sequence is NaN."""
@@ -69,8 +80,14 @@ CASES = st.builds(
     head_size=st.sampled_from([64, 80, 96, 128]),
     block_size=st.sampled_from([16, 32, 256]),
     window=st.none() | st.sampled_from([1, 20]),
+    softcap=st.none() | st.just(2.0),
+    has_sinks=st.booleans(),
     seed=st.integers(0, 9),
 )
+
+
+KINDS = st.sampled_from([None, "spans", "chance"])
+"""Of how many tokens a query sees, as of `visible_lens`."""
 
 
 def decoded(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -79,7 +96,7 @@ def decoded(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     results = []
     for function in (paged_decode, paged_decode_reference):
         out = torch.full((*query.shape[:2], values.shape[3]), torch.nan, dtype=dtype, device=DEVICE)
-        function(query, keys, values, tables, lens, out, scale=0.3, sliding_window=case.window)
+        function(query, keys, values, tables, lens, out, **case.options())
         results.append(out)
     return results[0], results[1]
 
@@ -93,10 +110,14 @@ def test_decode(dtype: torch.dtype, case: Case) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
 @pytest.mark.parametrize("window", [None, 30])
-def test_decode_in_any_number_of_parts(monkeypatch: pytest.MonkeyPatch, splits: int, window: int | None) -> None:
-    """Also more parts than there are tiles, and parts that lie before the window."""
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_decode_in_any_number_of_parts(
+    monkeypatch: pytest.MonkeyPatch, splits: int, window: int | None, has_sinks: bool
+) -> None:
+    """Also more parts than there are tiles, and parts that lie before the window. A sink counts once."""
     monkeypatch.setattr(decode_module, "choose_num_splits", lambda *_: splits)
-    assert_same(*decoded(Case((0, 1, 50, 300), group=4, window=window), torch.float32), torch.float32)
+    case = Case((0, 1, 50, 300), group=4, window=window, has_sinks=has_sinks)
+    assert_same(*decoded(case, torch.float32), torch.float32)
 
 
 @pytest.mark.parametrize("head_size", [256])
@@ -113,13 +134,23 @@ def test_decode_of_values_with_a_size_of_their_own() -> None:
 def test_the_twin_is_attention(case: Case) -> None:
     query, keys, values, tables, lens = case.tensors(torch.float32)
     out = torch.empty_like(query)
-    paged_decode_reference(query, keys, values, tables, lens, out, scale=0.3, sliding_window=case.window)
+    paged_decode_reference(query, keys, values, tables, lens, out, **case.options())
     for i, length in enumerate(case.seq_lens):
-        first = max(0, length - case.window) if case.window else 0
-        k, v = (cache[tables[i]].flatten(0, 1)[first:length].transpose(0, 1) for cache in (keys, values))
-        k, v = (x.repeat_interleave(case.group, dim=0) for x in (k, v))
-        wanted = F.scaled_dot_product_attention(query[i][:, None], k, v, scale=0.3)[:, 0]
-        torch.testing.assert_close(out[i], wanted.nan_to_num(0.0), rtol=1e-5, atol=1e-5)
+        wanted = attention_of(case, i, query[i : i + 1], keys, values, tables) if length else torch.zeros_like(out[i])
+        torch.testing.assert_close(out[i], wanted.reshape(out[i].shape), rtol=1e-5, atol=1e-5)
+
+
+def attention_of(
+    case: Case, row: int, query: Tensor, keys: Tensor, values: Tensor, tables: Tensor, visible: Tensor | None = None
+) -> Tensor:
+    """Attention `[tokens, num_heads, value_size]` of a row's last tokens: torch's, or, where that cannot, in full."""
+    length, (_, window, softcap, sinks) = case.seq_lens[row], case.options().values()
+    k, v = (cache[tables[row]].flatten(0, 1)[:length] for cache in (keys, values))
+    if softcap is not None or sinks is not None:
+        return plain_attention(*(x.cpu() for x in (query, k, v)), 0.3, window, softcap, visible, sinks).to(query)
+    k, v = (x.transpose(0, 1).repeat_interleave(case.group, dim=0) for x in (k, v))
+    mask = causal_mask(len(query), length, window, DEVICE, visible)
+    return F.scaled_dot_product_attention(query.transpose(0, 1), k, v, attn_mask=mask, scale=0.3).transpose(0, 1)
 
 
 def chunk_tensors(case: Case, query_lens: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -131,13 +162,27 @@ def chunk_tensors(case: Case, query_lens: tuple[int, ...], dtype: torch.dtype) -
     return query, keys, values, tables, lens, starts
 
 
-def prefilled(case: Case, query_lens: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def visible_to(case: Case, query_lens: tuple[int, ...], kind: str | None) -> Tensor | None:
+    """How many tokens each query of the chunks sees; None without a kind. What no query has makes no sense."""
+    if kind is None:
+        return None
+    generator = torch.Generator().manual_seed(case.seed)
+    lens = zip(query_lens, case.seq_lens, strict=True)
+    unused = torch.tensor([10**6])
+    seen = [unused.expand(200), *(visible_lens(n, length, kind, generator) for n, length in lens), unused]
+    return torch.cat(seen).to(DEVICE, torch.int32)
+
+
+def prefilled(
+    case: Case, query_lens: tuple[int, ...], dtype: torch.dtype, kind: str | None = None
+) -> tuple[Tensor, Tensor]:
     """The kernel's result and the twin's, of chunks at the ends of the case's sequences."""
     query, keys, values, tables, lens, starts = chunk_tensors(case, query_lens, dtype)
+    options = {**case.options(), "visible_lens": visible_to(case, query_lens, kind)}
     results = []
     for function in (paged_prefill, paged_prefill_reference):
         out = torch.full((*query.shape[:2], values.shape[3]), 7.0, dtype=dtype, device=DEVICE)
-        function(query, keys, values, tables, lens, starts, out, scale=0.3, sliding_window=case.window)
+        function(query, keys, values, tables, lens, starts, out, **options)
         results.append(out)
     return results[0], results[1]
 
@@ -151,31 +196,34 @@ def chunks(draw: st.DrawFn) -> tuple[Case, tuple[int, ...]]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=10)
-@given(chunks())
-def test_prefill(dtype: torch.dtype, batch: tuple[Case, tuple[int, ...]]) -> None:
-    assert_same(*prefilled(*batch, dtype), dtype)
+@given(chunks(), KINDS)
+def test_prefill(dtype: torch.dtype, batch: tuple[Case, tuple[int, ...]], kind: str | None) -> None:
+    assert_same(*prefilled(*batch, dtype, kind), dtype)
 
 
 @pytest.mark.parametrize("window", [None, 1, 70, 128])
-def test_prefill_of_more_than_a_tile(window: int | None) -> None:
-    """Tiles without a mask, tiles with one, tiles before the window."""
-    assert_same(*prefilled(Case((300, 200), kv_heads=1, window=window), (150, 200), torch.float32), torch.float32)
+@pytest.mark.parametrize("kind", [None, "spans", "chance"])
+def test_prefill_of_more_than_a_tile(window: int | None, kind: str | None) -> None:
+    """Tiles without a mask, tiles with one, tiles before the window, tiles behind a query that it sees."""
+    case = Case((300, 200), kv_heads=1, window=window, has_sinks=kind == "spans")
+    assert_same(*prefilled(case, (150, 200), torch.float32, kind), torch.float32)
 
 
 @settings(max_examples=15)
-@given(chunks())
-def test_the_prefill_twin_is_attention(batch: tuple[Case, tuple[int, ...]]) -> None:
+@given(chunks(), KINDS)
+def test_the_prefill_twin_is_attention(batch: tuple[Case, tuple[int, ...]], kind: str | None) -> None:
     case, query_lens = batch
+    visible = visible_to(case, query_lens, kind)
     query, keys, values, tables, lens, starts = chunk_tensors(case, query_lens, torch.float32)
     out = torch.empty_like(query)
-    paged_prefill_reference(query, keys, values, tables, lens, starts, out, scale=0.3, sliding_window=case.window)
-    for i, (length, count) in enumerate(zip(case.seq_lens, query_lens, strict=True)):
+    paged_prefill_reference(
+        query, keys, values, tables, lens, starts, out, **case.options(), visible_lens=visible
+    )  # fmt: skip
+    for i, count in enumerate(query_lens):
         part = slice(int(starts[i]), int(starts[i]) + count)
-        k, v = (cache[tables[i]].flatten(0, 1)[:length].transpose(0, 1) for cache in (keys, values))
-        k, v = (x.repeat_interleave(case.group, dim=0) for x in (k, v))
-        mask = causal_mask(count, length, case.window, DEVICE)
-        wanted = F.scaled_dot_product_attention(query[part].transpose(0, 1), k, v, attn_mask=mask, scale=0.3)
-        torch.testing.assert_close(out[part], wanted.transpose(0, 1), rtol=1e-5, atol=1e-5)
+        seen = None if visible is None else visible[part]
+        wanted = attention_of(case, i, query[part], keys, values, tables, seen)
+        torch.testing.assert_close(out[part], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_splits_fill_the_gpu_and_no_more() -> None:

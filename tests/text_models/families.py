@@ -1,4 +1,4 @@
-"""Tiny text-only models of thirteen kinds: an architecture, and what of its configuration must be right."""
+"""Tiny text-only models of fifteen kinds: an architecture, and what of its configuration must be right."""
 
 from __future__ import annotations
 
@@ -59,7 +59,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 2,
     },
     "OlmoeForCausalLM": {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
+    "GptOssForCausalLM": {
+        **_GROUPED,
+        "head_dim": 16,
+        "sliding_window": 10,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "GraniteSWAForCausalLM": {
+        **_GROUPED,
+        "sliding_window": 10,
+        "attention_multiplier": 0.1,
+        "tie_word_embeddings": False,
+    },
 }
-"""Sliding windows on all layers and on some, capped scores and logits, scales of their own, rotation of a part of each
-head, learned positions, embeddings of another width, tied ones, several heads to a key-value head, values of another
-size than keys, layers that share those of another, experts."""
+"""Sliding windows on all layers and on some, capped scores and logits, attention sinks, scales of their own, rotation
+of a part of each head, learned positions, embeddings of another width, tied ones, several heads to a key-value head,
+values of another size than keys, layers that share those of another, experts."""
+
+CHOOSE_ON_THE_HOST = {"OlmoeForCausalLM", "GptOssForCausalLM"}
+"""Those whose experts read values, so that a step cannot be captured."""

@@ -16,7 +16,7 @@ from corellm.testing.reference import Continuation, generate_one
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.dummy_steps import capture_graphs
-from tests.text_models.families import FAMILIES
+from tests.text_models.families import CHOOSE_ON_THE_HOST, FAMILIES
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
 
@@ -83,10 +83,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     return make
 
 
-def _generated(architecture: str, path: Path) -> list[Continuation]:
-    """What transformers generates, one prompt at a time; its eager attention is the only one that caps scores."""
+def _generated(architecture: str, path: Path, *, with_sinks: bool = True) -> list[Continuation]:
+    """What transformers generates, one prompt at a time; only its eager attention caps scores and adds sinks."""
     cls = getattr(transformers, architecture)
     reference = cls.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    for name, parameter in reference.named_parameters():
+        if name.endswith(".sinks") and not with_sinks:
+            parameter.requires_grad_(False).fill_(-1e4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     return [
         generate_one(reference, tokenizer(prompt, return_tensors="pt"), length)
@@ -100,6 +103,14 @@ def test_outputs_are_varied(model: Callable[[str], Model], architecture: str) ->
     outputs = [one.token_ids for one in model(architecture).wanted]
     assert len({tuple(output[:5]) for output in outputs}) == len(outputs)
     assert sum(len(set(output)) > len(output) // 4 for output in outputs) >= 4
+
+
+@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "GraniteSWAForCausalLM"])
+def test_sinks_choose_tokens(model: Callable[[str], Model], architecture: str) -> None:
+    """Without them transformers itself generates others: an engine that left them out would not pass below."""
+    tiny = model(architecture)
+    without = _generated(architecture, tiny.path, with_sinks=False)
+    assert sum(one.token_ids != other.token_ids for one, other in zip(tiny.wanted, without, strict=True)) >= 4
 
 
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
@@ -117,7 +128,7 @@ def test_tokens_equal_transformers(model: Callable[[str], Model], architecture: 
         llm.engine.scheduler.blocks.check_integrity()
 
 
-@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name != "OlmoeForCausalLM"])
+@pytest.mark.parametrize("architecture", sorted(FAMILIES.keys() - CHOOSE_ON_THE_HOST))
 def test_captured_decodes_equal_transformers(
     model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

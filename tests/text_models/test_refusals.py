@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, PromptError, UnsupportedModalityError
@@ -28,11 +29,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         r"no installed plugin serves T5.*It is an encoder-decoder; corellm itself runs decoders only",
     ),
     # by what layers pass to attention
-    "GptOssForCausalLM": (
-        {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
-        CheckpointError,
-        "GptOssModel passes s_aux to attention, which corellm does not compute",
-    ),
     "DiffLlamaForCausalLM": (_GROUPED, CheckpointError, "DiffLlamaModel has a layer that attends more than once"),
     "PhimoeForCausalLM": (
         {**_GROUPED, "sliding_window": 12, "num_local_experts": 4},
@@ -87,6 +83,23 @@ def test_capped_scores_need_a_backend_that_caps(tmp_path: Path, monkeypatch: pyt
     make_tiny_checkpoint(tmp_path, architecture="Gemma2ForCausalLM", head_dim=16, **_GROUPED)
     monkeypatch.setattr("corellm.attention.cpu.CpuAttention.softcaps", False)
     with pytest.raises(CheckpointError, match=r"Gemma2Model caps attention scores.*attention_backend='reference'"):
+        LLM(str(tmp_path), dtype="float32", attention_backend="cpu").close()
+
+
+def test_what_attention_does_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name; it would change the result."""
+    make_tiny_checkpoint(tmp_path)
+    forward = LlamaAttention.forward
+    monkeypatch.setattr(LlamaAttention, "forward", lambda *args, **more: forward(*args, **more, position_bias=1.0))
+    with pytest.raises(CheckpointError, match="LlamaModel passes position_bias to attention, which corellm does not"):
+        LLM(str(tmp_path), dtype="float32").close()
+
+
+def test_sinks_need_a_backend_that_adds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backend would leave them out: the error says which one adds them."""
+    make_tiny_checkpoint(tmp_path, architecture="GraniteSWAForCausalLM", **_GROUPED)
+    monkeypatch.setattr("corellm.attention.cpu.CpuAttention.sinks", False)
+    with pytest.raises(CheckpointError, match=r"GraniteSWAModel has attention sinks.*attention_backend='reference'"):
         LLM(str(tmp_path), dtype="float32", attention_backend="cpu").close()
 
 

@@ -15,6 +15,7 @@ class TensorAttention(AttentionBackend):
     name = "tensors"
     capturable = True
     softcaps = True
+    sinks = True
 
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -32,5 +33,8 @@ class TensorAttention(AttentionBackend):
         scores = torch.einsum("shd,sthd->sht", call.query, keys) * call.scale
         if call.softcap is not None:
             scores = call.softcap * torch.tanh(scores / call.softcap)
-        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+        scores = scores.masked_fill(~seen[:, None], -torch.inf)
+        if call.sinks is not None:
+            scores = torch.cat([scores, call.sinks[:, None].expand(len(scores), -1, 1)], dim=-1)
+        weights = scores.softmax(-1).nan_to_num(0.0)[..., : keys.shape[1]]
         return torch.einsum("sht,sthd->shd", weights, values)

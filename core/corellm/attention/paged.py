@@ -86,14 +86,15 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     rotary: Rotary | None = None,
     paged: PagedStep | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return attention of a transformers layer, `[1, num_tokens, num_heads, head_size]`, and no weights.
 
-    The tensors are `[1, num_heads, num_tokens, head_size]`. Fused layers leave rotation to the backend, in `rotary`.
-    What else layers may pass changes nothing: those for which it would are refused at load.
+    The tensors are `[1, num_heads, num_tokens, head_size]`; `s_aux` are attention sinks. Fused layers leave rotation to
+    the backend, in `rotary`. What else layers may pass changes nothing: those for which it would are refused at load.
     """
     step = _checked(module, paged, attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -101,7 +102,8 @@ def paged_attention(
     if step.states is not None and key is step.states.keys:
         return step.states.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
     query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    return step.attend(layer, AttentionCall(query, key, value, scale, sliding_window, rotary, softcap))[None], None
+    call = AttentionCall(query, key, value, scale, sliding_window, rotary, softcap, s_aux)
+    return step.attend(layer, call)[None], None
 
 
 def _checked(module: nn.Module, paged: PagedStep | None, attention_mask: Tensor | None) -> PagedStep:

@@ -303,6 +303,7 @@ def _load_weights(
             context.device,
             max_len=wanted_len(config, context),
             softcaps=backend.softcaps,
+            sinks=backend.sinks,
             stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
             **_encoder_decoder_probe(config, use, max_states),
         )

@@ -82,6 +82,8 @@ def randomize_weights(model: Any, seed: int) -> None:
                 continue  # norms stay at one
             if parameter is embedding or "embed_tokens" in name:
                 spread = 0.05 if tied else 0.5
+            elif name.endswith("sinks"):
+                spread = 4.0  # beside the scores of many tokens
             else:
                 spread = 1.4 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1
             parameter.copy_(torch.randn(parameter.shape, generator=generator, device=device) * spread)

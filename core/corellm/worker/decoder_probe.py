@@ -58,14 +58,14 @@ class _Probe:
     Args:
         decoder: its class, or that of the model around it, for messages.
         max_len: positions that masks are looked at for.
-        softcaps: whether the attention backend caps scores.
+        softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
         device: of the decoder.
     """
 
-    def __init__(self, decoder: str, max_len: int, softcaps: bool, device: torch.device) -> None:
+    def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
         self.layers: dict[int, LayerLayout] = {}
         self._keys_of: dict[int, Tensor] = {}
-        self.decoder, self._softcaps = decoder, softcaps
+        self.decoder, self._softcaps, self._sinks = decoder, softcaps, sinks
         self._causal: set[tuple[_StatedMask, int | None]] = set()
         """Masks that are causal within a window; most layers share one."""
         positions = torch.arange(max_len, device=device)
@@ -96,7 +96,9 @@ class _Probe:
         self._keys_of[index] = key
         self.layers[index] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], shares)
 
-    def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
+    def check(
+        self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, sinks: Tensor | None, more: Any
+    ) -> None:
         """Check that the engine computes what a layer asks for.
 
         Raises:
@@ -108,6 +110,10 @@ class _Probe:
         if softcap is not None and not self._softcaps:
             self.refuse(
                 "caps attention scores, which this attention backend does not (attention_backend='reference' does)"
+            )
+        if sinks is not None and not self._sinks:
+            self.refuse(
+                "has attention sinks, which this attention backend does not add (attention_backend='reference' does)"
             )
         if window is not None:
             index: Any = layer.layer_idx
@@ -145,6 +151,7 @@ def _probe_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     paged: _Probe | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
@@ -155,7 +162,7 @@ def _probe_attention(
             f"keyword arguments on to its attention layers"
         )
     paged.note(module, query, key, value)
-    paged.check(module, attention_mask, sliding_window, softcap, more)
+    paged.check(module, attention_mask, sliding_window, softcap, s_aux, more)
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -191,6 +198,7 @@ def probe_decoder(
     *,
     max_len: int,
     softcaps: bool,
+    sinks: bool,
     probe_class: type[_Probe] = _Probe,
     stateful: Set[int] = frozenset(),
 ) -> tuple[dict[int, LayerLayout], Tensor]:
@@ -201,7 +209,7 @@ def probe_decoder(
         hidden_size: width of its embeddings.
         dtype, device: of the model.
         max_len: longest sequence, for which masks are looked at.
-        softcaps: whether the attention backend caps scores.
+        softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
         probe_class: how the decoder is run, and what it may ask for.
         stateful: layers that keep a state which the engine holds; they may, but need not attend.
 
@@ -209,7 +217,7 @@ def probe_decoder(
         CheckpointError: it asks for more than the engine computes; says for what.
         ContractError: it never calls paged attention, or returns something else than hidden states.
     """
-    probe = probe_class(type(language_model).__name__, max_len, softcaps, device)
+    probe = probe_class(type(language_model).__name__, max_len, softcaps, sinks, device)
     try:
         with _probing(language_model):
             output = probe.run(language_model, hidden_size, dtype)

@@ -76,7 +76,7 @@ class _WatchedStep(PagedStep):
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
         call = call.rotated()
-        asked = (layer, call.scale, call.sliding_window, call.softcap)
+        asked = (layer, call.scale, call.sliding_window, call.softcap, call.sinks)
         self.calls.append((*asked, call.query, call.key, call.value))
         return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
 
@@ -115,7 +115,7 @@ def _made_after(
     module: nn.Module, projections: list[nn.Linear], seen: _Seen, kernels: KernelSet
 ) -> FusedAttention | None:
     """Build the fused layer from the recorded call; None if it did not attend to the projections' outputs."""
-    ((_, scale, window, _, *attended), *others), _ = seen
+    ((_, scale, window, _, _, *attended), *others), _ = seen
     widths, whole = [layer.out_features for layer in projections], joined(projections)
     if others or whole is None or widths != [x.shape[1:].numel() for x in attended]:
         return None

@@ -70,7 +70,8 @@ class TritonAttention(AttentionBackend):
         caches = (cache.key, cache.value)
         sinks = None if call.sinks is None else call.sinks.contiguous()
         options = {
-            "scale": call.scale, "sliding_window": call.sliding_window, "softcap": call.softcap, "sinks": sinks, **scales
+            "scale": call.scale, "sliding_window": call.sliding_window, "softcap": call.softcap, "sinks": sinks,
+            **scales,
         }  # fmt: skip
         tables, lens = metadata.block_tables, metadata.seq_lens_tensor
         decodes = slice(0, metadata.num_decodes)

@@ -1,9 +1,10 @@
 """Attention of chunks of prompts over a paged cache, all sequences of a batch in one launch.
 
-The queries of a sequence are its last tokens, and see those up to themselves or as many as is said; the chunk's own keys and values are in the cache already, beside those of
-earlier chunks and of shared prefixes. A program takes a tile of queries times the heads that share a key-value head,
-and passes over the context once (FlashAttention-2: Dao 2023, arXiv 2307.08691). Which sequence a program works for it
-finds by bisection: no list of tiles is made on the host.
+The queries of a sequence are its last tokens; each sees those up to itself, or as many of the first as is said. The
+chunk's own keys and values are in the cache already, beside those of earlier chunks and of shared prefixes. A program
+takes a tile of queries times the heads that share a key-value head, and passes over the context once (FlashAttention-2:
+Dao 2023, arXiv 2307.08691). Which sequence a program works for it finds by bisection: no list of tiles is made on the
+host.
 
 FLOPs: `4 * num_heads * head_size` for each pair of a query and a token it sees. Bytes: each tile of queries reads its
 context, `2 * context * head_size` elements per key-value head; with 128 rows a tile that is 64 FLOPs a byte from the

@@ -1,7 +1,7 @@
 """One tile of a paged cache, folded into a running softmax; shared by decodes and prefills.
 
-The softmax is online (Milakov and Gimelshein 2018, arXiv 1805.02867) and in base 2: scores, caps and sinks have a factor
-of `log2(e)`.
+The softmax is online (Milakov and Gimelshein 2018, arXiv 1805.02867) and in base 2: scores, caps and sinks have a
+factor of `log2(e)`.
 
 Loops over tiles have five stages: the block table is read four tiles ahead, keys and values two. With fewer, Triton
 pipelines the table or the tokens, but not both, and every tile waits for memory.

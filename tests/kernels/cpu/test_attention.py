@@ -19,6 +19,8 @@ from corellm_kernels.gpu.rotary import rotate_and_cache_reference
 
 BLOCK, LENS = 16, [(1, 70), (1, 1), (1, 129), (40, 40), (7, 100), (33, 65)]
 """Query tokens and tokens of each sequence."""
+SINKS = torch.linspace(3, -2, 40)
+"""Of up to 40 heads; with some of them, most of what a softmax is made of."""
 
 
 class Step:
@@ -54,7 +56,7 @@ class Step:
         starts = torch.tensor([0, *query_lens]).cumsum(0).int()
         return AttentionMetadata(3, query_lens, lens, starts, torch.tensor(lens), self.tables, self.slots)
 
-    def run(self, cache: LayerCache, rotary: Rotary | None = None, **options: float) -> Tensor:
+    def run(self, cache: LayerCache, rotary: Rotary | None = None, **options: Any) -> Tensor:
         """Run it on copies of its projection's parts, so that it can run again."""
         heads = self.query.shape[1]
         whole = torch.cat([self.query, self.key, self.value], dim=1)  # as the parts of one projection
@@ -86,8 +88,8 @@ def test_it_rotates_as_the_twin(
     torch.testing.assert_close(output, wanted, rtol=1e-4 if exact else 2e-2, atol=1e-5 if exact else 2e-2)
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"softcap": 3.0}])
-def test_int8_caches_are_near_the_exact_ones(options: dict[str, float]) -> None:
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"softcap": 3.0}, {"sinks": SINKS[:4]}])
+def test_int8_caches_are_near_the_exact_ones(options: dict[str, Any]) -> None:
     step = Step(4, 2, 32)
     exact = LayerCache(torch.zeros(step.shape), torch.zeros(step.shape))
     quantized = LayerCache(
@@ -102,29 +104,43 @@ def test_int8_caches_are_near_the_exact_ones(options: dict[str, float]) -> None:
 
 
 def in_chunks(
-    tokens: tuple[Tensor, Tensor, Tensor], cuts: Sequence[int], cached: torch.dtype, **options: Any
+    tokens: tuple[Tensor, Tensor, Tensor],
+    cuts: Sequence[int],
+    cached: torch.dtype,
+    *,
+    spans: Sequence[tuple[int, int]] = (),
+    **options: Any,
 ) -> Tensor:
-    """Attention of one sequence's queries, keys and values, computed from each cut to the next."""
+    """Attention of one sequence's queries, keys and values, computed from each cut to the next.
+
+    In `spans`, each of which must be in one chunk, tokens see each other.
+    """
     query, key, value = tokens
     blocks = -(-len(query) // BLOCK)
     slots = torch.arange(len(query)) + BLOCK
     cache = empty_cache((blocks + 1, BLOCK, *key.shape[1:]), cached)
     parts = []
+    visible = torch.arange(len(query), dtype=torch.int32) + 1
+    for start, stop in spans:
+        visible[start:stop] = stop
     for start, stop in pairwise(cuts):
         n = stop - start
         metadata = AttentionMetadata(
             int(n == 1), [n], [stop], torch.tensor([0, n], dtype=torch.int32), torch.tensor([stop]),
-            torch.arange(1, blocks + 1)[None], slots[start:stop],
+            torch.arange(1, blocks + 1)[None], slots[start:stop], visible[start:stop] if spans else None,
         )  # fmt: skip
         call = AttentionCall(query[start:stop], key[start:stop], value[start:stop], 0.3, **options)
         parts.append(CompiledAttention().forward(call, cache, metadata))
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 24}, {"softcap": 2.0}], ids=str)
+SHAPES = [(4, 64), (4, 20), (10, 64), (14, 64), (16, 20), (40, 64)]
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 24}, {"softcap": 2.0}, {"sinks": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize(("heads", "size"), [(4, 64), (4, 20), (10, 64), (14, 64), (16, 20), (40, 64)])
+@pytest.mark.parametrize(("heads", "size"), SHAPES)
 def test_a_token_is_the_same_bits_in_any_chunk(
     options: dict[str, Any], dtype: torch.dtype, quantized: bool, heads: int, size: int
 ) -> None:
@@ -135,9 +151,51 @@ def test_a_token_is_the_same_bits_in_any_chunk(
     step = Step(heads, 2, size, dtype)
     tokens = step.draw(300, heads, size), step.draw(300, 2, size), step.draw(300, 2, size)
     cached = torch.int8 if quantized else dtype
+    options = options if "sinks" not in options else {"sinks": SINKS[:heads]}
     whole = in_chunks(tokens, [0, 300], cached, **options)
     for cuts in ([0, 299, 300], [0, 1, 150, 151, 300], [0, 64, 65, 130, 257, 260, 300], range(301)):
         assert torch.equal(in_chunks(tokens, cuts, cached, **options), whole)
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("heads", "size"), SHAPES)
+def test_a_token_of_a_span_is_the_same_bits_in_any_chunk(
+    window: int | None, dtype: torch.dtype, quantized: bool, heads: int, size: int
+) -> None:
+    """Spans lie at the beginning of a chunk, in it, at its end, are all of it; longer and shorter than the window.
+
+    Outside of them tokens are the same bits as without any.
+    """
+    spans = [(5, 15), (60, 150), (151, 155), (200, 290)]
+    step = Step(heads, 2, size, dtype)
+    tokens = step.draw(300, heads, size), step.draw(300, 2, size), step.draw(300, 2, size)
+    options = {"cached": torch.int8 if quantized else dtype, "sliding_window": window}
+    whole = in_chunks(tokens, [0, 300], **options, spans=spans)
+    for cuts in ([0, 60, 150, 151, 300], [0, 1, 5, 155, 200, 299, 300], [0, 15, 200, 290, 291, 300]):
+        assert torch.equal(in_chunks(tokens, cuts, **options, spans=spans), whole)
+    inside = torch.zeros(300, dtype=torch.bool)
+    for start, stop in spans:
+        inside[start : stop - 1] = True
+    causal = in_chunks(tokens, [0, 300], **options)
+    assert torch.equal((whole != causal).flatten(1).any(1), inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [4, 40])
+def test_sinks_of_any_size_and_type(dtype: torch.dtype, heads: int) -> None:
+    """One of minus infinity is none, a very large one leaves nothing; its type may be any."""
+    step = Step(heads, 2, 64, dtype)
+    tokens = step.draw(100, heads, 64), step.draw(100, 2, 64), step.draw(100, 2, 64)
+    given = (tokens, [0, 60, 98, 100], dtype)
+    assert torch.equal(in_chunks(*given, sinks=torch.full((heads,), -torch.inf)), in_chunks(*given))
+    assert not in_chunks(*given, sinks=torch.full((heads,), 1e9)).any()
+    assert in_chunks(*given, sinks=torch.full((heads,), torch.nan)).isnan().all()
+    exact = SINKS[:heads].bfloat16()
+    wanted = in_chunks(*given, sinks=exact.float())
+    for sinks in (exact, exact.double(), exact.repeat_interleave(2)[::2]):
+        assert torch.equal(in_chunks(*given, sinks=sinks), wanted)
 
 
 @pytest.mark.parametrize("heads", [4, 40])
