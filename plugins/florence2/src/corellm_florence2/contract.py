@@ -12,7 +12,7 @@ class TestFlorence2(AdapterContract):
     """DaViT and BART; transformers is the reference."""
 
     adapter = Florence2
-    without_effect = {name: _SIZE for name in ("do_resize", "size")}
+    without_effect = dict.fromkeys(("do_resize", "size"), _SIZE)
     # the model knows no turns: all texts, line by line
     chat_prompts = ("Be brief.\nWhat is this ?\nA circle\nWhich colour?\nIt is red.\nAnd now?", "And now?")
     same_roles = (("system", "developer", "tool", "user", "assistant"),)
