@@ -20,6 +20,7 @@ from corellm import LLM, SamplingParams
 from corellm.engine import opening
 from corellm.hookspecs import STATIC_HOOKS
 from corellm.plugin.contract import CONTRACT
+from corellm_florence2.tiny import make_tiny_checkpoint as make_florence2
 from corellm_llava.tiny import make_tiny_checkpoint as make_llava
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
 from tests.conftest import random_image
@@ -110,6 +111,22 @@ def observe(watch: Watch, path: Path) -> Observed:
     return Observed(seen, list(at_load), list(one))
 
 
+def observe_encoder_decoder(watch: Watch, path: Path) -> Observed:
+    """Return when the hooks that only encoder-decoders have were called."""
+    with LLM(str(path), dtype="float32") as llm:
+
+        def ask(seed: int, tokens: int) -> Counter[str]:
+            prompt = {"prompt": "?", "multi_modal_data": {"image": random_image(40, 30, seed)}}
+            params = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens)
+            return watch.during(lambda: llm.generate(prompt, params, use_tqdm=False))
+
+        one, longer = ask(1, 1), ask(2, 5)
+    seen: dict[str, set[str]] = {name: set() for name in CONTRACT.hooks}
+    for name in ("get_decoder_prompt", "get_encoder_states"):
+        seen[name].add("per request" if one[name] == longer[name] == 1 else f"{one[name]} and {longer[name]} times")
+    return Observed(seen, [], [])
+
+
 def called_for_embeddings(watch: Watch, llm: LLM) -> bool:
     """Whether requests with embeddings, and no others, call `refuse_embeddings`."""
     if "refuse_embeddings" in watch.called:
@@ -126,10 +143,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Observed]:
         return [observe(watch, make(tmp_path_factory.mktemp("tiny"))) for make in (make_llava, make_qwen)]
 
 
+@pytest.fixture(scope="module")
+def encoder_decoder(tmp_path_factory: pytest.TempPathFactory) -> Observed:
+    """Florence-2."""
+    with watching() as watch:
+        return observe_encoder_decoder(watch, make_florence2(tmp_path_factory.mktemp("tiny")))
+
+
 @pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
-def test_when_it_is_called(name: str, models: list[Observed]) -> None:
+def test_when_it_is_called(name: str, models: list[Observed], encoder_decoder: Observed) -> None:
     """As its section says."""
-    told, seen = set(SECTIONS[name].called), set().union(*(model.when[name] for model in models))
+    observed = [*models, encoder_decoder]
+    told, seen = set(SECTIONS[name].called), set().union(*(model.when[name] for model in observed))
     if name in FOR_THE_DUMMIES:
         told.add("at load")
     if "per encoder batch" in told:  # two images of one size are one batch

@@ -81,6 +81,7 @@ PLUGINS = {
     "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "image.png")],
     "corellm-gemma3": [Model("Gemma3ForConditionalGeneration", "corellm_gemma3", "image.png")],
     "corellm-blip2": [Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png")],
+    "corellm-florence2": [Model("Florence2ForConditionalGeneration", "corellm_florence2", "image.png")],
     "corellm-qwen-vl": [
         Model("QWenLMHeadModel", "corellm_qwen_vl.original", "image.png"),
         Model("Qwen2VLForConditionalGeneration", "corellm_qwen_vl", "video.mp4"),

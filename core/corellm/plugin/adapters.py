@@ -29,6 +29,7 @@ KNOWN_FAMILIES = {
     "FuyuForCausalLM": "corellm-fuyu",
     "Gemma3ForConditionalGeneration": "corellm-gemma3",
     "Blip2ForConditionalGeneration": "corellm-blip2",
+    "Florence2ForConditionalGeneration": "corellm-florence2",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",

@@ -167,19 +167,20 @@ def generate_one(model: Any, inputs: Mapping[str, Any], max_tokens: int) -> Cont
     """
     import torch
 
+    # a forced first token is among the decoder's, before the output
+    count = max_tokens + int(
+        model.config.is_encoder_decoder and model.generation_config.forced_bos_token_id is not None
+    )
     output = model.generate(
-        **inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False,
+        **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False,
         output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
     tokens = output.sequences[0, -max_tokens:].tolist()
-    logprobs = [
-        torch.log_softmax(step[0].float(), -1)[token].item() for step, token in zip(output.logits, tokens, strict=True)
-    ]
+    steps = output.logits[-max_tokens:]
+    logprobs = [torch.log_softmax(step[0].float(), -1)[token].item() for step, token in zip(steps, tokens, strict=True)]
     stated = model.generation_config.eos_token_id
     ends = frozenset(stated if isinstance(stated, list) else [stated]) - {None}
-    return Continuation(
-        inputs["input_ids"][0].tolist(), tokens, logprobs, ends, masked_token_ids(torch.cat(output.logits))
-    )
+    return Continuation(inputs["input_ids"][0].tolist(), tokens, logprobs, ends, masked_token_ids(torch.cat(steps)))
 
 
 def masked_token_ids(logits: Any) -> frozenset[int]:

@@ -56,6 +56,11 @@ class Subject:
         """Modalities that the model takes."""
         return list(self.processor.limits)
 
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether an encoder reads prompts, and a decoder attends to its states."""
+        return self.hooks.get_max_encoder_states() is not None
+
     def several(self, modality: str, wanted: int = 3) -> int:
         """Return `wanted`, or the most items of the modality that a prompt may have."""
         limit = self.processor.limits[modality]

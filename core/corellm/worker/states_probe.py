@@ -24,8 +24,8 @@ _SAME = 1e-2
 class StatesProbe(_Probe):
     """Gets what layers pass to attention, be it to their own tokens or to states."""
 
-    def __init__(self, decoder: str, max_len: int, softcaps: bool, device: torch.device) -> None:
-        super().__init__(decoder, max_len, softcaps, device)
+    def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
+        super().__init__(decoder, max_len, softcaps, sinks, device)
         self._device = device
         self._stand_in = stand_in(device)
         self._written: dict[int, LayerLayout] = {}

@@ -7,13 +7,19 @@ prompt, without a placeholder. Does not read the answer's boxes: the processor's
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CheckpointError, ProcessorKwargsError
-from corellm.hookspecs import ModelContext, hookimpl
-from corellm.multimodal import MultiModalFieldConfig, PromptIndexTargets, PromptInsertion, dummy_images
+from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
+from corellm.multimodal import (
+    MultiModalFieldConfig,
+    PromptIndexTargets,
+    PromptInsertion,
+    collect_media,
+    dummy_images,
+)
 from corellm_florence2.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -78,14 +84,20 @@ class Florence2:
         return [start, *text, end] if mm_counts else text
 
     @hookimpl
+    def make_context(self, messages: Sequence[Mapping[str, Any]], chat_template: str | None) -> ChatPrompt | None:
+        """The conversation's texts, each on a line: the model was trained on single questions and knows no turns."""
+        if chat_template:
+            return None
+        texts = ("".join(part["text"] for part in m["content"] if part["type"] == "text").strip() for m in messages)
+        return ChatPrompt("\n".join(filter(None, texts)), collect_media(messages))
+
+    @hookimpl
     def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptInsertion]:
         """As many image tokens as the processor states, at the very start."""
         processor = self.context.hf_processor
 
         def insertion(index: int) -> list[int]:
-            return [processor.image_token_id] * (
-                mm_items["image"].num_embeddings(index) or processor.num_image_tokens
-            )
+            return [processor.image_token_id] * (mm_items["image"].num_embeddings(index) or processor.num_image_tokens)
 
         return [PromptInsertion("image", PromptIndexTargets.start(), insertion)]
 

@@ -61,7 +61,7 @@ class Tasks:
     def _tokens(self, text: str, special: Sequence[int]) -> Iterator[int]:
         """Yield the tokens of a text with marks."""
         for part in re.split(f"([{chr(_FIRST_MARK)}-{chr(0xFFFFD)}])", text):
-            if part and _FIRST_MARK <= ord(part[0]):
+            if part and ord(part[0]) >= _FIRST_MARK:
                 yield special[ord(part) - _FIRST_MARK]
             elif part:
                 for piece in self._literals.sub("\\g<0>\0", part).split("\0"):

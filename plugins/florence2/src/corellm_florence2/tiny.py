@@ -15,6 +15,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "another image token": {"spare_tokens": 3},
     "more tokens an image": {"image_size": 96},
     "nothing forced": {"forces_bos": False},
+    "the embedding table for an output layer": {"tied": True},
     "fewer layers in the encoder": {"encoder_layers": 1, "decoder_layers": 3},
 }
 """`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
@@ -36,6 +37,7 @@ def make_tiny_checkpoint(
     max_positions: int = 512,
     spare_tokens: int = 0,
     forces_bos: bool = True,
+    tied: bool = False,
     stated_image_token: int | None = None,
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
@@ -48,6 +50,7 @@ def make_tiny_checkpoint(
         max_positions: of the text encoder, and of the decoder.
         spare_tokens: special tokens without a use, which shift the image token's id.
         forces_bos: whether the generation configuration forces `<s>`, as published ones do.
+        tied: whether the output layer is the embedding table, as in published ones; outputs vary less then.
         stated_image_token: in config.json; None for the tokenizer's.
 
     Returns:
@@ -57,7 +60,8 @@ def make_tiny_checkpoint(
 
     path = Path(path)
     tokenizer = _tokenizer(spare_tokens)
-    tokens: dict[str, Any] = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    named = ("bos_token_id", "eos_token_id", "pad_token_id")
+    tokens: dict[str, Any] = {name: getattr(tokenizer, name) for name in named}
     text_config = transformers.BartConfig(
         vocab_size=len(tokenizer),
         d_model=hidden_size,
@@ -87,9 +91,11 @@ def make_tiny_checkpoint(
         },
         text_config=text_config.to_dict(),
         image_token_id=tokenizer.image_token_id if stated_image_token is None else stated_image_token,
+        tie_word_embeddings=tied,
     )
     model = transformers.Florence2ForConditionalGeneration(config)
     randomize_weights(model, seed)
+    _vary_outputs(model)
     model.generation_config = transformers.GenerationConfig(
         decoder_start_token_id=tokenizer.eos_token_id,
         forced_bos_token_id=tokenizer.bos_token_id if forces_bos else None,
@@ -104,6 +110,22 @@ def make_tiny_checkpoint(
     model.save_pretrained(path)
     transformers.Florence2Processor(images, tokenizer).save_pretrained(path)
     return path
+
+
+def _vary_outputs(model: Any) -> None:
+    """Spread what makes tokens differ: BART's norms after each layer even it out.
+
+    Tokens see few others of theirs, positions differ more, and what is read of the encoder does not outweigh both.
+    """
+    import torch
+
+    factors = {"q_proj.weight": 2, "k_proj.weight": 2, "encoder_attn.out_proj.weight": 0.3}
+    with torch.no_grad():
+        model.model.language_model.decoder.embed_positions.weight.mul_(2)
+        for name, parameter in model.model.language_model.named_parameters():
+            for ending, factor in factors.items():
+                if name.endswith(ending):
+                    parameter.mul_(factor)
 
 
 def _tokenizer(spare_tokens: int) -> Any:
