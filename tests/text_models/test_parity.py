@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
-from corellm import LLM, SamplingParams
-from corellm.testing.reference import Continuation, generate_one
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.dummy_steps import capture_graphs
 from tests.text_models.families import CHOOSE_ON_THE_HOST, FAMILIES
+from tests.text_models.parity import Model, generated
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
 
-_BEGINNING = "Look with care, one two three four five six seven eight nine ten. "
-PROMPTS = [
-    "yes",
-    "What shape is in the picture?",
-    _BEGINNING + "How many objects are there?",
-    _BEGINNING * 2 + "left, right, above or below?",
-    _BEGINNING * 3,
-]
-LENGTHS = [18, 16, 9, 12, 14]
 ENGINES: dict[str, dict[str, Any]] = {
     "whole": {},
     "chunks": {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
@@ -42,31 +28,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 """16 blocks of 8 tokens hold the longest request, but not all together."""
 
 
-@dataclass(frozen=True)
-class Model:
-    """A tiny checkpoint, and what transformers generates with it."""
-
-    path: Path
-    wanted: list[Continuation]
-
-    def engine(self, **options: Any) -> LLM:
-        """The model loaded."""
-        return LLM(str(self.path), dtype="float32", max_model_len=120, **options)
-
-    def require_equal(self, llm: LLM) -> list[Any]:
-        """Generate all prompts together, and compare."""
-        params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n, logprobs=0) for n in LENGTHS]
-        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-        for output, want in zip(outputs, self.wanted, strict=True):
-            (completion,) = output.outputs
-            assert completion.logprobs is not None
-            assert output.prompt_token_ids == want.prompt_token_ids
-            assert completion.token_ids == want.token_ids
-            logprobs = [step[t].logprob for step, t in zip(completion.logprobs, completion.token_ids, strict=True)]
-            assert logprobs == pytest.approx(want.logprobs, abs=1e-4)
-        return list(outputs)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     """`model(architecture)`: written and generated from once."""
@@ -77,24 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
             path = make_tiny_checkpoint(
                 tmp_path_factory.mktemp("tiny"), architecture=architecture, **FAMILIES[architecture]
             )
-            made[architecture] = Model(path, _generated(architecture, path))
+            made[architecture] = Model(path, generated(architecture, path))
         return made[architecture]
 
     return make
-
-
-def _generated(architecture: str, path: Path, *, with_sinks: bool = True) -> list[Continuation]:
-    """What transformers generates, one prompt at a time; only its eager attention caps scores and adds sinks."""
-    cls = getattr(transformers, architecture)
-    reference = cls.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    for name, parameter in reference.named_parameters():
-        if name.endswith(".sinks") and not with_sinks:
-            parameter.requires_grad_(False).fill_(-1e4)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    return [
-        generate_one(reference, tokenizer(prompt, return_tensors="pt"), length)
-        for prompt, length in zip(PROMPTS, LENGTHS, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -109,7 +56,7 @@ def test_outputs_are_varied(model: Callable[[str], Model], architecture: str) ->
 def test_sinks_choose_tokens(model: Callable[[str], Model], architecture: str) -> None:
     """Without them transformers itself generates others: an engine that left them out would not pass below."""
     tiny = model(architecture)
-    without = _generated(architecture, tiny.path, with_sinks=False)
+    without = generated(architecture, tiny.path, with_sinks=False)
     assert sum(one.token_ids != other.token_ids for one, other in zip(tiny.wanted, without, strict=True)) >= 4
 
 

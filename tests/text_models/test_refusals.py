@@ -21,7 +21,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     # by the class
     "BloomForCausalLM": ({}, CheckpointError, "does not let its attention be replaced"),
     "MptForCausalLM": ({}, CheckpointError, "does not let its attention be replaced"),
-    "MambaForCausalLM": ({}, CheckpointError, "MambaForCausalLM keeps a state beside keys and values"),
     "BertLMHeadModel": ({"intermediate_size": 96}, CheckpointError, "states a mask that is not the causal one that"),
     "T5ForConditionalGeneration": (
         {"d_kv": 16, "d_ff": 96},
@@ -37,12 +36,19 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "NemotronForCausalLM": (_GROUPED, ContractError, "NemotronAttention was run without the engine's `paged` argument"),
     "DogeForCausalLM": (_GROUPED, CheckpointError, "DogeModel fails in a step of corellm with"),
-    # by what the decoder is given
-    "Lfm2ForCausalLM": (
-        {**_GROUPED, "layer_types": ["conv", "full_attention"]},
+    # by how they keep a state
+    "RwkvForCausalLM": ({"context_length": 64}, CheckpointError, "RwkvModel never attends through the engine"),
+    "MiniMaxForCausalLM": (
+        {**_GROUPED, "head_dim": 16, "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]},
         CheckpointError,
-        "Lfm2Model has 1 of 2 layers that do not attend through the engine",
+        "MiniMaxModel has 1 of 2 layers that do not attend through the engine",
     ),
+    "ZayaForCausalLM": (
+        _GROUPED,
+        CheckpointError,
+        "ZayaCCAProjection.*keeps a state, and corellm cannot run it in chunks: .*does not return one tensor",
+    ),
+    # by what the decoder is given
     "Gemma3nForCausalLM": (
         {
             **_GROUPED,

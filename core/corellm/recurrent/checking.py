@@ -66,8 +66,8 @@ def make_states(
     states = RecurrentStates(mixers, layouts, max_num_seqs, device)
     num_bytes = sum(layout.num_bytes for of_mixer in layouts for layout in of_mixer)
     logger.info(
-        "%d layers keep a state: %.2f MiB for each sequence, %.2f GiB for %d at once (max_num_seqs), with room to write "
-        "beside what is read",
+        "%d layers keep a state: %.2f MiB for each sequence, %.2f GiB for %d at once (max_num_seqs), with room to "
+        "write beside what is read",
         len(mixers), num_bytes / 2**20, states.rows.count * num_bytes / 2**30, max_num_seqs,
     )  # fmt: skip
     if any(checked.values()):
@@ -97,7 +97,9 @@ def _layout(mixer: Mixer, hidden: Tensor) -> list[StateLayout]:
     layouts = [[StateLayout(tuple(state.shape[1:]), state.dtype) for state in states] for states in found]
     batches = [{state.shape[0] for state in states} for states in found]
     if any(layout != layouts[0] for layout in layouts) or batches != [{batch} for batch, _ in sizes]:
-        raise _refusal(mixer, f"its state is no tensor of fixed size for each sequence ({layouts[0]}, {layouts[1]})")
+        shapes = [[tuple(state.shape) for state in states] for states in found]
+        tried = ", ".join(f"{of} for {b} x {n} tokens" for of, (b, n) in zip(shapes, sizes, strict=True))
+        raise _refusal(mixer, f"its state is no tensor of fixed size for each sequence: {tried}")
     return layouts[0]
 
 
@@ -133,7 +135,7 @@ def _difference(mixer: Mixer, hidden: Tensor, whole: Tensor) -> str:
 
 def _in_chunks(mixer: Mixer, hidden: Tensor, lengths: Sequence[int], states: Sequence[Tensor] | None = None) -> Tensor:
     outputs = []
-    for chunk in hidden.split(list(lengths), dim=1):
+    for chunk in torch.split(hidden, list(lengths), dim=1):
         output, states = mixer.run(chunk, states)
         outputs.append(output)
     return torch.cat(outputs, dim=1)

@@ -86,7 +86,7 @@ class Mixer:
         if states is None or hidden.shape[1] == 1 or not self.by_token:
             return self._run(hidden, states, shared or {})
         outputs = []
-        for token in hidden.split(1, dim=1):
+        for token in torch.split(hidden, 1, dim=1):
             output, states = self._run(token, states, shared or {})
             outputs.append(output)
         return torch.cat(outputs, dim=1), list(states)
@@ -116,7 +116,7 @@ class _States(LinearAttentionLayer):  # type: ignore[misc]  # transformers has n
             getattr(self, f"is_{kind}_states_initialized")[index] = True
             if kind == "conv":
                 self.conv_kernel_size[index] = state.shape[-1]
-        self.has_previous_state = dict.fromkeys(self.has_previous_state, True)
+        self.has_previous_state = dict.fromkeys(range(self.number_of_states), True)
 
     def kept(self) -> dict[StateKey, Tensor]:
         """Return the states as they are now."""

@@ -130,7 +130,10 @@ class RecurrentStates:
         self._parked.clear()
 
     def _plan(self, chunks: Sequence[Chunk]) -> _Step:
-        reads, writes, spans, first = [], [], [], 0
+        reads: list[int] = []
+        writes: list[int] = []
+        spans: list[_Span] = []
+        first = 0
         for chunk in chunks:
             self._bring_back(chunk)
             read = self.rows.read(chunk.request_id, chunk.start)

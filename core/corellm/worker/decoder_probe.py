@@ -226,18 +226,24 @@ def probe_decoder(
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         probe.refuse(f"fails in a step of corellm with {type(error).__name__}: {reason} ({raised_at(error)})", error)
+    config: Any = getattr(language_model, "config", None)
     if not probe.layers and not stateful:
+        if getattr(config, "_attn_implementation", None) == ATTENTION_NAME:
+            probe.refuse(
+                "never attends through the engine: it has attention of its own, or a state that transformers' Cache "
+                "does not hold"
+            )
         raise ContractError(
             f"{probe.decoder} never called paged attention; load_model must set load_config.attn_implementation on the "
             f"text decoder's config"
         )
-    config: Any = getattr(language_model, "config", None)  # `num_hidden_layers` of encoder-decoders is the encoder's
+    # `num_hidden_layers` of encoder-decoders is the encoder's
     num_layers: Any = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
     num_known = len(probe.layers.keys() | stateful) + _count_pointwise(config)
     if num_layers is not None and num_known < num_layers:
         probe.refuse(
-            f"has {num_layers - num_known} of {num_layers} layers that do not attend through the engine, such as layers "
-            f"with a state that transformers' Cache does not hold"
+            f"has {num_layers - num_known} of {num_layers} layers that do not attend through the engine, such as "
+            f"layers with a state that transformers' Cache does not hold"
         )
     hidden: Tensor = output[0, -1:]
     if hidden.shape != (1, hidden_size):

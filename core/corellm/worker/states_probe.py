@@ -82,16 +82,20 @@ class StatesProbe(_Probe):
             self.refuse("attends to its encoder's states without a layer_idx, or more than once in a layer")
         self._attended.add(index)
 
-    def check(self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, more: Any) -> None:
+    def check(
+        self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, sinks: Tensor | None, more: Any
+    ) -> None:
         """Check that the engine computes what a layer asks for: of states, that it sees all.
 
         Raises:
             CheckpointError: it does not.
         """
         if not self._of_states:
-            super().check(layer, mask, window, softcap, more)
+            super().check(layer, mask, window, softcap, sinks, more)
             return
-        super().check(layer, None, None, softcap, {**more, "is_causal": True})  # arguments and caps alone
+        if sinks is not None:
+            self.refuse("has attention sinks beside its encoder's states, which corellm does not add")
+        super().check(layer, None, None, softcap, None, {**more, "is_causal": True})  # arguments and caps alone
         causal = getattr(layer, "is_causal", False) if more.get("is_causal") is None else more["is_causal"]
         if causal or window is not None or not (mask is None or self._sees_all(mask)):
             self.refuse("does not let each token attend to all of its encoder's states")

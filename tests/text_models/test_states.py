@@ -1,0 +1,184 @@
+"""Models whose layers keep a state give the tokens of transformers' `generate`, however their sequences are cut."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from corellm import LLM, SamplingParams
+from corellm.recurrent.mixer import Mixer
+from corellm.recurrent.states import RecurrentStates
+from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm.worker.model_runner import ModelRunner
+from corellm.worker.sampler import Sampler
+from tests.text_models.parity import LENGTHS, PROMPTS, Model, generated
+from tests.text_models.stateful import MAIN, MORE
+
+_SCARCE = {"max_num_batched_tokens": 24, "block_size": 8, "num_kv_blocks": 16}
+"""16 blocks of 8 tokens hold the longest request, but not all together."""
+ENGINES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "chunks-of-16": {"max_num_batched_tokens": 16},
+    "chunks-of-64": {"max_num_batched_tokens": 64},
+    "chunks-of-7-blocks-of-32": {"max_num_batched_tokens": 7, "block_size": 32},
+    "recompute": _SCARCE,
+    "swap": {**_SCARCE, "preemption_mode": "swap"},
+}
+CASES = [(name, engine) for name in MAIN for engine in ENGINES]
+CASES += [(name, "swap") for name in MORE]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """`model(architecture)`: written and generated from once."""
+    made: dict[str, Model] = {}
+
+    def make(architecture: str) -> Model:
+        if architecture not in made:
+            config = (MAIN | MORE)[architecture]
+            path = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), architecture=architecture, **config)
+            made[architecture] = Model(path, generated(architecture, path))
+        return made[architecture]
+
+    return make
+
+
+def _states(llm: LLM) -> RecurrentStates:
+    states = llm.engine.runner.recurrent
+    assert states is not None
+    return states
+
+
+def _require_all_given_back(llm: LLM) -> None:
+    """No state is left when no request is."""
+    states = _states(llm)
+    states.rows.check_integrity()
+    assert (states.rows.num_held, states.num_parked) == (0, 0)
+    llm.engine.scheduler.blocks.check_integrity()
+
+
+@pytest.mark.parametrize("architecture", MAIN | MORE)
+def test_outputs_are_varied_and_depend_on_the_state(
+    model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With zeros in place of states nearly all outputs are others: equal tokens prove something of the states."""
+    tiny = model(architecture)
+    assert len({tuple(one.token_ids[:9]) for one in tiny.wanted}) == len(PROMPTS)
+    run = Mixer.run
+
+    def forgetful(mixer: Mixer, hidden: Tensor, states: Sequence[Tensor] | None, *rest: Any) -> Any:
+        return run(mixer, hidden, None if states is None else [torch.zeros_like(state) for state in states], *rest)
+
+    params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n) for n in LENGTHS]
+    with tiny.engine() as llm:
+        monkeypatch.setattr(Mixer, "run", forgetful)
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    pairs = [(output.outputs[0].token_ids, want.token_ids) for output, want in zip(outputs, tiny.wanted, strict=True)]
+    assert all(got[0] == want[0] for got, want in pairs), "the prompt runs at once, without a state"
+    assert sum(got != want for got, want in pairs) >= 4
+
+
+@pytest.mark.parametrize(("architecture", "engine"), CASES)
+def test_tokens_equal_transformers(model: Callable[[str], Model], architecture: str, engine: str) -> None:
+    """Batched, in chunks, preempted in both ways, in blocks of several sizes: the same tokens, twice."""
+    tiny, options = model(architecture), ENGINES[engine]
+    with tiny.engine(**options) as llm:
+        outputs = tiny.require_equal(llm) + tiny.require_equal(llm)
+        assert not any(output.num_cached_tokens for output in outputs)
+        preempted = sum(output.metrics.num_preemptions for output in outputs)
+        assert (preempted > 0) == ("num_kv_blocks" in options)
+        _require_all_given_back(llm)
+
+
+@pytest.mark.parametrize("architecture", MAIN)
+def test_a_step_that_fails_runs_again_from_the_same_states(
+    model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests run again one by one, and go on as if nothing had happened."""
+    failed: list[int] = []
+    start = Sampler.start
+
+    def failing(sampler: Sampler, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if len(logits) > 1 and len(failed) < 4:
+            failed.append(len(logits))
+            raise RuntimeError("injected after the forward pass")
+        return start(sampler, logits, *args, **kwargs)
+
+    tiny = model(architecture)
+    with tiny.engine(max_num_batched_tokens=32) as llm:
+        monkeypatch.setattr(Sampler, "start", failing)
+        tiny.require_equal(llm)
+        _require_all_given_back(llm)
+    assert len(failed) == 4
+
+
+@pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM", "GraniteMoeHybridForCausalLM"])
+def test_a_request_that_fails_leaves_the_others_their_states(
+    model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only it fails; the others have the reference's tokens."""
+    tiny, run = model(architecture), ModelRunner.run
+    poisoned = len(tiny.wanted[2].prompt_token_ids)
+
+    def failing(runner: ModelRunner, chunks: Any, states: Any, step: Any) -> None:
+        run(runner, chunks, states, step)
+        if any(c.start + c.num_tokens == poisoned for c in chunks if c.request_id.startswith("2")):
+            raise RuntimeError("injected")
+
+    params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n) for n in LENGTHS]
+    monkeypatch.setattr(ModelRunner, "run", failing)
+    with tiny.engine(max_num_batched_tokens=24) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False, on_error="return")
+        _require_all_given_back(llm)
+    assert [output.error is not None for output in outputs] == [False, False, True, False, False]
+    for i in (0, 1, 3, 4):
+        assert outputs[i].outputs[0].token_ids == tiny.wanted[i].token_ids
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_aborts_give_states_back(model: Callable[[str], Model], mode: str) -> None:
+    """At every moment, of running and of swapped requests; the others go on."""
+    tiny = model("Qwen3NextForCausalLM")
+    for num_steps in range(2, 30, 3):
+        with tiny.engine(**{**_SCARCE, "preemption_mode": mode}) as llm:
+            engine = llm.engine
+            for i, prompt in enumerate(PROMPTS):
+                n = LENGTHS[i]
+                engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=n, min_tokens=n))
+            outputs: dict[str, list[int]] = {}
+            for step in range(400):
+                if step == num_steps:
+                    engine.abort_request("3", silently=True)
+                    engine.abort_request("4", silently=True)
+                for output in engine.step():
+                    outputs[output.request_id] = output.outputs[0].token_ids
+                if not engine.has_unfinished_requests():
+                    break
+            assert [outputs[str(i)] for i in range(3)] == [tiny.wanted[i].token_ids for i in range(3)]
+            _require_all_given_back(llm)
+
+
+def test_several_outputs_of_a_prompt(model: Callable[[str], Model]) -> None:
+    """Each has a state of its own."""
+    tiny = model("Lfm2ForCausalLM")
+    params = SamplingParams(temperature=0, n=3, max_tokens=LENGTHS[3], min_tokens=LENGTHS[3])
+    with tiny.engine(max_num_batched_tokens=20) as llm:
+        (output,) = llm.generate(PROMPTS[3], params, use_tqdm=False)
+    assert [one.token_ids for one in output.outputs] == [tiny.wanted[3].token_ids] * 3
+
+
+def test_the_log_says_what_is_off_and_what_states_take(
+    model: Callable[[str], Model], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line each."""
+    with caplog.at_level(logging.INFO, logger="corellm"), model("JambaForCausalLM").engine(max_num_seqs=8):
+        pass
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("prefix caching and graphs are off" in line for line in lines) == 1
+    assert sum("2 layers keep a state" in line and "for 8 at once" in line for line in lines) == 1
+    assert sum("JambaMambaMixer: only a prompt's first chunk is computed at once" in line for line in lines) == 1
