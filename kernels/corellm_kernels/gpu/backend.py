@@ -6,7 +6,7 @@ Imports Triton only when a backend is made, not to check whether one can run.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class TritonAttention(AttentionBackend):
         out = query.new_empty(*query.shape[:2], call.value.shape[2])
         caches = (cache.key, cache.value)
         sinks = None if call.sinks is None else call.sinks.contiguous()
-        options = {
+        options: dict[str, Any] = {
             "scale": call.scale, "sliding_window": call.sliding_window, "softcap": call.softcap, "sinks": sinks,
             **scales,
         }  # fmt: skip
