@@ -24,7 +24,7 @@ from corellm.errors import (
 from corellm_florence2.tiny import make_tiny_checkpoint
 
 IMAGE_TOKENS = 17
-LENGTHS = (40, 8, 31, 17, 26, 12, 35, 5)
+LENGTHS = (70, 8, 61, 17, 46, 12, 65, 5)
 PROMPTS = (
     "<OD>",
     "<CAPTION>",
@@ -151,12 +151,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no prefix caching": {"enable_prefix_caching": False},
     "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
     "one at a time": {"max_num_seqs": 1},
-    "dummy kernels off": {"fuse_layers": False},
+    "plain layers": {"fuse_layers": False},
 }
+BLOCKS = {8: 26, 16: 13, 32: 7}
 SHORT = {
     f"{mode}, {size}, {backend}": {
-        "preemption_mode": mode, "block_size": size, "attention_backend": backend, "num_kv_blocks": 176 // size,
-        "max_model_len": 64, "enable_prefix_caching": caching,
+        "preemption_mode": mode, "block_size": size, "attention_backend": backend, "num_kv_blocks": BLOCKS[size],
+        "max_model_len": 96, "enable_prefix_caching": caching,
     }
     for mode, size, backend, caching in (
         ("recompute", 8, "compiled", True), ("recompute", 16, "cpu", False), ("swap", 8, "reference", True),
