@@ -37,13 +37,13 @@ hook raises fails the one request it was called for, or, at load, the load. The 
 time; a hook writes into none of them but `inputs_embeds`.
 
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
-`get_max_encoder_states`, `get_supported_mm_limits`, `get_data_parser`, `get_dummy_*`, `register_processor` (at the first use of
-`context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`, `get_multimodal_embedding_width`; per
-request, in the front end, `make_context`,
-`get_placeholder_str`, `refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`,
-`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`, `get_decoder_prompt`; in the worker,
-once per request `get_rope_positions` and `get_encoder_states`, and per step `get_multimodal_embeddings`,
-`get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
+`get_max_encoder_states`, `get_supported_mm_limits`, `get_data_parser`, `get_dummy_*`, `register_processor` (at the
+first use of `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`,
+`get_multimodal_embedding_width`; per request, in the front end, `make_context`, `get_placeholder_str`,
+`refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`, `apply_hf_processor_tokens_only`,
+`get_prompt_updates`, `get_bidirectional_spans`, `get_decoder_prompt`; in the worker, once per request
+`get_rope_positions` and `get_encoder_states`, and per step `get_multimodal_embeddings`, `get_input_embeddings`,
+`merge_multimodal_embeddings`, `compute_logits`.
 
 An encoder-decoder is a model for which `get_max_encoder_states` gives a number. Its prompt, items included, is what the
 encoder reads; `get_decoder_prompt` gives the tokens that its output begins behind.

@@ -30,8 +30,8 @@ REQUEST_ARGUMENTS: dict[str, Absent] = {
 
 PROMPT_KEYS: dict[str, Absent] = {
     "prompt_embeds": Absent((None,), "prompts are text or token ids; embeddings of items go into multi_modal_data"),
-    "encoder_prompt": Absent((None,), "encoder-decoder models cannot be served yet"),
-    "decoder_prompt": Absent((None,), "encoder-decoder models cannot be served yet"),
+    "encoder_prompt": Absent((None,), "an encoder-decoder's encoder reads the prompt: give it as prompt"),
+    "decoder_prompt": Absent((None,), "the adapter gives an encoder-decoder's decoder its first tokens"),
     "token_type_ids": Absent((None,), "no family takes them"),
 }
 """Keys of a prompt given as a dictionary."""

@@ -44,11 +44,6 @@ class StatesProbe(_Probe):
         turned = self._pass(language_model, embeds, (1, 0), new)
         self._pass(language_model, embeds, (0, 1), new[:0])
         rows = self._pass(language_model, embeds, (0, 1), new)
-        if self._written != self.layers:
-            self.refuse(
-                "attends to its encoder's states with keys and values of another shape than to its own tokens, or not "
-                "in each layer; corellm keeps both in one cache by layer"
-            )
         for ours, other in zip(rows, turned, strict=True):
             if not bool((other.flip(-2) - ours).abs().max() <= _SAME * ours.abs().max()):
                 self.refuse("does not give tokens the positions that it is told, so requests cannot share a batch")
@@ -64,6 +59,11 @@ class StatesProbe(_Probe):
         hidden = run_decoder(language_model, embeds, positions, states, cache, self)
         if self._attended != self.layers.keys():
             self.refuse("has layers that do not attend to its encoder's states through the engine's cache")
+        if self._written != self.layers:
+            self.refuse(
+                "attends to its encoder's states with keys and values of another shape than to its own tokens; corellm "
+                "keeps both in one cache by layer"
+            )
         return [*self._rows, hidden]
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:

@@ -24,7 +24,7 @@ from corellm.errors import (
 from corellm_florence2.tiny import make_tiny_checkpoint
 
 IMAGE_TOKENS = 17
-LENGTHS = (40, 8, 31, 17, 26, 12, 35, 5)
+LENGTHS = (70, 8, 61, 17, 46, 12, 65, 5)
 PROMPTS = (
     "<OD>",
     "<CAPTION>",
@@ -40,7 +40,7 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint, not to be written to."""
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("florence2"), seed=3)
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("florence2"))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,8 @@ def expected(processor: Any, reference: Any) -> list[list[int]]:
         )[0].tolist()
         assert made[:2] == [processor.tokenizer.eos_token_id, processor.tokenizer.bos_token_id]
         outputs.append(made[2:])
-    assert len({tuple(tokens[:4]) for tokens in outputs}) == len(outputs)
+    assert len({tuple(tokens[:5]) for tokens in outputs}) > len(outputs) // 2
+    assert len({tuple(tokens) for tokens in outputs}) == len(outputs)
     return outputs
 
 
@@ -150,12 +151,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no prefix caching": {"enable_prefix_caching": False},
     "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
     "one at a time": {"max_num_seqs": 1},
-    "dummy kernels off": {"fuse_layers": False},
+    "plain layers": {"fuse_layers": False},
 }
+BLOCKS = {8: 26, 16: 13, 32: 7}
 SHORT = {
     f"{mode}, {size}, {backend}": {
-        "preemption_mode": mode, "block_size": size, "attention_backend": backend, "num_kv_blocks": 176 // size,
-        "max_model_len": 64, "enable_prefix_caching": caching,
+        "preemption_mode": mode, "block_size": size, "attention_backend": backend, "num_kv_blocks": BLOCKS[size],
+        "max_model_len": 96, "enable_prefix_caching": caching,
     }
     for mode, size, backend, caching in (
         ("recompute", 8, "compiled", True), ("recompute", 16, "cpu", False), ("swap", 8, "reference", True),
@@ -237,14 +239,14 @@ def test_a_prompt_longer_than_the_encoder(llm: LLM) -> None:
     """Refused before the engine, with both numbers; the decoder's limit is `max_model_len`."""
     with pytest.raises(PromptTooLongError, match=r"\d+ tokens, 17 of them for its items, .* it has 512 positions"):
         llm.engine.input_processor.process(prompt("one two " * 400, 1))
-    assert PromptTooLongError.http_status == 400
+    assert PromptTooLongError.status == 400
     assert llm.engine.max_model_len == 512
 
 
 def test_no_room_for_states(checkpoint: Path) -> None:
     """A cache that holds the decoder's tokens, and not the states besides: refused with the numbers."""
     with LLM(str(checkpoint), dtype="float32", num_kv_blocks=2, max_model_len=32) as llm:
-        (output,) = llm.generate(prompt("<OD>", 1), greedy(2), use_tqdm=False)
+        (output,) = llm.generate(prompt("<OD>", 1), greedy(2), use_tqdm=False, on_error="return")
         assert isinstance(output.error, PromptTooLongError)
         assert "55 states" in str(output.error)
         assert "KV cache of 32 tokens" in str(output.error)

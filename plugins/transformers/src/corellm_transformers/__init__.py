@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from corellm.errors import CheckpointError
 from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import (
     MultiModalFeature,
@@ -136,6 +137,16 @@ class TransformersModel:
         return None if spans is None else spans.of(token_ids, mm_features)
 
     # --- the model --------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def load_model(self) -> None:
+        """Refuse encoder-decoders before weights are read; the core's default then loads the others."""
+        config = self.context.hf_config
+        if config.is_encoder_decoder:
+            raise CheckpointError(
+                f"{self.context.model_path}: {config.model_type!r} is an encoder-decoder, of which the generic adapter "
+                f"cannot tell what the encoder reads; it needs a plugin of its own"
+            )
 
     @hookimpl
     def get_language_model(self, model: nn.Module) -> nn.Module:

@@ -1,0 +1,115 @@
+"""What the probe of encoder-decoders accepts, and what it refuses with which reason; transformers' own decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from corellm.attention.paged import ATTENTION_NAME, register_attention
+from corellm.errors import CheckpointError
+from corellm.worker.decoder_probe import probe_decoder
+from corellm.worker.defaults import own_configuration, text_decoder
+from corellm.worker.kv_cache import LayerLayout
+from corellm.worker.states_probe import StatesProbe
+
+SIZES = {
+    "vocab_size": 50, "d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 4, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def make_decoder(name: str = "Bart", **more: Any) -> Any:
+    """A decoder of transformers on paged attention."""
+    register_attention()
+    config = getattr(transformers, f"{name}Config")(**SIZES, **more)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    decoder = text_decoder(model, config)
+    own_configuration(decoder)
+    decoder.config._attn_implementation = ATTENTION_NAME
+    assert model.encoder.config._attn_implementation != ATTENTION_NAME
+    return decoder
+
+
+def probe(decoder: nn.Module) -> tuple[dict[int, LayerLayout], Tensor]:
+    return probe_decoder(
+        decoder, 32, torch.float32, torch.device("cpu"), max_len=20, softcaps=True, probe_class=StatesProbe
+    )
+
+
+@pytest.mark.parametrize("name", ["Bart", "MBart", "Pegasus", "Whisper"])
+def test_decoders_of_transformers(name: str) -> None:
+    """Each layer is found, with its shape; the encoder has another number of layers and heads."""
+    layers, hidden = probe(make_decoder(name))
+    assert layers == {index: LayerLayout(4, 8, 8) for index in range(3)}
+    assert hidden.shape == (1, 32)
+
+
+def test_position_bias_is_refused() -> None:
+    """T5 adds a bias of relative positions to scores."""
+    config = transformers.T5Config(
+        vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    decoder = transformers.T5Model(config).eval().get_decoder()
+    decoder.config._attn_implementation = ATTENTION_NAME
+    with pytest.raises(CheckpointError, match="run this checkpoint with transformers' own generate"):
+        probe(decoder)
+
+
+def _no_positions(decoder: Any) -> None:
+    embed = decoder.embed_positions.forward
+    decoder.embed_positions.forward = lambda ids, length=0, position_ids=None: embed(
+        ids, position_ids=torch.arange(position_ids.shape[-1])
+    )
+
+
+def _without_states(decoder: Any) -> None:
+    layer = decoder.layers[1]
+    forward = layer.forward
+    layer.forward = lambda hidden, mask, states, **more: forward(hidden, mask, None, **more)
+
+
+def _causal(decoder: Any) -> None:
+    decoder.layers[2].encoder_attn.is_causal = True
+
+
+def _other_heads(decoder: Any) -> None:
+    other = make_decoder().layers[0].encoder_attn
+    other.head_dim, other.num_heads, other.config = 16, 2, decoder.config
+    decoder.layers[0].encoder_attn = other
+
+
+def _twice(decoder: Any) -> None:
+    decoder.layers[1].encoder_attn.layer_idx = 0
+
+
+def _uncached(decoder: Any) -> None:
+    attention = decoder.layers[0].encoder_attn
+    forward = attention.forward
+    attention.forward = lambda *args, past_key_values=None, **more: forward(*args, **more)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_no_positions, "does not give tokens the positions that it is told"),
+        (_without_states, "has layers that do not attend to its encoder's states"),
+        (_causal, "does not let each token attend to all of its encoder's states"),
+        (_other_heads, "keys and values of another shape than to its own tokens"),
+        (_twice, "without a layer_idx, or more than once in a layer"),
+        (_uncached, r"attends to other tokens than its own \(cross attention\)|more than once"),
+    ],
+)
+def test_what_is_refused(change: Callable[[Any], None], reason: str) -> None:
+    """Each with its reason, and before that the decoder is accepted."""
+    decoder = make_decoder()
+    probe(deepcopy(decoder))
+    change(decoder)
+    with pytest.raises(CheckpointError, match=reason):
+        probe(decoder)
