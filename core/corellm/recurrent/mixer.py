@@ -40,10 +40,9 @@ class Mixer:
     def __init__(self, name: str, module: nn.Module, num_states: int) -> None:
         self.name, self.module, self.by_token = name, module, False
         self._forward, self._num_states = module.forward, num_states
-        self._signature = signature(module.forward)
-        names = list(self._signature.parameters)
+        parameters = signature(module.forward).parameters
+        self._names = names = [name for name, p in parameters.items() if p.kind is not Parameter.VAR_KEYWORD]
         self._hidden = names[0]
-        self._extra = {n for n, p in self._signature.parameters.items() if p.kind is Parameter.VAR_KEYWORD}
         takes = [argument for argument in _CACHE_ARGUMENTS if argument in names]
         index: Any = getattr(module, "layer_idx", None)
         if not takes or not isinstance(index, int):
@@ -61,13 +60,10 @@ class Mixer:
         Raises:
             ContractError: it gets other tensors, which would have to be split by sequences, too.
         """
-        given = self._signature.bind(*args, **kwargs).arguments
-        hidden: Tensor = given.pop(self._hidden)
-        shared = {
-            name: value
-            for name, value in given.items()
-            if value is not None and name not in self._extra and name != self._takes
-        }
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        hidden: Tensor = given[self._hidden]
+        own = (self._hidden, self._takes)
+        shared = {name: given[name] for name in self._names if given.get(name) is not None and name not in own}
         split = sorted(name for name, value in shared.items() if isinstance(value, Tensor) or name == _MASK)
         if split:
             raise ContractError(f"{self} takes {', '.join(split)} beside hidden states, which corellm does not split")
