@@ -98,7 +98,9 @@ def _download(name: str, revision: str | None, wanted: list[str], *, what: str) 
 
 
 def read_architectures(path: Path) -> tuple[str, ...]:
-    """Return the architectures that a checkpoint's `config.json` names, else its type of model; imports no transformers.
+    """Return the architectures that a checkpoint's `config.json` names, else its `model_type`.
+
+    Imports no transformers.
 
     Raises:
         CheckpointError: it is broken, or names neither.

@@ -1,7 +1,7 @@
 """DeepSeek-VL2's own prompt of a conversation: what the published processor tokenizes, message by message.
 
-A message of the user's is followed by the mark of the assistant's, whose text follows without a space and ends with the
-token that ends an output. A system message comes first, without a mark.
+A message of the user's is followed by the mark of the assistant's, whose text, tokenized by itself, follows without a
+space and ends with the token that ends an output. A system message comes first, without a mark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from corellm.errors import PromptError
 from corellm.hookspecs import ChatPrompt
-from corellm.multimodal import collect_media
+from corellm.multimodal import TEXT_BOUNDARY, collect_media
 from corellm_deepseek_vl2.tokenizer import ASSISTANT, USER
 
 
@@ -38,7 +38,7 @@ def make_context(
         if role == "user":
             prompt += f"{USER}: {text}\n\n" if text else f"{USER}:"
         elif role == "assistant":
-            prompt += f"{ASSISTANT}:{text}{end}"
+            prompt += f"{ASSISTANT}:{TEXT_BOUNDARY}{text}{end}"
         elif role in ("system", "developer") and index == 0:
             prompt += text
         elif role in ("system", "developer"):

@@ -50,7 +50,8 @@ class DeepseekVLV2(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module:
         """Of text tokens."""
-        embeddings: nn.Module = self.language["model"].embed_tokens
+        decoder: Any = self.language["model"]
+        embeddings: nn.Module = decoder.embed_tokens
         return embeddings
 
     def get_output_embeddings(self) -> nn.Module:
@@ -79,7 +80,7 @@ def load_model(config: Any, load_config: LoadConfig) -> DeepseekVLV2:
     """
     with torch.device("meta"):
         model = DeepseekVLV2(config)
-    decoder = model.get_decoder()
+    decoder: Any = model.get_decoder()
     model = model.to(load_config.dtype)
     for gate in decoder.modules():
         if hasattr(gate, _IN_FLOAT32):

@@ -72,7 +72,8 @@ class DeepseekVLV2Processor:
         self.image_token_id: int = tokenizer.convert_tokens_to_ids(image_token)
         self.side, self.tokens_per_side = side, tokens_per_side
         self.candidates: list[Size] = [(width, height) for width, height in candidates]
-        self._mean, self._std = (None if v is None else np.array(v, np.float32)[:, None, None] for v in (mean, std))
+        self._mean: Pixels = np.array(mean, np.float32)[:, None, None]
+        self._std: Pixels | None = None if std is None else np.array(std, np.float32)[:, None, None]
         self._colour = tuple(int(value * 255) for value in mean)
 
     def __call__(
@@ -114,7 +115,7 @@ class DeepseekVLV2Processor:
         return BatchFeature(data, tensor_type=return_tensors)  # type: ignore[no-any-return]
 
     def num_tokens(self, columns: int, rows: int) -> int:
-        """Embeddings of an image with so many tiles: rows of the whole and of the tiles, each with an end, a divider."""
+        """Embeddings of an image with so many tiles: rows of both views, each with an end, and a divider between."""
         size = self.tokens_per_side
         return size * (size + 1) + 1 + rows * size * (columns * size + 1)
 

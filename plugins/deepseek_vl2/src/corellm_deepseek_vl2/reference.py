@@ -40,8 +40,10 @@ class PlainProcessor:
         self.tokenizer.add_special_tokens([self.image])
         for token in ("<|User|>", "<|Assistant|>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>"):
             self.tokenizer.add_special_tokens([token])
-        self.bos, self.eos = (self.tokenizer.token_to_id(names[name]) for name in ("bos_token", "eos_token"))
-        self.image_id: int = self.tokenizer.token_to_id(self.image)
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        self.bos, self.eos, self.image_id = (
+            vocabulary[token] for token in (names["bos_token"], names["eos_token"], self.image)
+        )
 
     def encode(self, text: str, tiles: Sequence[tuple[int, int]]) -> list[int]:
         """Tokens of a prompt: BOS, the texts between images each by itself, an image's tokens by its tiles."""
@@ -81,8 +83,8 @@ class PlainProcessor:
         views = [ImageOps.pad(image, (self.side, self.side), color=colour)]
         padded = ImageOps.pad(image, (width, height), color=colour)
         for top in range(0, height, self.side):
-            for left in range(0, width, self.side):
-                views.append(padded.crop((left, top, left + self.side, top + self.side)))
+            lefts = range(0, width, self.side)
+            views += [padded.crop((left, top, left + self.side, top + self.side)) for left in lefts]
         return torch.stack([self.pixels(view) for view in views]), (width // self.side, height // self.side)
 
     def pixels(self, view: Image.Image) -> Tensor:
@@ -114,10 +116,10 @@ class PlainModel:
         across, down = tiles
         newline = self.weights["image_newline"]
 
-        def rows(grid: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        def rows(beside: Sequence[Sequence[Sequence[Tensor]]]) -> list[Tensor]:
             whole: list[Tensor] = []
-            for row in range(len(grid[0])):
-                for view in grid:
+            for row in range(len(beside[0])):
+                for view in beside:
                     whole += list(view[row])
                 whole.append(newline)
             return whole
@@ -212,30 +214,32 @@ class PlainModel:
         return self.linear(inner, f"{name}.down_proj")
 
     def experts(self, x: Tensor, name: str) -> Tensor:
-        """Token by token: the chosen experts' outputs, weighted, and the shared experts'."""
+        """The outputs of all experts, weighted with 0 where a token did not choose one, and of the shared ones."""
         text = self.text
-        outputs: list[Tensor] = []
-        for token in x:
-            logits = self.linear(token, f"{name}.gate")
-            scores = logits.sigmoid() if text.get("scoring_func", "softmax") == "sigmoid" else logits.softmax(-1)
-            merits = scores.clone()
-            if text["topk_method"] == "noaux_tc":
-                merits += self.weights[f"{name}.gate.e_score_correction_bias"]
-            if text["topk_method"] == "group_limited_greedy":
-                groups = merits.view(text["n_group"], -1)
-                best = groups.max(-1).values.topk(text["topk_group"]).indices.tolist()
-                for group in set(range(len(groups))) - set(best):
-                    groups[group] = 0
-            chosen = merits.topk(text["num_experts_per_tok"]).indices
-            weights = scores[chosen]
-            if text.get("norm_topk_prob", False):
-                weights = weights / weights.sum()
-            weights = weights * text.get("routed_scaling_factor", 1.0)
-            output = self.mlp(token, f"{name}.shared_experts")
-            for weight, expert in zip(weights, chosen.tolist(), strict=True):
-                output = output + weight * self.mlp(token, f"{name}.experts.{expert}")
-            outputs.append(output)
-        return torch.stack(outputs)
+        logits = self.linear(x, f"{name}.gate")
+        scores = logits.sigmoid() if text.get("scoring_func", "softmax") == "sigmoid" else logits.softmax(-1)
+        output = self.mlp(x, f"{name}.shared_experts")
+        weights = torch.stack([self.weighted(token, f"{name}.gate") for token in scores])
+        for expert in range(text["n_routed_experts"]):
+            output = output + weights[:, expert, None] * self.mlp(x, f"{name}.experts.{expert}")
+        return output
+
+    def weighted(self, scores: Tensor, name: str) -> Tensor:
+        """Weights of the experts for one token, `[experts]`."""
+        text, merits = self.text, scores.clone()
+        if text["topk_method"] == "noaux_tc":
+            merits += self.weights[f"{name}.e_score_correction_bias"]
+        if text["topk_method"] == "group_limited_greedy":
+            groups = merits.view(text["n_group"], -1)
+            best = groups.max(-1).values.topk(text["topk_group"]).indices.tolist()
+            for group in set(range(len(groups))) - set(best):
+                groups[group] = 0
+        chosen = merits.topk(text["num_experts_per_tok"]).indices
+        weights = torch.zeros_like(scores)
+        weights[chosen] = scores[chosen]
+        if text.get("norm_topk_prob", False):
+            weights = weights / weights.sum()
+        return weights * text.get("routed_scaling_factor", 1.0)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """Of each head by itself; a head's first half is rotated with its second."""
@@ -256,10 +260,12 @@ class PlainModel:
         else:
             queries = self.rms_norm(self.linear(x, f"{name}.q_a_proj"), f"{name}.q_a_layernorm")
             queries = self.linear(queries, f"{name}.q_b_proj")
-        latent, key_turned = self.linear(x, f"{name}.kv_a_proj_with_mqa").split([text["kv_lora_rank"], turned], -1)
+        joint = self.linear(x, f"{name}.kv_a_proj_with_mqa")
+        latent, key_turned = joint[:, :-turned], joint[:, -turned:]
         both = self.linear(self.rms_norm(latent, f"{name}.kv_a_layernorm"), f"{name}.kv_b_proj")
         heads = []
-        for q, kv in zip(queries.split(plain + turned, -1), both.split(plain + value, -1), strict=True):
+        by_head = torch.split(queries, plain + turned, -1), torch.split(both, plain + value, -1)
+        for q, kv in zip(*by_head, strict=True):
             scores = q[:, :plain] @ kv[:, :plain].T
             a, b = self.rotated(q[:, plain::2], q[:, plain + 1 :: 2])  # neighbours are rotated with each other
             c, d = self.rotated(key_turned[:, 0::2], key_turned[:, 1::2])

@@ -7,6 +7,7 @@ two are in `VARIANTS`. Weights are spread wider than a default initialisation, s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "spare_tokens": 3, "image_token": "<img>", "marks": ("<|ref|>",),
     },
     "more tokens a view, the whole image last, deeper projector": {
-        "side": 70, "global_view_pos": "tail", "projector": {"depth": 3, "mlp_ratio": 2},
+        "patch_size": 14, "global_view_pos": "tail", "projector": {"depth": 3, "mlp_ratio": 2},
     },
 }  # fmt: skip
 """`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
@@ -54,7 +55,8 @@ def make_tiny_checkpoint(
     projector: Mapping[str, Any] | None = None,
     hidden_size: int = 64,
     num_layers: int = 3,
-    side: int = 44,
+    side: int = 72,
+    patch_size: int = 23,
     candidates: Sequence[tuple[float, float]] = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2)),
     global_view_pos: str = "head",
     tile_tag: str = "2D",
@@ -69,7 +71,7 @@ def make_tiny_checkpoint(
         seed: of the weights.
         decoder, projector: changes of `language_config` and `projector_config`.
         hidden_size, num_layers: of the text decoder; the first layer has no experts.
-        side: of a view in pixels; patches have 14, and what is left over is not seen.
+        side, patch_size: of a view and of its patches in pixels; what is left over is not seen.
         candidates: resolutions, in multiples of `side`.
         global_view_pos, tile_tag: as in `config.json`.
         spare_tokens: special tokens without a use, which shift the ids of the family's own.
@@ -101,14 +103,16 @@ def make_tiny_checkpoint(
         "model_type": "deepseek_vl_v2",  # published files name no architecture
         "torch_dtype": "bfloat16", "tile_tag": tile_tag, "global_view_pos": global_view_pos,
         "candidate_resolutions": sizes, "language_config": text,
-        "projector_config": {"model_type": "mlp_projector", "input_dim": 48, "n_embed": hidden_size, **(projector or {})},
+        "projector_config": {
+            "model_type": "mlp_projector", "input_dim": 48, "n_embed": hidden_size, **(projector or {}),
+        },
         "vision_config": {
-            "model_type": "vision", "image_size": side, "patch_size": 14, "width": 48, "layers": 2, "heads": 4,
+            "model_type": "vision", "image_size": side, "patch_size": patch_size, "width": 48, "layers": 2, "heads": 4,
             "mlp_ratio": 2.51,
         },
     }  # fmt: skip
     settings = {
-        "candidate_resolutions": sizes, "patch_size": 14, "downsample_ratio": 2, "image_token": image_token,
+        "candidate_resolutions": sizes, "patch_size": patch_size, "downsample_ratio": 2, "image_token": image_token,
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "normalize": True,
         "pad_token": "<｜▁pad▁｜>", "sft_format": "deepseek", "processor_class": "DeepseekVLV2Processor",
     }  # fmt: skip
@@ -128,7 +132,8 @@ def published_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "language.model.embed_tokens.weight": embeddings, "language.lm_head.weight": embeddings,
     }  # fmt: skip
     depth, inner = projector.get("depth", 2), width * projector.get("mlp_ratio", 1)
-    widths = [projector.get("input_dim", 1152) * projector.get("downsample_ratio", 2) ** 2, *[inner] * (depth - 1), width]
+    square = projector.get("input_dim", 1152) * projector.get("downsample_ratio", 2) ** 2
+    widths = [square, *[inner] * (depth - 1), width]
     for i in range(depth):
         shapes |= _linear(f"projector.layers.{2 * i}", widths[i], widths[i + 1])
     shapes |= _of_tower(config["vision_config"])
@@ -170,7 +175,7 @@ def _of_layer(layer: str, text: Mapping[str, Any], *, has_experts: bool) -> dict
         f"{layer}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")
     }
     if not text.get("use_mla", True):
-        linears = {name: (hidden, hidden) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+        linears = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (hidden, hidden))
     else:
         latent, rotated, plain = text["kv_lora_rank"], text["qk_rope_head_dim"], text["qk_nope_head_dim"]
         query, value = heads * (plain + rotated), text["v_head_dim"]
@@ -218,5 +223,5 @@ def _write_weights(file: Path, shapes: Mapping[str, tuple[int, ...]], seed: int)
         elif len(shape) == 1:
             tensors[name] = 0.1 * noise
         else:
-            tensors[name] = noise * 1.4 / max(1, noise[0].numel()) ** 0.5
+            tensors[name] = noise * 1.4 / math.prod(shape[1:]) ** 0.5
     save_file(tensors, file, metadata={"format": "pt"})

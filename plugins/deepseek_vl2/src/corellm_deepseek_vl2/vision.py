@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -74,8 +75,9 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[views, patches, width]` in and out."""
-        joint: Tensor = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))
-        query, key, value = joint.permute(2, 0, 3, 1, 4)  # each [views, heads, patches, head_size]
+        joint: Tensor = self.qkv(hidden)
+        by_head = joint.view(*hidden.shape[:2], 3, self.heads, -1)
+        query, key, value = by_head.permute(2, 0, 3, 1, 4)  # each [views, heads, patches, head_size]
         attended = functional.scaled_dot_product_attention(query, key, value)
         output: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
         return output
@@ -94,7 +96,7 @@ class Projector(nn.Module):
         inner = config["n_embed"] * config["mlp_ratio"]
         widths = [config["input_dim"] * self.ratio**2, *[inner] * (config["depth"] - 1), config["n_embed"]]
         layers: list[nn.Module] = []
-        for width, following in zip(widths, widths[1:], strict=False):
+        for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.GELU()]
         self.layers = nn.Sequential(*layers[:-1])
 
@@ -102,11 +104,12 @@ class Projector(nn.Module):
         """`[views, patches, width]` to `[views, rows, columns, n_embed]`; odd squares are filled with zeros."""
         side = math.isqrt(patches.shape[1])
         missing = -side % self.ratio
-        grid = functional.pad(patches.transpose(1, 2).unflatten(-1, (side, side)), (0, missing, 0, missing))
+        grid = patches.transpose(1, 2).reshape(len(patches), -1, side, side)
+        grid = functional.pad(grid, (0, missing, 0, missing))
         squares = functional.unfold(grid, self.ratio, stride=self.ratio).transpose(1, 2)
         rows = (side + missing) // self.ratio
-        embeddings: Tensor = self.layers(squares).unflatten(1, (rows, rows))
-        return embeddings
+        embeddings: Tensor = self.layers(squares)
+        return embeddings.reshape(len(patches), rows, rows, -1)
 
 
 def lay_out(views: Tensor, columns: int, rows: int, *, newline: Tensor, divider: Tensor, whole_first: bool) -> Tensor:
