@@ -121,7 +121,7 @@ class DeepseekVLV2Processor:
 
     def takes(self, size: Size) -> bool:
         """Whether something is left of both sides of an image fitted into a view."""
-        return round(self.side * min(size) / max(size)) > 0
+        return round(min(size) / max(size) * self.side) > 0  # as ImageOps.pad rounds
 
     def grid(self, size: Size, *, cropping: bool = True) -> Size:
         """Tiles across and down: of the resolution that keeps most of the image's, and then of the smallest.

@@ -239,7 +239,8 @@ class PlainModel:
         weights[chosen] = scores[chosen]
         if text.get("norm_topk_prob", False):
             weights = weights / weights.sum()
-        return weights * text.get("routed_scaling_factor", 1.0)
+        factor: float = text.get("routed_scaling_factor", 1.0)
+        return weights * factor
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """Of each head by itself; a head's first half is rotated with its second."""
