@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.errors import MediaError, ProcessorKwargsError, PromptError
@@ -20,6 +21,7 @@ from corellm_deepseek_vl2.processor import DeepseekVLV2Processor
 from corellm_deepseek_vl2.reference import PlainProcessor
 from corellm_deepseek_vl2.tiny import VARIANTS, make_tiny_checkpoint, published_shapes
 from corellm_deepseek_vl2.tokenizer import load_tokenizer
+from corellm_deepseek_vl2.vision import VisionTransformer
 
 TILES = [
     *[(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (1, 4), (4, 1), (1, 5), (5, 1), (1, 6), (6, 1), (2, 3), (3, 2)],
@@ -125,6 +127,46 @@ def test_too_long_images(published: DeepseekVLV2Processor) -> None:
     assert published.grid((767, 1))
     with pytest.raises(MediaError, match=r"768 x 1 pixels.*crop it"):
         published.grid((768, 1))
+
+
+def test_the_tower_is_siglips() -> None:
+    """In float64, where the smallest part of a norm counts, the tower gives what transformers' SigLIP gives."""
+    config = transformers.SiglipVisionConfig(
+        hidden_size=48, intermediate_size=120, num_hidden_layers=2, num_attention_heads=4, image_size=72,
+        patch_size=23, vision_use_head=False,
+    )  # fmt: skip
+    theirs = transformers.SiglipVisionModel(config).double().eval()
+    settings = {"width": 48, "layers": 2, "heads": 4, "mlp_ratio": 2.51, "image_size": 72, "patch_size": 23}
+    ours = VisionTransformer(settings).double()
+    renamed = {"norm.": "post_layernorm.", "patch_embed.proj.": "embeddings.patch_embedding."}
+    inner = {"norm": "layer_norm", "attn.proj": "self_attn.out_proj", "blocks": "encoder.layers"}
+    weights = theirs.state_dict()
+    prefix = next(name for name in weights if name.endswith("post_layernorm.weight")).removesuffix(
+        "post_layernorm.weight"
+    )
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in ours.state_dict().items():
+        generator = torch.Generator().manual_seed(len(state))
+        state[name] = 0.05 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        if name == "pos_embed":
+            weights[f"{prefix}embeddings.position_embedding.weight"] = state[name][0]
+            continue
+        if ".qkv." in name:
+            where = name.replace("attn.qkv", "self_attn.{}_proj").replace("blocks", "encoder.layers")
+            for part, rows in zip("qkv", state[name].chunk(3), strict=True):
+                weights[prefix + where.format(part)] = rows
+            continue
+        target = name
+        for old, new in inner.items() if name.startswith("blocks") else renamed.items():
+            target = target.replace(old, new)
+        assert prefix + target in weights
+        weights[prefix + target] = state[name]
+    ours.load_state_dict(state)
+    theirs.load_state_dict(weights)
+    pixels = torch.rand(3, 3, 72, 72, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.inference_mode():
+        wanted = theirs(pixels).last_hidden_state
+        torch.testing.assert_close(ours(pixels), wanted, rtol=0, atol=1e-10)
 
 
 # --- many images ----------------------------------------------------------------------------------------------------
