@@ -63,13 +63,15 @@ class DeepseekVL2:
     ) -> Mapping[str, Any]:
         """The image that becomes the most tokens, of the sides of all candidates within the operator's bounds."""
         bounds, processor = mm_options.get("image", {}), self.context.hf_processor
-        kwargs = self.context.kwargs_for("image")
+        cropping = self.context.kwargs_for("image").get("cropping", True)
         widths, heights = (
             {min(side, bounds.get(name, side)) for side in sides}
             for name, sides in zip(("width", "height"), zip(*processor.candidates, strict=True), strict=True)
         )
-        sizes = [(width, height) for width in widths for height in heights if processor.takes((width, height))]
-        width, height = max(sizes, key=lambda size: (processor.num_tokens(*processor.grid(size, **kwargs)), size))
+        width, height = max(
+            ((width, height) for width in widths for height in heights if processor.takes((width, height))),
+            key=lambda size: (processor.num_tokens(*processor.grid(size, cropping=cropping)), size),
+        )
         return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height)}
 
     @hookimpl

@@ -119,7 +119,7 @@ def _decoder(language: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     has_latent = language.get("use_mla", True)
     if has_latent and (method, scores, values["n_group"]) == ("noaux_tc", "sigmoid", 1):
         return DeepseekV3Config, values
-    if method not in ("greedy", "group_limited_greedy") or scores != "softmax" or values.pop("norm_topk_prob"):
+    if method not in ("greedy", "group_limited_greedy") or scores != "softmax" or values["norm_topk_prob"]:
         raise CheckpointError(
             f"config.json: no published DeepSeek-VL2 chooses experts by topk_method {method!r} and scoring_func "
             f"{scores!r} with these settings; this plugin does not compute it"
