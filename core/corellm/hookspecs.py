@@ -2,7 +2,7 @@
 
 An *adapter* is a class with the attributes of `AdapterAttributes` and with methods that implement the hooks below. It
 ships in a distribution of its own and is found by an entry point in the group `corellm.models`, whose name is the
-architecture in the checkpoint's `config.json`:
+architecture in the checkpoint's `config.json`, or the `model_type` of checkpoints that name none:
 
     [project.entry-points."corellm.models"]
     LlavaForConditionalGeneration = "corellm_llava:Llava"
@@ -175,7 +175,10 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The prompt made of a conversation: text or token ids, and the media of its placeholders."""
+    """The prompt made of a conversation: text or token ids, and the media of its placeholders.
+
+    Text is tokenized as a whole, but for `corellm.multimodal.TEXT_BOUNDARY`: what is before and behind it, apart.
+    """
 
     prompt: str | list[int]
     mm_data: Mapping[str, Sequence[Any]] = field(default_factory=dict)

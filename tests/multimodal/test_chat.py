@@ -10,7 +10,7 @@ import pytest
 
 from corellm.errors import MediaError, PromptError
 from corellm.hookspecs import ChatPrompt
-from corellm.multimodal import collect_media
+from corellm.multimodal import TEXT_BOUNDARY, collect_media
 from corellm.multimodal.chat.continuing import cut_at_end, mark_end
 from corellm.multimodal.chat.guarding import GUARD, Guard, pieces, unguarded
 from corellm.multimodal.chat.joining import join_chat
@@ -244,6 +244,14 @@ def test_joined_without_a_template() -> None:
     messages = normalize_messages([{"role": "system", "content": "Be brief."}, user("Hi")], OPEN)
     assert join_chat(messages, lambda *_: None, add_generation_prompt=True).prompt == "Be brief.\nUSER: Hi\nASSISTANT:"
     assert join_chat(messages, lambda *_: None, add_generation_prompt=False).prompt == "Be brief.\nUSER: Hi"
+
+
+def test_texts_that_are_tokenized_apart() -> None:
+    """A family's own prompt has boundaries beside the guards; text of messages has none, and the prompt loses them."""
+    (message,) = normalize_messages([user(f"a{TEXT_BOUNDARY}b</s>")], Guards(Guard(["</s>"]), Guard([])))
+    prompt = f"YOU:{TEXT_BOUNDARY}{message['content'][0]['text']}"
+    assert pieces(prompt) == ["YOU:", "ab<", "/s>"]
+    assert unguarded(prompt) == "YOU:ab</s>"
 
 
 def test_continuing_without_a_template() -> None:

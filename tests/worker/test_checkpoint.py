@@ -414,6 +414,17 @@ def test_overrides_may_name_the_architecture(checkpoint: Path) -> None:
         LLM("demo", hf_overrides=rename)
 
 
+def test_without_an_architecture(checkpoint: Path) -> None:
+    """The plugin is chosen by the type of model; without that, too, no plugin can be."""
+    edit(checkpoint / "config.json", architectures=None)
+    assert checkpoints.read_architectures(checkpoint) == ("llava",)
+    with pytest.raises(PluginNotFoundError, match="no installed plugin serves llava;"):
+        LLM(str(checkpoint))
+    edit(checkpoint / "config.json", model_type=None)
+    with pytest.raises(CheckpointError, match="names no architecture"):
+        LLM(str(checkpoint))
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

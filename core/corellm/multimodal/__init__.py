@@ -15,7 +15,7 @@ The names below are for authors of adapters; importing them imports no torch. Th
 """
 
 from corellm.media.video import Video, VideoMetadata
-from corellm.multimodal.chat import collect_media
+from corellm.multimodal.chat import TEXT_BOUNDARY, collect_media
 from corellm.multimodal.dummy import dummy_audios, dummy_images, dummy_videos
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange, embedded_spans
@@ -31,6 +31,7 @@ from corellm.multimodal.prompt_updates import (
 )
 
 __all__ = [
+    "TEXT_BOUNDARY",
     "DataParser",
     "EmbeddingItems",
     "MediaItems",

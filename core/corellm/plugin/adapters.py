@@ -30,13 +30,17 @@ KNOWN_FAMILIES = {
     "Gemma3ForConditionalGeneration": "corellm-gemma3",
     "Blip2ForConditionalGeneration": "corellm-blip2",
     "Florence2ForConditionalGeneration": "corellm-florence2",
+    "DeepseekVLV2ForCausalLM": "corellm-deepseek-vl2",
+    "deepseek_vl_v2": "corellm-deepseek-vl2",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen3VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2AudioForConditionalGeneration": "corellm-qwen-audio",
 }
-"""`{architecture: distribution}` that this project publishes, for the advice in an error message."""
+"""`{architecture: distribution}` that this project publishes, for the advice in an error message.
+
+Or `model_type`, of checkpoints that state no architecture."""
 
 
 @dataclass(frozen=True)

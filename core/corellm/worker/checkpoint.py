@@ -98,13 +98,18 @@ def _download(name: str, revision: str | None, wanted: list[str], *, what: str) 
 
 
 def read_architectures(path: Path) -> tuple[str, ...]:
-    """Return the architectures that a checkpoint's `config.json` names, without importing transformers.
+    """Return the architectures that a checkpoint's `config.json` names, else its `model_type`.
+
+    Imports no transformers.
 
     Raises:
-        CheckpointError: it is broken, or names none.
+        CheckpointError: it is broken, or names neither.
     """
     file = path / "config.json"
-    architectures = read_json(file).get("architectures")
+    content = read_json(file)
+    architectures = content.get("architectures")
+    if not architectures and isinstance(content.get("model_type"), str):
+        architectures = [content["model_type"]]
     if not isinstance(architectures, list) or not architectures or not all(isinstance(n, str) for n in architectures):
         raise CheckpointError(f"{file} names no architecture, so no adapter can be chosen")
     return tuple(architectures)

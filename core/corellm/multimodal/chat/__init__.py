@@ -4,6 +4,7 @@
 chat template, `joining` without one, `continuing` ends it within the last message.
 """
 
+from corellm.multimodal.chat.guarding import TEXT_BOUNDARY
 from corellm.multimodal.chat.messages import collect_media
 
-__all__ = ["collect_media"]
+__all__ = ["TEXT_BOUNDARY", "collect_media"]

@@ -15,6 +15,9 @@ from corellm.errors import PromptError
 GUARD = "\ue0c0"
 """A private-use character that no special token contains. Text loses any that it has."""
 
+TEXT_BOUNDARY = GUARD
+"""For a prompt that `make_context` writes: texts beside it are tokenized apart. It is no part of the prompt's text."""
+
 
 class Guard:
     """Guards text against a set of literals, in one pass.
