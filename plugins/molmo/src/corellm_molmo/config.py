@@ -1,7 +1,7 @@
 """A Molmo checkpoint's configuration as one of transformers.
 
-The text decoder is transformers' Qwen2 or OLMo 2 under older names, and with an `intermediate_size` that counts gate and
-up projection together. Of vision the published file says nothing: all checkpoints have the same tower. Knows JSON only;
+The text decoder is transformers' Qwen2 or OLMo 2 under older names, with an `intermediate_size` that counts gate and up
+projection together. Of vision the published file says nothing: all checkpoints have the same tower. Knows JSON only;
 nothing that `auto_map` names is imported.
 """
 
@@ -24,6 +24,7 @@ VISION: Mapping[str, Any] = {
 }
 """OpenAI's CLIP ViT-L/14 for 336 pixels without its last layer, in the family's words."""
 _NEW_TOKENS = 128
+_SERVED = "Molmo-7B-D, Molmo-7B-O or Molmo-72B"
 _DECODERS = {"qwen2": (True, False, False), "olmo2": (False, True, True)}
 """`{decoder of transformers: (qkv_bias, norm_after, attention_layer_norm)}`."""
 
@@ -50,8 +51,8 @@ def load_config(path: Path) -> Any:
     decoder = next((name for name, served in _DECODERS.items() if served == stated), None)
     if decoder is None:
         raise CheckpointError(
-            f"{file}: qkv_bias, norm_after and attention_layer_norm are {', '.join(map(str, stated))}, which is neither "
-            f"Qwen2 (True, False, False) nor OLMo 2 (False, True, True); take Molmo-7B-D, Molmo-7B-O or Molmo-72B"
+            f"{file}: qkv_bias, norm_after and attention_layer_norm are {', '.join(map(str, stated))}, which is "
+            f"neither Qwen2 (True, False, False) nor OLMo 2 (False, True, True); take {_SERVED}"
         )
     try:
         rows = published.get("embedding_size") or published["vocab_size"]
@@ -83,8 +84,8 @@ def _refuse_what_is_different(file: Path, published: Mapping[str, Any]) -> None:
     experts = next((name for name, value in published.items() if name.startswith("moe_") and value), None)
     if experts is not None:
         raise CheckpointError(
-            f"{file}: {experts} is {published[experts]}: the decoder is a mixture of experts (MolmoE), whose router and "
-            f"expert weights this plugin does not read; take Molmo-7B-D, Molmo-7B-O or Molmo-72B"
+            f"{file}: {experts} is {published[experts]}: the decoder is a mixture of experts (MolmoE), whose router "
+            f"and expert weights this plugin does not read; take {_SERVED}"
         )
     if published.get("quantization_config"):
         raise CheckpointError(

@@ -89,7 +89,7 @@ def load_model(config: Any, load_config: LoadConfig) -> MolmoModel:
             name: tensor.to(load_config.device, load_config.dtype) for name, tensor in _read(load_config.model_path)
         }
         _load(load_config.model_path, model, _placed(weights, config))
-    model.get_decoder().config._attn_implementation = load_config.attn_implementation
+    model.language_model.model.config._attn_implementation = load_config.attn_implementation
     return model.to(load_config.device).eval()
 
 
@@ -123,7 +123,7 @@ def _placed(weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         share = len(tensor) // sum(shares) if tensor.ndim else 0
         sizes = [share * part for part in shares]
         whole = len(targets) == 1 or sum(sizes) != len(tensor)
-        placed |= zip(targets, [tensor] if whole else tensor.split(sizes), strict=False)
+        placed |= zip(targets, [tensor] if whole else torch.split(tensor, sizes), strict=False)
     return placed
 
 

@@ -23,8 +23,10 @@ from torch.nn import functional
 from corellm.errors import CheckpointError
 from corellm_molmo.tokenizer import IMAGE_COLUMN, IMAGE_END, IMAGE_PATCH, IMAGE_START
 
-_MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])[:, None, None]
-_STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])[:, None, None]
+_MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
+_STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
+_MOST_CROPS = 100
+"""A request may ask for; the published models were trained with 12."""
 _TEMPLATE = (
     "{% for message in messages %}{{ ' ' + message['role'].capitalize() + ': ' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ ' Assistant:' }}{% endif %}"
@@ -67,29 +69,27 @@ class MolmoImageProcessor:
             `image_input_idx` `[crops, tokens]`, places among the image's tokens, -100 for none; `image_tokens`.
 
         Raises:
-            ValueError: `max_crops` is no positive integer.
+            ValueError: `max_crops` is no number of crops.
         """
         pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
         rows, columns = self.tiling(image.width, image.height, max_crops)
         margins = self.side - self.window
-        large, padding = self._fit(pixels, rows * self.window + margins, columns * self.window + margins)
+        large, inside = self._fit(pixels, rows * self.window + margins, columns * self.window + margins)
         whole, _ = self._fit(pixels, self.side, self.side)
-        crops = torch.cat([whole[None], self._crops(large)])
-        masks = self._patches(self._crops(padding)).sum(-1) / self.patch**2
+        crops = torch.cat([self._patches(whole), self._patches(large)])
+        masks = self._patches(inside).sum(-1) / self.patch**2
         # published like this: a crop has the mask of the one behind it, the last has -1, which counts as part padding
         masks = torch.cat([masks, torch.full_like(masks[:1], -1)])
         tokens, places = self._layout(rows, columns)
-        return {"images": self._patches(crops), "image_masks": masks, "image_input_idx": places, "image_tokens": tokens}
+        return {"images": crops, "image_masks": masks, "image_input_idx": places, "image_tokens": tokens}
 
     def tiling(self, width: int, height: int, max_crops: int | None = None) -> tuple[int, int]:
-        """Return how many rows and columns of crops an image has: those to which it is enlarged least."""
-        most = self.max_crops if max_crops is None else max_crops
-        if not isinstance(most, int) or most < 1:
-            raise ValueError(f"max_crops must be a positive integer, got {most!r}")
-        sides = range(1, most + 1)
-        grids = sorted(
-            ((i, j) for i in sides for j in sides if i * j <= most), key=lambda grid: (grid[0] * grid[1], grid)
-        )
+        """Return how many rows and columns of crops an image has: those to which it is enlarged least.
+
+        Raises:
+            ValueError: `max_crops` is no number of crops.
+        """
+        grids = self._grids(max_crops)
         inner = np.array([height, width], np.float32) - np.float32(self.side - self.window)
         with np.errstate(divide="ignore"):  # infinite, or negative: the image is no larger than the margins
             scales = (np.array(grids, np.float32) * np.float32(self.window) / inner).min(-1)
@@ -99,22 +99,24 @@ class MolmoImageProcessor:
 
     def largest(self, bounds: Mapping[str, int], max_crops: int | None = None) -> tuple[int, int]:
         """Return width and height, within `bounds`, of an image that becomes the most tokens."""
-        most = self.max_crops if max_crops is None else max_crops
-        self.tiling(1, 1, most)  # checks it
+        full = {side: bounds.get(side, 2**31) for side in ("width", "height")}
         margins = self.side - self.window
         sizes = [
-            tuple(
-                min(count * self.window + margins, bounds.get(side, 2**31))
-                for side, count in (("width", columns), ("height", rows))
-            )
-            for rows in range(1, most + 1)
-            for columns in range(1, most // rows + 1)
+            (min(full["width"], columns * self.window + margins), min(full["height"], rows * self.window + margins))
+            for rows, columns in self._grids(max_crops)
         ]
-        width, height = max(sizes, key=lambda size: len(self._layout(*self.tiling(*size, most))[0]))
-        return width, height
+        return max(sizes, key=lambda size: len(self._layout(*self.tiling(size[0], size[1], max_crops))[0]))
+
+    def _grids(self, max_crops: int | None) -> list[tuple[int, int]]:
+        """All numbers of rows and columns, those of few crops first."""
+        most = self.max_crops if max_crops is None else max_crops
+        if not isinstance(most, int) or not 1 <= most <= _MOST_CROPS:
+            raise ValueError(f"max_crops must be an integer from 1 to {_MOST_CROPS}, got {most!r}")
+        grids = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
+        return sorted(grids, key=lambda grid: (grid[0] * grid[1], grid[0]))
 
     def _fit(self, pixels: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Resize `[3, ?, ?]` to fit, pad with black and normalize: `[3, height, width]`, and what is image `[1, ...]`."""
+        """Resize to fit, pad, normalize: `[height, width, 3]`, and `[height, width, 1]`, 1 where the image is."""
         known = np.array(pixels.shape[1:], np.float32)
         scale = (np.array([height, width], np.float32) / known).min()
         inner = (known * scale).astype(int).clip(1).tolist()  # published code fails for sides of less than a pixel
@@ -122,21 +124,19 @@ class MolmoImageProcessor:
             pixels[None], size=inner, mode="bilinear", align_corners=False, antialias=True
         )[0].clamp(0, 1)
         top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
-        around = (left, width - inner[1] - left, top, height - inner[0] - top)
-        padded = functional.pad(resized, around)
+        around = (0, 0, left, width - inner[1] - left, top, height - inner[0] - top)
+        padded = functional.pad(resized.permute(1, 2, 0), around)
         if self.do_normalize:
             padded = (padded - _MEAN) / _STD
-        return padded, functional.pad(torch.ones_like(resized[:1]), around)
+        return padded, functional.pad(torch.ones(*inner, 1), around)
 
-    def _crops(self, image: Tensor) -> Tensor:
-        """`[channels, height, width]` to `[crops, channels, side, side]`, row by row."""
-        cut = image.unfold(1, self.side, self.window).unfold(2, self.side, self.window)
-        return cut.permute(1, 2, 0, 3, 4).flatten(0, 1)
-
-    def _patches(self, crops: Tensor) -> Tensor:
-        """`[crops, channels, side, side]` to `[crops, patches, values]`; a patch's pixels have their channels together."""
-        cut = crops.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
-        return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2).contiguous()
+    def _patches(self, image: Tensor) -> Tensor:
+        """Cut `[height, width, channels]` into crops, row by row: `[crops, patches, values]`, a pixel's together."""
+        cut = image.unfold(0, self.side, self.window).unfold(1, self.side, self.window)
+        rows, columns, channels, side, _ = cut.shape
+        count = side // self.patch
+        cut = cut.view(rows, columns, channels, count, self.patch, count, self.patch)
+        return cut.permute(0, 1, 3, 5, 4, 6, 2).reshape(rows * columns, count**2, -1)
 
     def _layout(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Return the tokens of an image with these crops, and the places of all crops' patches `[crops, tokens]`."""
@@ -155,7 +155,7 @@ class MolmoImageProcessor:
         return torch.tensor(tokens), torch.cat([whole.reshape(1, -1), places.reshape(rows * columns, -1)])
 
     def _kept(self, count: int) -> Tensor:
-        """The row (or column) among all of each of a crop's, `[crops, per_side]`; negative where a neighbour's counts."""
+        """Each crop's rows, or columns, among all, `[crops, per_side]`; negative where a neighbour's count."""
         own = torch.arange(self.per_side)
         step = self.window // self.patch // 2
         crop = torch.arange(count)[:, None]
@@ -187,7 +187,7 @@ class MolmoProcessor:
         if vision["image_default_input_size"] != [cut.side, cut.side] or vision["image_patch_size"] != cut.patch:
             raise CheckpointError(
                 f"{file}: patches of {cut.patch} pixels of crops of {cut.side} pixels, but the model's are "
-                f"{vision['image_patch_size']} of {vision['image_default_input_size']}; take both files of one checkpoint"
+                f"{vision['image_patch_size']} of {vision['image_default_input_size']}; take files of one checkpoint"
             )
         if cut.window < 1 or (cut.side // cut.patch) % 2 or cut.left % 2 or cut.right % 2:
             raise CheckpointError(
@@ -205,7 +205,7 @@ class MolmoProcessor:
         """Return the image's tensors, each as a list of one; `text` changes nothing.
 
         Raises:
-            ValueError: not one image, or `max_crops` is no positive integer.
+            ValueError: not one image, or `max_crops` is no number of crops.
         """
         (image,) = [images] if isinstance(images, Image.Image) else images
         return {name: value[None] for name, value in self.image_processor(image, max_crops).items()}

@@ -37,7 +37,7 @@ class PlainProcessor:
     def __init__(self, path: Path) -> None:
         self.settings = {**PUBLISHED, **json.loads((path / "preprocessor_config.json").read_text())}
         self.tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        self.end = self.tokenizer.token_to_id("<|endoftext|>")
+        self.end: int = self.tokenizer.get_vocab()["<|endoftext|>"]
 
     def __call__(self, text: str, images: Sequence[Image.Image], max_crops: int | None = None) -> dict[str, Any]:
         """The published names; `image_input_idx` counts from the image's first token, which is the prompt's second."""
@@ -66,7 +66,7 @@ class PlainProcessor:
         masks.append(np.full(patches**2, -1, np.float32))
 
         tokens, place = [], {}  # of a square of 2 x 2 patches: (part, row, column), counted in the part's patches
-        name = self.tokenizer.token_to_id
+        name = self.tokenizer.get_vocab().__getitem__
         parts = ((patches, patches), (rows * window + left + right, columns * window + left + right))
         for part, (height, width) in enumerate(parts):
             tokens.append(name("<im_start>"))
@@ -95,11 +95,12 @@ class PlainProcessor:
         """Of the tilings for which the image is enlarged the first with the least; else the one shrunk least."""
         tilings = [(i, j) for i in range(1, max_crops + 1) for j in range(1, max_crops + 1) if i * j <= max_crops]
         tilings.sort(key=lambda tiling: (tiling[0] * tiling[1], tiling[0]))
-        enlarged, shrunk = [], []
+        enlarged: list[tuple[float, tuple[int, int]]] = []
+        shrunk: list[tuple[float, tuple[int, int]]] = []
         with np.errstate(divide="ignore"):
             for i, j in tilings:
                 scale = min(np.float32(i * window) / np.float32(height), np.float32(j * window) / np.float32(width))
-                (shrunk if scale < 1 else enlarged).append((scale, (i, j)))
+                (shrunk if scale < 1 else enlarged).append((float(scale), (i, j)))
         if enlarged:
             least = min(scale for scale, _ in enlarged)
             return next(tiling for scale, tiling in enlarged if scale == least)
@@ -158,7 +159,7 @@ class PlainModel:
         size = query.shape[-1] // self.vision["image_num_heads"]
         heads = [
             (q @ k.T / size**0.5).softmax(-1) @ v
-            for q, k, v in zip(query.split(size, -1), key.split(size, -1), value.split(size, -1), strict=True)
+            for q, k, v in zip(*(torch.split(part, size, -1) for part in (query, key, value)), strict=True)
         ]
         return self.linear(torch.cat(heads, -1), f"{name}.wo")
 

@@ -1,7 +1,7 @@
 """A tiny random Molmo checkpoint, made without downloads, with the files and names of the published ones.
 
-Its `auto_map` names modules of the checkpoint's own, as the published ones do; they must never be imported. A section on
-vision, which those lack, makes the tower small.
+Its `auto_map` names modules of the checkpoint's own, as the published ones do; they must never be imported. A section
+on vision, which those lack, makes the tower small.
 """
 
 from __future__ import annotations
