@@ -88,7 +88,7 @@ def load_model(config: Any, load_config: LoadConfig) -> MolmoModel:
         weights = {
             name: tensor.to(load_config.device, load_config.dtype) for name, tensor in _read(load_config.model_path)
         }
-        _load(load_config.model_path, model, _placed(weights, config))
+        _load(load_config.model_path, model, place_weights(weights, config))
     model.language_model.model.config._attn_implementation = load_config.attn_implementation
     return model.to(load_config.device).eval()
 
@@ -112,7 +112,7 @@ def weight_names(name: str, decoder: str) -> tuple[str, ...]:
     return (name,)
 
 
-def _placed(weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+def place_weights(weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Return weights by their names here: joined, split or as they are. A part that is absent leaves another shape."""
     embeddings = [weights.pop(name) for name in _EMBEDDINGS if name in weights]
     placed = {"language_model.model.embed_tokens.weight": torch.cat(embeddings)} if embeddings else {}
