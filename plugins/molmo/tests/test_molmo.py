@@ -12,6 +12,7 @@ import torch
 
 from corellm import LLM
 from corellm.errors import CheckpointError, ItemLimitError, ProcessorKwargsError
+from corellm.testing.checkpoints import train_tokenizer
 from corellm.testing.items import make_image
 from corellm_molmo.config import VISION
 from corellm_molmo.processor import MolmoImageProcessor, MolmoProcessor
@@ -131,6 +132,22 @@ def test_a_second_image_is_refused(llm: LLM) -> None:
     request = {"prompt": "x", "multi_modal_data": {"image": [make_image(9, 9)] * 2}}
     with pytest.raises(ItemLimitError, match="at most 1"):
         llm.generate([request], use_tqdm=False)
+
+
+def test_numbers_of_crops_at_start(tmp_path: Path) -> None:
+    """The operator's are checked, too."""
+    with pytest.raises(ProcessorKwargsError, match="max_crops must be an integer from 1 to 100, got 0"):
+        LLM(str(make_tiny_checkpoint(tmp_path)), mm_processor_kwargs={"max_crops": 0})
+    with pytest.raises(ProcessorKwargsError, match="does not take 'crops'; accepted: max_crops"):
+        LLM(str(tmp_path), mm_processor_kwargs={"crops": 3})
+
+
+def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
+    """One without the family's tokens is refused."""
+    path = make_tiny_checkpoint(tmp_path / "molmo")
+    train_tokenizer([]).save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(CheckpointError, match="the tokenizer has no <im_start>, <im_end>, <im_patch>, <im_col>"):
+        LLM(str(path), tokenizer=str(tmp_path / "tokenizer"))
 
 
 def test_settings_of_another_model(tmp_path: Path) -> None:

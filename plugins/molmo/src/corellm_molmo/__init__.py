@@ -73,9 +73,8 @@ class Molmo:
         self, mm_counts: Mapping[str, int], mm_options: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Any]:
         """An image of the most crops; of those with as many, a tall one has the most rows, which end with a token."""
-        width, height = self.context.hf_processor.image_processor.largest(
-            mm_options.get("image", {}), **self.context.kwargs_for("image")
-        )
+        largest = self.context.hf_processor.image_processor.largest
+        width, height = largest(mm_options.get("image", {}), self.context.kwargs_for("image").get("max_crops"))
         return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height)}
 
     @hookimpl

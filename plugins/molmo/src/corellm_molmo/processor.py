@@ -20,8 +20,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from corellm.errors import CheckpointError
-from corellm_molmo.tokenizer import IMAGE_COLUMN, IMAGE_END, IMAGE_PATCH, IMAGE_START
+from corellm.errors import CheckpointError, ProcessorKwargsError
+from corellm_molmo.tokenizer import IMAGE_TOKENS
 
 _MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
 _STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
@@ -59,7 +59,7 @@ class MolmoImageProcessor:
         self.left, self.right = settings.get("overlap_margins", [4, 4])  # in patches, of all edges alike
         self.window = self.side - self.patch * (self.left + self.right)  # of a crop, without margins, in pixels
         self.per_side = self.side // self.patch // 2  # tokens
-        self._ids = tokenizer.convert_tokens_to_ids([IMAGE_START, IMAGE_END, IMAGE_PATCH, IMAGE_COLUMN])
+        self._ids = tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS))
 
     def __call__(self, image: Image.Image, max_crops: int | None = None) -> dict[str, Tensor]:
         """Return an image's crops, the whole first.
@@ -69,7 +69,7 @@ class MolmoImageProcessor:
             `image_input_idx` `[crops, tokens]`, places among the image's tokens, -100 for none; `image_tokens`.
 
         Raises:
-            ValueError: `max_crops` is no number of crops.
+            ProcessorKwargsError: `max_crops` is no number of crops.
         """
         pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
         rows, columns = self.tiling(image.width, image.height, max_crops)
@@ -87,7 +87,7 @@ class MolmoImageProcessor:
         """Return how many rows and columns of crops an image has: those to which it is enlarged least.
 
         Raises:
-            ValueError: `max_crops` is no number of crops.
+            ProcessorKwargsError: `max_crops` is no number of crops.
         """
         grids = self._grids(max_crops)
         inner = np.array([height, width], np.float32) - np.float32(self.side - self.window)
@@ -111,7 +111,7 @@ class MolmoImageProcessor:
         """All numbers of rows and columns, those of few crops first."""
         most = self.max_crops if max_crops is None else max_crops
         if not isinstance(most, int) or not 1 <= most <= _MOST_CROPS:
-            raise ValueError(f"max_crops must be an integer from 1 to {_MOST_CROPS}, got {most!r}")
+            raise ProcessorKwargsError(f"max_crops must be an integer from 1 to {_MOST_CROPS}, got {most!r}", got=most)
         grids = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
         return sorted(grids, key=lambda grid: (grid[0] * grid[1], grid[0]))
 
@@ -172,13 +172,20 @@ class MolmoProcessor:
         vision: the configuration's section on vision.
 
     Raises:
-        CheckpointError: images would be cut otherwise than the model needs it.
+        CheckpointError: images would be cut otherwise than the model needs it, or the tokenizer is another model's.
     """
 
     valid_processor_kwargs = _OfImagesAlone
 
     def __init__(self, path: Path, tokenizer: Any, vision: Mapping[str, Any]) -> None:
         file = path / "preprocessor_config.json"
+        unknown = [
+            token for token in IMAGE_TOKENS if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id)
+        ]
+        if unknown:
+            raise CheckpointError(
+                f"{path}: the tokenizer has no {', '.join(unknown)}; take the checkpoint's own tokenizer"
+            )
         self.tokenizer = tokenizer
         self.image_processor = MolmoImageProcessor(json.loads(file.read_text(encoding="utf-8")), tokenizer)
         # the published processor begins every prompt with a space, which the published template lacks
@@ -205,7 +212,8 @@ class MolmoProcessor:
         """Return the image's tensors, each as a list of one; `text` changes nothing.
 
         Raises:
-            ValueError: not one image, or `max_crops` is no number of crops.
+            ProcessorKwargsError: `max_crops` is no number of crops.
+            ValueError: not one image.
         """
         (image,) = [images] if isinstance(images, Image.Image) else images
         return {name: value[None] for name, value in self.image_processor(image, max_crops).items()}

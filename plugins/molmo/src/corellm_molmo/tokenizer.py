@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-IMAGE_START, IMAGE_END, IMAGE_PATCH, IMAGE_COLUMN = "<im_start>", "<im_end>", "<im_patch>", "<im_col>"
+IMAGE_PATCH = "<im_patch>"
+IMAGE_TOKENS = ("<im_start>", "<im_end>", IMAGE_PATCH, "<im_col>")
 
 
 def load_tokenizer(path: Path) -> Any:

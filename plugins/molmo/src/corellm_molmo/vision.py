@@ -46,8 +46,8 @@ class VisionBackbone(nn.Module):
             `[embeddings, hidden_size]`, crop by crop.
         """
         features = self.image_vit(images)
-        padding = torch.stack([masks == 0, (masks < 1) & (masks != 0)], -1).to(features.dtype)
-        features = features + padding @ self.pad_embed  # [crops, patches, features]
+        for padding, embed in zip((masks == 0, (masks < 1) & (masks != 0)), self.pad_embed, strict=True):
+            features = features + padding[..., None] * embed  # [crops, patches, features]
         side = round(features.shape[1] ** 0.5) // 2
         squares = features.unflatten(1, (side, 2, side, 2)).transpose(2, 3).flatten(3, 4).flatten(0, 2)[kept]
         pooled = self.image_pooling_2d(squares.mean(1, keepdim=True), squares)[:, 0]
