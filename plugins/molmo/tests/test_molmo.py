@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from corellm import LLM
+from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ItemLimitError, ProcessorKwargsError
 from corellm.testing.checkpoints import train_tokenizer
 from corellm.testing.items import make_image
 from corellm_molmo.config import VISION
 from corellm_molmo.processor import MolmoImageProcessor, MolmoProcessor
-from corellm_molmo.reference import PlainProcessor
+from corellm_molmo.reference import PlainModel, PlainProcessor
 from corellm_molmo.tiny import make_tiny_checkpoint
 from corellm_molmo.tokenizer import load_tokenizer
 
@@ -70,6 +70,27 @@ def test_narrower_than_a_pixel(published: tuple[MolmoImageProcessor, PlainProces
     rows = whole.transpose(1, 2).reshape(336, 336, 3)
     black = rows[0, 0]
     assert [i for i in range(336) if not torch.equal(rows[i], black.expand(336, 3))] == [167]
+
+
+@pytest.mark.parametrize("decoder", ["qwen2", "olmo2"])
+def test_patches_of_padding(tmp_path: Path, decoder: str) -> None:
+    """Images with patches that are padding, wholly and in part, give the plain forward pass's tokens."""
+    path = make_tiny_checkpoint(tmp_path, decoder=decoder)
+    processor, model = PlainProcessor(path), PlainModel(path)
+    with LLM(str(path), dtype="float32") as llm:
+        for size in ((150, 33), (33, 150), (300, 40)):
+            image, text = make_image(*size, seed=size[0]), " User: What is it? Assistant:"
+            inputs = processor(text, [image])
+            masks = inputs["image_masks"]
+            assert {(masks == 0).any().item(), ((masks > 0) & (masks < 1)).any().item()} == {True}
+            want = model.generate(inputs, 6, never=processor.end)
+            request = {"prompt": text, "multi_modal_data": {"image": image}}
+            params = SamplingParams(temperature=0, max_tokens=6, min_tokens=6, logprobs=0)
+            output = llm.generate([request], params, use_tqdm=False)[0].outputs[0]
+            assert output.logprobs is not None
+            assert list(output.token_ids) == want[0]
+            got = [place[token].logprob for place, token in zip(output.logprobs, output.token_ids, strict=True)]
+            assert got == pytest.approx(want[1], abs=1e-4)
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
