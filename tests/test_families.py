@@ -49,6 +49,7 @@ FAMILIES = {
     "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
     "florence2": Family("corellm_florence2.tiny", {}, ("image",), several=False),
     "deepseek_vl2": Family("corellm_deepseek_vl2.tiny", {}, ("image",)),
+    "molmo": Family("corellm_molmo.tiny", {}, ("image",), several=False),
     "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen2VLForConditionalGeneration"}, ("image", "video")),
     "qwen2_5_vl": Family(
         "corellm_qwen_vl.tiny", {"architecture": "Qwen2_5_VLForConditionalGeneration"}, ("image", "video")

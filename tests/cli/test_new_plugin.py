@@ -196,7 +196,7 @@ STRANGERS = {"stranger": "nowhere.at", "single": "single_module", "bare": "bare_
         (["toyvl", "--like", "lava"], "did you mean 'corellm-llava'?"),
         (
             ["toyvl", "--like", "chameleon"],
-            "corellm-blip2, corellm-deepseek-vl2, corellm-florence2, corellm-fuyu, corellm-llava, corellm-qwen-audio, corellm-qwen-vl",
+            "corellm-blip2, corellm-deepseek-vl2, corellm-florence2, corellm-fuyu, corellm-llava, corellm-molmo, corellm-qwen-audio, corellm-qwen-vl",
         ),
         (["toyvl", "--into", "full"], "full is there already and not empty"),
         (["toyvl", "--into", "full/file"], "full/file is there already and not empty"),

@@ -21,6 +21,7 @@ import corellm_blip2.tiny
 import corellm_deepseek_vl2.tiny
 import corellm_fuyu.tiny
 import corellm_llava.tiny
+import corellm_molmo.tiny
 import corellm_qwen_audio.tiny
 import corellm_qwen_vl.original.tiny
 import corellm_qwen_vl.tiny
@@ -51,6 +52,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "Salesforce/blip2-opt-2.7b": corellm_blip2.tiny.make_tiny_checkpoint,
     "adept/fuyu-8b": corellm_fuyu.tiny.make_tiny_checkpoint,
     "deepseek-ai/deepseek-vl2-tiny": corellm_deepseek_vl2.tiny.make_tiny_checkpoint,
+    "allenai/Molmo-7B-D-0924": corellm_molmo.tiny.make_tiny_checkpoint,
     "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": partial(

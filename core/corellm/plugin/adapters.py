@@ -32,6 +32,7 @@ KNOWN_FAMILIES = {
     "Florence2ForConditionalGeneration": "corellm-florence2",
     "DeepseekVLV2ForCausalLM": "corellm-deepseek-vl2",
     "deepseek_vl_v2": "corellm-deepseek-vl2",
+    "MolmoForCausalLM": "corellm-molmo",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",
