@@ -47,6 +47,7 @@ FAMILIES = {
     "llava": Family("corellm_llava.tiny", {}, ("image",)),
     "fuyu": Family("corellm_fuyu.tiny", {}, ("image",), several=False),
     "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
+    "chameleon": Family("corellm_chameleon.tiny", {}, ("image",)),
     "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen2VLForConditionalGeneration"}, ("image", "video")),
     "qwen2_5_vl": Family(
         "corellm_qwen_vl.tiny", {"architecture": "Qwen2_5_VLForConditionalGeneration"}, ("image", "video")

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import corellm_blip2.tiny
+import corellm_chameleon.tiny
 import corellm_fuyu.tiny
 import corellm_llava.tiny
 import corellm_qwen_audio.tiny
@@ -50,6 +51,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "Salesforce/blip2-opt-2.7b": corellm_blip2.tiny.make_tiny_checkpoint,
     "adept/fuyu-8b": corellm_fuyu.tiny.make_tiny_checkpoint,
     "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
+    "facebook/chameleon-7b": corellm_chameleon.tiny.make_tiny_checkpoint,
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": partial(
         corellm_transformers.tiny.make_tiny_checkpoint, architecture="LlavaOnevisionForConditionalGeneration"

@@ -28,6 +28,7 @@ KNOWN_FAMILIES = {
     "LlavaForConditionalGeneration": "corellm-llava",
     "FuyuForCausalLM": "corellm-fuyu",
     "Blip2ForConditionalGeneration": "corellm-blip2",
+    "ChameleonForConditionalGeneration": "corellm-chameleon",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",
