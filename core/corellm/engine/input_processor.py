@@ -232,13 +232,14 @@ class InputProcessor:
         return token_ids
 
     def _check_token(self, token: int) -> None:
-        """Refuse a token that has no embedding and is no placeholder of an item.
+        """Refuse a token that has no embedding and stands for no item.
 
         Raises:
             PromptError: the token is unknown.
         """
-        known = 0 <= token < self.embedding_size or token in self.mm_processor.profile.placeholder_token_ids
-        if not known:
+        profile = self.mm_processor.profile
+        placed = token in profile.placeholder_token_ids or token in profile.replaced_token_ids
+        if not placed and not 0 <= token < self.embedding_size:
             raise PromptError(
                 f"the prompt has token {shown(token)}, which this model does not know; "
                 f"token ids go from 0 to {self.embedding_size - 1}"
