@@ -48,6 +48,7 @@ FAMILIES = {
     "fuyu": Family("corellm_fuyu.tiny", {}, ("image",), several=False),
     "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
     "chameleon": Family("corellm_chameleon.tiny", {}, ("image",)),
+    "internvl": Family("corellm_internvl.tiny", {}, ("image",)),
     "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen2VLForConditionalGeneration"}, ("image", "video")),
     "qwen2_5_vl": Family(
         "corellm_qwen_vl.tiny", {"architecture": "Qwen2_5_VLForConditionalGeneration"}, ("image", "video")

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import corellm_blip2.tiny
 import corellm_chameleon.tiny
 import corellm_fuyu.tiny
+import corellm_internvl.tiny
 import corellm_llava.tiny
 import corellm_qwen_audio.tiny
 import corellm_qwen_vl.original.tiny
@@ -43,6 +44,7 @@ def _deepseek_vl(path: Path) -> None:
 
 
 PUBLISHED: dict[str, Callable[[Path], object]] = {
+    "OpenGVLab/InternVL3-1B": corellm_internvl.tiny.make_tiny_checkpoint,
     "Qwen/Qwen-VL-Chat": _pickled_qwen_vl,
     "Qwen/Qwen2-Audio-7B-Instruct": corellm_qwen_audio.tiny.make_tiny_checkpoint,
     "Qwen/Qwen2.5-VL-3B-Instruct": partial(

@@ -81,6 +81,7 @@ PLUGINS = {
     "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "image.png")],
     "corellm-blip2": [Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png")],
     "corellm-chameleon": [Model("ChameleonForConditionalGeneration", "corellm_chameleon", "image.png")],
+    "corellm-internvl": [Model("InternVLChatModel", "corellm_internvl", "image.png")],
     "corellm-qwen-vl": [
         Model("QWenLMHeadModel", "corellm_qwen_vl.original", "image.png"),
         Model("Qwen2VLForConditionalGeneration", "corellm_qwen_vl", "video.mp4"),

@@ -29,6 +29,7 @@ KNOWN_FAMILIES = {
     "FuyuForCausalLM": "corellm-fuyu",
     "Blip2ForConditionalGeneration": "corellm-blip2",
     "ChameleonForConditionalGeneration": "corellm-chameleon",
+    "InternVLChatModel": "corellm-internvl",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",
