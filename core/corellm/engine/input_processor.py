@@ -29,6 +29,7 @@ from corellm.errors import (
     PromptError,
     raised_at,
 )
+from corellm.multimodal.chat.continuing import num_appended
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
@@ -292,7 +293,15 @@ class InputProcessor:
         with numbered_in(messages, chat):
             processed = self.process({**given, **fields})
         processed.text = chat.text
+        if chat.is_open:
+            end = len(processed.token_ids) - num_appended(self._unexpanded(chat), chat.token_ids)
+            if all(feature.placeholder.end <= end for feature in processed.features):  # none is put behind the prompt
+                del processed.token_ids[end:]
         return processed
+
+    def _unexpanded(self, chat: RenderedChat) -> list[int]:
+        counts = {modality: len(items) for modality, items in chat.mm_data.items()}
+        return self.mm_processor.unexpanded(chat.token_ids, counts)
 
     def _window(self, max_tokens: int, render: Callable[[Messages], RenderedChat], fields: Mapping[str, Any]) -> Window:
         """What `max_window_size` needs to know of this model, and of a request's processor arguments and salt."""
@@ -312,9 +321,7 @@ class InputProcessor:
         return Window(
             max_tokens,
             render,
-            lambda chat: len(
-                self.mm_processor.unexpanded(chat.token_ids, {name: len(items) for name, items in chat.mm_data.items()})
-            ),
+            lambda chat: len(self._unexpanded(chat)),
             expansion,
             self.mm_processor.profile.max_tokens,
         )
