@@ -98,11 +98,12 @@ def test_tokens_of_tiles(llm: LLM) -> None:
 def test_impossible_numbers_of_tiles(llm: LLM) -> None:
     """Refused by name; more tiles than planned are, too."""
     for kwargs, words in (
-        ({"max_dynamic_patch": 0}, "max_dynamic_patch must be a whole number of at least 1; got 0"),
+        ({"max_dynamic_patch": 0}, "max_dynamic_patch must be a whole number from 1 to 1024; got 0"),
         ({"min_dynamic_patch": 4, "max_dynamic_patch": 2}, "min_dynamic_patch=4 is above max_dynamic_patch=2"),
-        ({"max_dynamic_patch": 9}, "planned"),
+        ({"max_dynamic_patch": 10**9}, "from 1 to 1024"),
+        ({"max_dynamic_patch": 800}, r"becomes \d+ tiles, more than 6, for which memory was planned"),
     ):
-        prompt = {"prompt": "<image>", "multi_modal_data": {"image": make_image(560, 56)}}
+        prompt = {"prompt": "<image>", "multi_modal_data": {"image": make_image(561, 56)}}
         with pytest.raises(ProcessorKwargsError, match=words):
             llm.engine.input_processor.process({**prompt, "mm_processor_kwargs": kwargs})
 

@@ -56,7 +56,8 @@ class InternVLChat:
         """Return the processor factory; the checkpoints have no processor."""
         from corellm_internvl.processor import InternVLChatProcessor
 
-        return lambda _: InternVLChatProcessor(self.context.tokenizer, self.context.hf_config)
+        context, operators = self.context, self.context.kwargs_for("image")
+        return lambda _: InternVLChatProcessor(context.tokenizer, context.hf_config, operators.get("max_dynamic_patch"))
 
     @hookimpl
     def get_dummy_mm_data(

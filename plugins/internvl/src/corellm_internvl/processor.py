@@ -18,6 +18,8 @@ from corellm_internvl.tokenizer import IMAGE, IMAGE_CONTEXT, IMAGE_END, IMAGE_ST
 
 _MEAN = np.array([0.485, 0.456, 0.406], dtype=np.float32)[:, None, None]
 _STD = np.array([0.229, 0.224, 0.225], dtype=np.float32)[:, None, None]
+_MOST_TILES = 1024
+"""Beyond any published: all grids up to it are looked at."""
 
 Pixels = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -40,6 +42,7 @@ class Tiler:
 
     Args:
         config: the result of `load_config`.
+        max_tiles: given at start; None for the configuration's. Images of more tiles are refused before they are cut.
 
     Raises:
         ProcessorKwargsError: its numbers of tiles are impossible.
@@ -47,7 +50,8 @@ class Tiler:
 
     valid_kwargs = TilingKwargs
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, max_tiles: int | None = None) -> None:
+        self._max_tiles = max(_count("max_dynamic_patch", n) for n in (config.max_dynamic_patch, max_tiles or 1))
         self.tile_size: int = config.tile_size
         self.dynamic_image_size: bool = config.dynamic_image_size
         self.max_dynamic_patch: int = config.max_dynamic_patch
@@ -56,8 +60,18 @@ class Tiler:
         self.grids()
 
     def __call__(self, image: Image.Image, **kwargs: Any) -> Pixels:
-        """Return an image's tiles, row by row, normalized: `[tiles, 3, tile_size, tile_size]`."""
+        """Return an image's tiles, row by row, normalized: `[tiles, 3, tile_size, tile_size]`.
+
+        Raises:
+            ProcessorKwargsError: the numbers of tiles are impossible, or above those planned.
+        """
         columns, rows = self.grid(*image.size, **kwargs)
+        if columns * rows > self._max_tiles:
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: with {kwargs} an image of {image.width} x {image.height} becomes "
+                f"{columns * rows} tiles, more than {self._max_tiles}, for which memory was planned at start; start "
+                f"with LLM(..., mm_processor_kwargs={{'max_dynamic_patch': {columns * rows}}}) for more"
+            )
         tiles = self._cut(image, columns, rows)
         if len(tiles) > 1 and kwargs.get("use_thumbnail", self.use_thumbnail):
             tiles = np.concatenate([tiles, self._cut(image, 1, 1)])
@@ -67,7 +81,7 @@ class Tiler:
         """Return all grids `(columns, rows)` that images may become, those of fewest tiles first.
 
         Raises:
-            ProcessorKwargsError: the numbers of tiles are not from 1 up, or there is no grid between them.
+            ProcessorKwargsError: the numbers of tiles are out of range, or no grid is between them.
         """
         if not kwargs.get("dynamic_image_size", self.dynamic_image_size):
             return [(1, 1)]
@@ -113,12 +127,13 @@ class InternVLChatProcessor:
     Args:
         tokenizer: the result of `load_tokenizer`.
         config: the result of `load_config`.
+        max_tiles: as `Tiler`'s.
     """
 
     valid_processor_kwargs = _Declared
 
-    def __init__(self, tokenizer: Any, config: Any) -> None:
-        self.tokenizer, self.image_processor = tokenizer, Tiler(config)
+    def __init__(self, tokenizer: Any, config: Any, max_tiles: int | None = None) -> None:
+        self.tokenizer, self.image_processor = tokenizer, Tiler(config, max_tiles)
         self.image_seq_length: int = config.image_seq_length
         self.image_token_id, self.context_token_id, self._start, self._end = tokenizer.convert_tokens_to_ids(
             [IMAGE, IMAGE_CONTEXT, IMAGE_START, IMAGE_END]
@@ -185,6 +200,6 @@ def _grids(fewest: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_TILES:
         return value
-    raise ProcessorKwargsError(f"{name} must be a whole number of at least 1; got {value!r:.80}")
+    raise ProcessorKwargsError(f"{name} must be a whole number from 1 to {_MOST_TILES}; got {value!r:.80}")
