@@ -50,6 +50,8 @@ FAMILIES = {
     "florence2": Family("corellm_florence2.tiny", {}, ("image",), several=False),
     "deepseek_vl2": Family("corellm_deepseek_vl2.tiny", {}, ("image",)),
     "molmo": Family("corellm_molmo.tiny", {}, ("image",), several=False),
+    "chameleon": Family("corellm_chameleon.tiny", {}, ("image",)),
+    "internvl": Family("corellm_internvl.tiny", {}, ("image",)),
     "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen2VLForConditionalGeneration"}, ("image", "video")),
     "qwen2_5_vl": Family(
         "corellm_qwen_vl.tiny", {"architecture": "Qwen2_5_VLForConditionalGeneration"}, ("image", "video")
@@ -164,6 +166,20 @@ def test_windows_keep_the_newest_turns(load: Load, name: str) -> None:
             assert got.token_ids == wanted.token_ids or is_own
     with pytest.raises(PromptTooLongError, match=f"have {sizes[0]} tokens, more than max_window_size={sizes[0] - 1}"):
         inputs.process_chat(messages, max_window_size=sizes[0] - 1)
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_continued_message_stays_open(load: Load, name: str, template: bool) -> None:
+    """Nothing that the family puts behind every prompt ends it, with an item and without."""
+    family, llm = FAMILIES[name], load(name, template)
+    inputs, decode = llm.engine.input_processor, llm.get_tokenizer().decode
+    modality = family.modalities[0]
+    for medium in ([], [{"type": modality, modality: item(modality, 1)}]):
+        asked = {"role": "user", "content": [*medium, {"type": "text", "text": "What is it?"}]}
+        messages = [asked, {"role": "assistant", "content": "It is a red cir"}]
+        begun = inputs.process_chat(messages, continue_final_message=True)
+        assert decode(begun.token_ids).endswith("It is a red cir")
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])

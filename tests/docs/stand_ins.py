@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 
 import corellm_blip2.tiny
 import corellm_deepseek_vl2.tiny
+import corellm_chameleon.tiny
 import corellm_fuyu.tiny
+import corellm_internvl.tiny
 import corellm_llava.tiny
 import corellm_molmo.tiny
 import corellm_qwen_audio.tiny
@@ -44,6 +46,7 @@ def _deepseek_vl(path: Path) -> None:
 
 
 PUBLISHED: dict[str, Callable[[Path], object]] = {
+    "OpenGVLab/InternVL3-1B": corellm_internvl.tiny.make_tiny_checkpoint,
     "Qwen/Qwen-VL-Chat": _pickled_qwen_vl,
     "Qwen/Qwen2-Audio-7B-Instruct": corellm_qwen_audio.tiny.make_tiny_checkpoint,
     "Qwen/Qwen2.5-VL-3B-Instruct": partial(
@@ -54,6 +57,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "deepseek-ai/deepseek-vl2-tiny": corellm_deepseek_vl2.tiny.make_tiny_checkpoint,
     "allenai/Molmo-7B-D-0924": corellm_molmo.tiny.make_tiny_checkpoint,
     "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
+    "facebook/chameleon-7b": corellm_chameleon.tiny.make_tiny_checkpoint,
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": partial(
         corellm_transformers.tiny.make_tiny_checkpoint, architecture="LlavaOnevisionForConditionalGeneration"

@@ -28,6 +28,7 @@ from corellm.multimodal.prompt_updates import (
     PromptReplacement,
     PromptUpdateDetails,
     apply_prompt_updates,
+    lone_targets,
 )
 
 SPECIAL = {"<s>": 1, "</s>": 2, "<image>": 32000, "<video>": 32001, "<nl>": 32002, "<img>": 32003, "</img>": 32004}
@@ -542,3 +543,19 @@ def test_long_prompts_are_cheap(filler):
     assert len(tokens) == 100_000 + 50 * 876
     assert len(places["image"]) == 50
     assert min(seconds) < 0.5
+
+
+# --- what an expanded prompt holds none of ----------------------------------------------------------------------------
+
+
+def test_tokens_that_are_a_target_by_themselves():
+    """Of replacements alone, and only where the target is that one token for every item."""
+    updates = [
+        PromptReplacement("image", target=[IMAGE], replacement="a"),
+        PromptReplacement("image", target="<nl><img>", replacement="a"),  # <img> may stand alone elsewhere
+        PromptReplacement("image", target=lambda i: [SPECIAL["</img>"]], replacement="a"),
+        PromptInsertion("video", target=[VIDEO], insertion="a"),
+        PromptReplacement("video", target=start(), replacement="a"),
+        PromptReplacement("video", target="<nl>", replacement="a"),
+    ]
+    assert lone_targets(updates, tokenize) == {IMAGE, SPECIAL["<nl>"]}

@@ -109,6 +109,8 @@ class RenderedChat:
     token_ids: list[int]
     mm_data: dict[str, Any]
     uuids: dict[str, list[Any]]
+    is_open: bool = False
+    """Whether it ends within a message, which the model goes on with."""
 
 
 class ChatProcessor:
@@ -192,7 +194,8 @@ class ChatProcessor:
         if isinstance(chat.prompt, str):
             text = unguarded(chat.prompt)
             self._check_length(text)
-            return RenderedChat(text, self._tokenize_guarded(chat.prompt), mm_data, uuids)
+            tokens = self._tokenize_guarded(chat.prompt)
+            return RenderedChat(text, tokens, mm_data, uuids, options.continue_final_message)
         return RenderedChat(None, chat.prompt, mm_data, uuids)
 
     def _make_context(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:

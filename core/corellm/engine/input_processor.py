@@ -32,6 +32,7 @@ from corellm.errors import (
     raised_at,
 )
 from corellm.hookspecs import DecoderPrompt
+from corellm.multimodal.chat.continuing import num_appended
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
@@ -263,13 +264,14 @@ class InputProcessor:
         return token_ids
 
     def _check_token(self, token: int) -> None:
-        """Refuse a token that has no embedding and is no placeholder of an item.
+        """Refuse a token that has no embedding and stands for no item.
 
         Raises:
             PromptError: the token is unknown.
         """
-        known = 0 <= token < self.embedding_size or token in self.mm_processor.profile.placeholder_token_ids
-        if not known:
+        profile = self.mm_processor.profile
+        placed = token in profile.placeholder_token_ids or token in profile.replaced_token_ids
+        if not placed and not 0 <= token < self.embedding_size:
             raise PromptError(
                 f"the prompt has token {shown(token)}, which this model does not know; "
                 f"token ids go from 0 to {self.embedding_size - 1}"
@@ -322,7 +324,15 @@ class InputProcessor:
         with numbered_in(messages, chat):
             processed = self.process({**given, **fields})
         processed.text = chat.text
+        if chat.is_open:
+            end = len(processed.token_ids) - num_appended(self._unexpanded(chat), chat.token_ids)
+            if all(feature.placeholder.end <= end for feature in processed.features):  # none is put behind the prompt
+                del processed.token_ids[end:]
         return processed
+
+    def _unexpanded(self, chat: RenderedChat) -> list[int]:
+        counts = {modality: len(items) for modality, items in chat.mm_data.items()}
+        return self.mm_processor.unexpanded(chat.token_ids, counts)
 
     def _window(self, max_tokens: int, render: Callable[[Messages], RenderedChat], fields: Mapping[str, Any]) -> Window:
         """What `max_window_size` needs to know of this model, and of a request's processor arguments and salt."""
@@ -342,9 +352,7 @@ class InputProcessor:
         return Window(
             max_tokens,
             render,
-            lambda chat: len(
-                self.mm_processor.unexpanded(chat.token_ids, {name: len(items) for name, items in chat.mm_data.items()})
-            ),
+            lambda chat: len(self._unexpanded(chat)),
             expansion,
             self.mm_processor.profile.max_tokens,
         )

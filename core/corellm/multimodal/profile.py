@@ -17,7 +17,7 @@ from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import MultiModalItems
 from corellm.multimodal.parsing import DataParser
-from corellm.multimodal.prompt_updates import PromptUpdate, targets_without
+from corellm.multimodal.prompt_updates import PromptUpdate, lone_targets, targets_without
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ class DummyProfile:
     targets: Sequence[PromptUpdate]
     """Updates whose targets hold none of these tokens, and stand for an item all the same: a prompt of text alone must
     not hold them. Empty if the adapter cannot name them without an item."""
+    replaced_token_ids: Collection[int]
+    """Tokens that are such a target by themselves: none reaches the model, so it need not have an embedding of them."""
 
 
 def measure_profile(
@@ -107,7 +109,8 @@ def measure_profile(
             max_embeds[modality] = max(max_embeds[modality], most)
             max_tokens[modality] = max(max_tokens[modality], most)
     targets = _other_targets(hooks, limits, tokenize, token_modality)
-    return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts, targets)
+    replaced = lone_targets(targets, tokenize)
+    return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts, targets, replaced)
 
 
 @contextmanager

@@ -33,6 +33,8 @@ KNOWN_FAMILIES = {
     "DeepseekVLV2ForCausalLM": "corellm-deepseek-vl2",
     "deepseek_vl_v2": "corellm-deepseek-vl2",
     "MolmoForCausalLM": "corellm-molmo",
+    "ChameleonForConditionalGeneration": "corellm-chameleon",
+    "InternVLChatModel": "corellm-internvl",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",

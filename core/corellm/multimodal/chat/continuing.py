@@ -1,7 +1,8 @@
 """A prompt that ends within the last message, for the model to continue it.
 
 The last message's text gets a mark at its end before it is rendered; the prompt is cut at the mark. That works for any
-template, and for families that write the prompt themselves. Knows neither.
+template, and for families that write the prompt themselves. Knows neither. Tokens that a family puts behind every
+prompt would end the message: they are counted, to be removed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from corellm.hookspecs import ChatPrompt
 
 _MARK = "\ue0c1"
 """A private-use character. A space follows it, which is lost where the template strips text."""
+_COMPARED = 8
+"""Tokens at the end of a prompt by which it is found again."""
 
 
 def mark_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -52,3 +55,18 @@ def cut_at_end(chat: ChatPrompt, messages: Sequence[Mapping[str, Any]]) -> ChatP
             "model's chat template drops or changes it; end the conversation with another message"
         )
     return ChatPrompt(before if after.startswith(" ") else before.rstrip(), chat.mm_data)
+
+
+def num_appended(token_ids: Sequence[int], before: Sequence[int]) -> int:
+    """Return how many tokens follow the end of an earlier form of a prompt.
+
+    Args:
+        token_ids: the prompt, after the family's own tokens were added or removed.
+        before: without them.
+    """
+    end = list(before[-_COMPARED:])
+    for count in range(len(token_ids) - len(end) + 1):
+        last = len(token_ids) - count
+        if list(token_ids[last - len(end) : last]) == end:
+            return count
+    return 0
