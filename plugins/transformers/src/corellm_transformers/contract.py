@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from corellm.testing.contract.greedy import GreedyRules
-from corellm.testing.reference import Media, Reference
+from corellm.testing.reference import Continuation, Media, Reference, generate_one
 from corellm_transformers import TransformersModel
 from corellm_transformers.configurations import has_forward
+from corellm_transformers.family import without_text
+from corellm_transformers.placeholders import candidates
 from corellm_transformers.processors import read_processor
 
 
@@ -31,6 +33,23 @@ class AnyReference(Reference):
         return whole if has_forward(type(whole)) else next(part for part in whole.children() if has_forward(type(part)))
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the processor's tokens for text and media together, and its tensors for each item alone.
+
+        Items are processed alone by the adapter, too; `generate` gets the processor's tensors for all together.
+        """
+        output = {"input_ids": self.together(text, media, kwargs)["input_ids"]}
+        for modality, items in media.items():
+            placeholder = max((one for one in candidates(self.processor, modality) if one in text), key=len)
+            alone = [self.together(placeholder, {modality: [item]}, kwargs) for item in items]
+            tensors = [without_text(one) for one in alone]
+            output |= {name: [one[name] for one in tensors] for name in tensors[0]}
+        return output
+
+    def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
+        """Return transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
+        return generate_one(self.model, self.together(text, media, kwargs), max_tokens)
+
+    def together(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the processor's output, with the types of tokens where the model asks for them.
 
         Some processors take no text without an item: their tokenizer does.

@@ -5,7 +5,7 @@ Found by processing small items. Knows processors, no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ _SMALL_IMAGE = (90, 70)
 _LARGEST_SIDE = 7168
 _RATIOS = tuple(2 ** (step / 2) for step in range(-4, 5))  # a quarter to four
 _SIDES = tuple(56 * 2 ** (step / 8) for step in range(57))  # 56 to 7168
+_SHARES = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
+"""Of the operator's bounds."""
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 
 
@@ -166,6 +168,12 @@ class Family:
         tensors, tokens = self._placed(modality, self.modalities[modality].text, item, kwargs)
         return tensors, torch.tensor(tokens)
 
+    def modalities_of(self, names: Collection[str]) -> dict[str, str]:
+        """Return `{name of a tensor: modality}`: of small items' tensors, and of those that larger ones have beside."""
+        known = {name: modality for modality, one in self.modalities.items() for name in (*one.tensors, one.tokens_name)}
+        (first, *_) = [known[name] for name in names if name in known] or self.modalities
+        return {name: known.get(name, first) for name in names}
+
     # --- the largest items ------------------------------------------------------------------------------------------
 
     def largest(
@@ -195,6 +203,9 @@ class Family:
             if tokens is not None and tokens <= seq_len:
                 best = max(best, (tokens, -size[0] * size[1], size))
 
+        for width in _SHARES if bounds else ():
+            for height in _SHARES:
+                consider(width * most[0], height * most[1])
         coarse = 1 if count == self._count_by_formula else 4
         for side in _SIDES[::coarse]:
             for ratio in _RATIOS[:: max(1, coarse // 2)]:

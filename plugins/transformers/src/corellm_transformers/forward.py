@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.modelling import DecoderInputs, Front
+from corellm.multimodal import write_rows
 from corellm_transformers.arguments import AddedRows, ItemMask
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Forward:
     def merged(self, inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return text embeddings with items' in their places, and the decoder's further arguments."""
         own, *parts = torch.split(rows, inputs_embeds.shape[-1], dim=-1)
-        inputs_embeds[is_multimodal] = own.to(inputs_embeds.dtype)
+        write_rows(inputs_embeds, own, is_multimodal)
         more: dict[str, Any] = {
             name: mask.of(is_multimodal) for name, mask in self.arguments.items() if isinstance(mask, ItemMask)
         }
@@ -106,7 +107,7 @@ class Forward:
 
     @torch.inference_mode()
     def positions(self, token_ids: Sequence[int], items: Sequence[Mapping[str, Any]]) -> tuple[Tensor, int] | None:
-        """Return a prompt's M-RoPE positions `[3, num_tokens]` and the offset of generated tokens; None for counting.
+        """Return a prompt's M-RoPE positions `[axes, num_tokens]` and the offset of generated tokens; None for counting.
 
         Args:
             token_ids: of the prompt.
@@ -126,7 +127,7 @@ class Forward:
             if parts:
                 known[name] = torch.cat([part.cpu() for part in parts])
         positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
-        return positions[-3:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
+        return positions[:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
 
     def counts_positions(self) -> None:
         """Note that the decoder counts positions itself, whatever `get_rope_index` would say."""

@@ -142,13 +142,13 @@ KINDS: Mapping[str, Kind] = {
     "DeepseekVLHybridForConditionalGeneration": Kind(
         config={
             "high_res_vision_config": {
-                "image_size": 256,
+                "image_size": 128,
                 "patch_size": 4,
                 "output_channels": 64,
                 "global_attn_indexes": [0, 1],
             }
         },
-        parts={"high_res_size": {"height": 256, "width": 256}},
+        parts={"high_res_size": {"height": 128, "width": 128}},
     ),
     "Emu3ForConditionalGeneration": Kind(
         config={"vq_config": {**_VQ, "channel_multiplier": [1, 1, 1, 1], "codebook_size": 16, "hidden_size": 32}},
