@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from corellm.testing.contract.greedy import GreedyRules
+from corellm.testing.contract.engine import EngineRules
 from corellm.testing.reference import Continuation, Media, Reference, generate_one
 from corellm_transformers import TransformersModel
-from corellm_transformers.configurations import has_forward
+from corellm_transformers.configurations import read_config
 from corellm_transformers.family import without_text
 from corellm_transformers.placeholders import candidates
 from corellm_transformers.processors import read_processor
@@ -27,10 +27,9 @@ class AnyReference(Reference):
         return read_processor(self.checkpoint)
 
     @cached_property
-    def model(self) -> Any:
-        """The transformers model, or the part of it that writes text."""
-        whole = super().model
-        return whole if has_forward(type(whole)) else next(part for part in whole.children() if has_forward(type(part)))
+    def config(self) -> Any:
+        """The configuration that transformers reads, or that of the part that writes text."""
+        return read_config(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the processor's tokens for text and media together, and its tensors for each item alone.
@@ -66,8 +65,8 @@ class AnyReference(Reference):
         return output
 
 
-class AnyModel(GreedyRules):
-    """Outputs are transformers' own."""
+class AnyModel(EngineRules):
+    """Outputs are transformers' own, whatever the engine does to save time or memory."""
 
     adapter = TransformersModel
     reference = AnyReference

@@ -69,6 +69,7 @@ class Family:
             modality: self._examine(modality)
             for modality, parts in _PARTS.items()
             if any(_is_there(getattr(self.processor, part, None)) for part in parts)
+            and getattr(context.hf_config, f"{modality}_config", "") is not None  # else the model has no encoder of it
         }
         if not self.modalities:
             raise self.refused("takes neither images nor audio without torchvision")
@@ -98,20 +99,21 @@ class Family:
     # --- placeholders -----------------------------------------------------------------------------------------------
 
     def _examine(self, modality: str) -> Modality:
-        reasons = []
+        reasons: dict[str, list[str]] = {}
         for text in candidates(self.processor, modality):
             try:
                 tensors, tokens = self._placed(modality, text, self.small(modality), {})
             except Exception as error:
-                reasons.append(f"{text!r}: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                reasons.setdefault(reason, []).append(repr(text))
                 continue
             embeds = frozenset(self._embed_token_ids(modality) & set(tokens))
             if embeds:
                 limit = None if self._takes_two(modality, text) else 1
                 target, name = tuple(self._tokenize(text)), f"{modality}_placeholder_ids"
                 return Modality(text, target, embeds, frozenset(tensors), name, limit)
-            reasons.append(f"{text!r}: no {modality} token in its place")
-        why = "; ".join(reasons) or "nothing does"
+            reasons.setdefault(f"no {modality} token in its place", []).append(repr(text))
+        why = "; ".join(f"{', '.join(texts)}: {reason}" for reason, texts in reasons.items()) or "nothing does"
         raise self.refused(f"does not say what stands for an {modality} in a prompt ({why})")
 
     def _takes_two(self, modality: str, text: str) -> bool:
@@ -149,7 +151,7 @@ class Family:
         tokens, bare = flat(output["input_ids"]), self.ends.put(self.context.tokenizer(text)["input_ids"])
         placed = between(tokens, bare, self._tokenize(text))
         if placed is None:
-            raise self.refused(f"puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}")
+            raise ValueError(f"it puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}"[:200])
         return without_text(output), placed
 
     def call(self, text: str, items: Sequence[tuple[str, Any]], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,15 +164,24 @@ class Family:
         return dict(self.processor(text=text, return_tensors="pt", **{**kwargs, **media}))
 
     def process(self, modality: str, item: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """Return an item's tensors, with the processor's dimension of items, and its tokens `[num_tokens]`."""
+        """Return an item's tensors, with the processor's dimension of items, and its tokens `[num_tokens]`.
+
+        Raises:
+            MediaError: it becomes no token.
+        """
         import torch
 
-        tensors, tokens = self._placed(modality, self.modalities[modality].text, item, kwargs)
+        known = self.modalities[modality]
+        tensors, tokens = self._placed(modality, known.text, item, kwargs)
+        if known.embed_token_ids.isdisjoint(tokens):
+            raise MediaError(f"this {modality} is too small: {type(self.processor).__name__} makes no token of it")
         return tensors, torch.tensor(tokens)
 
     def modalities_of(self, names: Collection[str]) -> dict[str, str]:
         """Return `{name of a tensor: modality}`: of small items' tensors, and of those that larger ones have beside."""
-        known = {name: modality for modality, one in self.modalities.items() for name in (*one.tensors, one.tokens_name)}
+        known = {
+            name: modality for modality, one in self.modalities.items() for name in (*one.tensors, one.tokens_name)
+        }
         (first, *_) = [known[name] for name in names if name in known] or self.modalities
         return {name: known.get(name, first) for name in names}
 

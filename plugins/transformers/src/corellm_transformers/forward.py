@@ -107,7 +107,7 @@ class Forward:
 
     @torch.inference_mode()
     def positions(self, token_ids: Sequence[int], items: Sequence[Mapping[str, Any]]) -> tuple[Tensor, int] | None:
-        """Return a prompt's M-RoPE positions `[axes, num_tokens]` and the offset of generated tokens; None for counting.
+        """Return a prompt's M-RoPE positions `[axes, num_tokens]` and the offset of generated tokens; None to count.
 
         Args:
             token_ids: of the prompt.

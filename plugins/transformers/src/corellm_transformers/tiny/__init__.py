@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from corellm.errors import CheckpointError
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
 from corellm_transformers.configurations import has_forward
 from corellm_transformers.processors import Absent, absent_parts, image_processor_class, image_processor_name, without
@@ -46,6 +47,10 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
 
     Returns:
         `path`.
+
+    Raises:
+        CheckpointError: transformers has no processor of images or audio for it, or none without torchvision.
+        ValueError: it would not be tiny.
     """
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
@@ -53,8 +58,12 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     path = Path(path)
     cls = getattr(transformers, architecture)
     kind = KINDS.get(architecture, Kind())
-    named = kind.processor_class or PROCESSOR_MAPPING_NAMES[cls.config_class.model_type]
+    named = kind.processor_class or PROCESSOR_MAPPING_NAMES.get(cls.config_class.model_type)
+    if named is None:
+        raise CheckpointError(f"transformers has no processor for {architecture}")
     processor_class = find_processor(named)
+    if not {"image_processor", "feature_extractor", "audio_processor"} & set(processor_class.get_attributes()):
+        raise CheckpointError(f"{named} takes neither images nor audio")
     tokenizer = _tokenizer(processor_class, kind)
     processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
     changes = {**kind.config, **({"vocabulary_map": tokenizer.get_vocab()} if kind.vocabulary_map else {})}
