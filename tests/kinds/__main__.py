@@ -76,10 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     owned = {kind: KNOWN_FAMILIES[known[kind]] for kind in wanted if known[kind] in KNOWN_FAMILIES}
     outcomes = {kind: Outcome("its own plugin", plugin) for kind, plugin in owned.items()}
     others = [kind for kind in wanted if kind not in owned]
+    stated = outcomes_of(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
     with ThreadPoolExecutor(given.jobs) as pool, tqdm(total=len(others)) as bar:
 
         def attempt(kind: str) -> Outcome:
-            outcome = outcome_of(known[kind], given.seconds)
+            outcome = outcome_of(known[kind], given.seconds, likely=stated.get(kind) == "passes")
             bar.update()
             bar.write(f"{kind}: {outcome.what} {outcome.why}")
             return outcome
@@ -89,7 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Path(PAGE).write_text(page({kind: outcomes[kind] for kind in wanted}, known), encoding="utf-8")
         print(f"wrote {PAGE.relative_to(ROOT)}")
         return
-    stated = outcomes_of(PAGE.read_text(encoding="utf-8"))
     worse = [kind for kind in wanted if stated.get(kind) == "passes" != outcomes[kind].what]
     if worse:
         raise SystemExit(f"{', '.join(worse)}: {PAGE.name} says that they pass")
