@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import CorellmError, ProcessorKwargsError
+from corellm.errors import CorellmError, MediaError, ProcessorKwargsError
 from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import (
     MultiModalFeature,
@@ -99,12 +99,15 @@ class TransformersModel:
 
         Raises:
             ProcessorKwargsError: an argument is unknown, or does not fit this item.
+            MediaError: the processor refuses the item.
         """
         ((modality, (item,)),) = mm_data.items()
         check_processor_kwargs(self.context.hf_processor, mm_kwargs)
         try:
             tensors, tokens = self._family.process(modality, item, mm_kwargs)
         except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, CorellmError) and not mm_kwargs:
+                raise MediaError(f"the processor refuses this {modality}: {' '.join(str(error).split())}") from error
             if isinstance(error, CorellmError) or not mm_kwargs:
                 raise
             raise ProcessorKwargsError(

@@ -22,11 +22,12 @@ _TEXT = frozenset(
 )
 """What processors return about the text."""
 _SMALL_IMAGE = (90, 70)
-_LARGEST_SIDE = 7168
+_LARGEST_SIDE = 16_384
 _RATIOS = tuple(2 ** (step / 2) for step in range(-4, 5))  # a quarter to four
 _SIDES = tuple(56 * 2 ** (step / 8) for step in range(57))  # 56 to 7168
 _SHARES = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
 """Of the operator's bounds."""
+_LONG = (8, 16, 50, 100, 150, 190, 199)
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 
 
@@ -214,9 +215,12 @@ class Family:
             if tokens is not None and tokens <= seq_len:
                 best = max(best, (tokens, -size[0] * size[1], size))
 
-        for width in _SHARES if bounds else ():
-            for height in _SHARES:
-                consider(width * most[0], height * most[1])
+        for share in _SHARES if bounds else ():
+            for other in _SHARES:
+                consider(share * most[0], other * most[1])
+            for times in _LONG:  # with one bound, the other side may be far longer
+                consider(share * most[0], times * share * most[0])
+                consider(times * share * most[1], share * most[1])
         coarse = 1 if count == self._count_by_formula else 4
         for side in _SIDES[::coarse]:
             for ratio in _RATIOS[:: max(1, coarse // 2)]:

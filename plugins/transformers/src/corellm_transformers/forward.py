@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from corellm.errors import PlaceholderError
 from corellm.modelling import DecoderInputs, Front
 from corellm.multimodal import write_rows
 from corellm_transformers.arguments import AddedRows, ItemMask
@@ -112,6 +113,9 @@ class Forward:
         Args:
             token_ids: of the prompt.
             items: the tensors of its items, in the order of the prompt.
+
+        Raises:
+            PlaceholderError: it cannot tell the items apart, as where no token stands between two.
         """
         if self._rope_index is None:
             return None
@@ -126,7 +130,13 @@ class Forward:
             parts = [item[name] for item in items if isinstance(item.get(name), Tensor)]
             if parts:
                 known[name] = torch.cat([part.cpu() for part in parts])
-        positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
+        try:
+            positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
+        except (RuntimeError, StopIteration, IndexError) as error:
+            raise PlaceholderError(
+                f"{type(self.model).__name__} has no positions for a prompt with its {len(items)} items there "
+                f"({' '.join(str(error).split())[:100]}); put text between them"
+            ) from error
         return positions[:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
 
     def counts_positions(self) -> None:
