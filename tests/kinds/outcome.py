@@ -87,13 +87,13 @@ def _load(architecture: str) -> Outcome:
         try:
             make_tiny_checkpoint(folder, architecture=architecture)
         except Exception as error:
-            return _needs(error) or Outcome(
-                "refused" if isinstance(error, CheckpointError) else "no checkpoint", _said(error)[:200]
-            )
+            if isinstance(error, CheckpointError):
+                return _needs(error) or Outcome("refused", _said(error))
+            return _needs(error) or Outcome("no checkpoint", f"{type(error).__name__}: {_said(error)[:200]}")
         try:
             LLM(folder, dtype="float32").close()
         except (CheckpointError, PluginNotFoundError) as error:
-            reason = _said(error).replace(folder, "the checkpoint").removesuffix(_WAY_OUT)
+            reason = _said(error).replace(folder, "the checkpoint").removesuffix(_WAY_OUT).partition("; install ")[0]
             return _needs(error) or Outcome("refused", reason.removesuffix(_OTHER_WAY_OUT))
     return Outcome("loads")
 

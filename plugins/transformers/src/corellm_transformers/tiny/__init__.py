@@ -117,7 +117,7 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
     named = {n: v for n, v in _defaults(processor_class).items() if isinstance(v, str) and _SPECIAL.fullmatch(v)}
     stated = {n: v for n, v in kind.processor.items() if isinstance(v, str)}
     usual = {name: f"<{name.removesuffix('_token')}>" for name in USUAL_TOKENS}
-    tokens = {**usual, **named, **stated, **kind.tokens}
+    tokens = {name: token for name, token in {**usual, **named, **stated, **kind.tokens}.items() if token}
     tokenizer = train_tokenizer(
         list(dict.fromkeys([*tokens.values(), *kind.more_tokens])),
         vocab_size=460,
@@ -127,7 +127,9 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
         unk="<unk>",
         add_bos=kind.add_bos,
     )
-    tokenizer._set_model_specific_special_tokens({name: tokens[name] for name in (*usual, *kind.tokens)})
+    tokenizer._set_model_specific_special_tokens(
+        {name: tokens[name] for name in (*usual, *kind.tokens) if name in tokens}
+    )
     return tokenizer
 
 

@@ -6,7 +6,7 @@ Knows names of configurations, nothing of how they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -27,7 +27,7 @@ class Kind:
     feature_extractor: str | None = None
     """Where transformers' mappings name none."""
     tokens: Mapping[str, str] = field(default_factory=dict)
-    """`{attribute of the tokenizer: special token}`."""
+    """`{attribute of the tokenizer: special token, or nothing where it has none}`."""
     token_ids: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """`{attribute of the configuration: the token, or tokens, whose ids it is}`, where the processor's name differs."""
     more_tokens: tuple[str, ...] = ()
@@ -95,6 +95,14 @@ def _digits(code: int) -> str:
     """A number as Chameleon's tokens have it: letters for digits."""
     return "".join(chr(ord("A") + int(digit)) for digit in str(code))
 
+
+_GEMMA4 = Kind(
+    config={
+        "text_config": {"global_head_dim": 16, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        "vision_config": {**_SIZES, "patch_size": 14, "pooling_kernel_size": 3, "position_embedding_size": 640},
+    },
+    parts={"max_soft_tokens": 70},
+)
 
 KINDS: Mapping[str, Kind] = {
     "AriaForConditionalGeneration": Kind(
@@ -166,6 +174,15 @@ KINDS: Mapping[str, Kind] = {
         },
         parts={"high_res_size": {"height": 128, "width": 128}},
     ),
+    "DiffusionGemmaForBlockDiffusion": replace(
+        _GEMMA4,
+        config={
+            "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "global_head_dim": 16},
+            "vision_config": _GEMMA4.config["vision_config"],
+        },
+        image_processor="Gemma4ImageProcessorPil",
+        feature_extractor="Gemma4AudioFeatureExtractor",
+    ),
     "Emu3ForConditionalGeneration": Kind(
         config={"vq_config": {**_VQ, "channel_multiplier": [1, 1, 1, 1], "codebook_size": 16, "hidden_size": 32}},
         add_bos=False,
@@ -187,13 +204,7 @@ KINDS: Mapping[str, Kind] = {
             }
         }
     ),
-    "Gemma4ForConditionalGeneration": Kind(
-        config={
-            "text_config": {"global_head_dim": 16, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
-            "vision_config": {**_SIZES, "patch_size": 14, "pooling_kernel_size": 3, "position_embedding_size": 640},
-        },
-        parts={"max_soft_tokens": 70},
-    ),
+    "Gemma4ForConditionalGeneration": _GEMMA4,
     "Glm5NextForConditionalGeneration": Kind(
         config={"text_config": {"num_key_value_heads": 4, "head_dim": 0, "qk_rope_head_dim": 0, "linear_num_heads": 4}}
     ),
@@ -231,7 +242,11 @@ KINDS: Mapping[str, Kind] = {
         processor_class="Kosmos2_5Processor", config={"text_config": {"layers": 2}, "latent_query_num": 16}
     ),
     "KyutaiSpeechToTextForConditionalGeneration": Kind(
-        config={"audio_pad_token_id": 1, "codebook_vocab_size": 33, "codec_config": {"num_filters": 16}}
+        config={
+            "audio_pad_token_id": 1,
+            "codebook_vocab_size": 33,
+            "codec_config": {"num_filters": 16, "upsample_groups": 64},
+        }
     ),
     "LlavaNextForConditionalGeneration": _LLAVA_NEXT,
     "LlavaNextVideoForConditionalGeneration": _LLAVA_NEXT,
@@ -263,6 +278,7 @@ KINDS: Mapping[str, Kind] = {
             }
         },
     ),
+    "InstructBlipForConditionalGeneration": Kind(tokens={"image_token": ""}, processor={"num_query_tokens": 32}),
     "InternVLForConditionalGeneration": _INTERN,
     "Idefics3ForConditionalGeneration": Kind(
         processor={"image_seq_len": 4},
