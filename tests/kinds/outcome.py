@@ -16,8 +16,11 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 RULES = Path(__file__).with_name("kind.py")
 _MARK = "outcome of "
-_OTHER_WAY_OUT = "; run this checkpoint with transformers' own generate"
-_WAY_OUT = "; this architecture needs a plugin of its own, or run the checkpoint with transformers' own generate"
+_WAYS_OUT = (
+    "; this architecture needs a plugin of its own, or run the checkpoint with transformers' own generate",
+    "; run this checkpoint with transformers' own generate",
+    "; run the checkpoint with transformers' own generate",
+)
 """What all errors end with; the page says it once."""
 _ABSENT = re.compile(r"(torchvision|torchaudio|timm|mistral.?common|num2words|pytesseract)", re.IGNORECASE)
 
@@ -93,8 +96,10 @@ def _load(architecture: str) -> Outcome:
         try:
             LLM(folder, dtype="float32").close()
         except (CheckpointError, PluginNotFoundError) as error:
-            reason = _said(error).replace(folder, "the checkpoint").removesuffix(_WAY_OUT).partition("; install ")[0]
-            return _needs(error) or Outcome("refused", reason.removesuffix(_OTHER_WAY_OUT))
+            reason = _said(error).replace(folder, "the checkpoint").partition("; install ")[0]
+            for way_out in _WAYS_OUT:
+                reason = reason.removesuffix(way_out)
+            return _needs(error) or Outcome("refused", reason)
     return Outcome("loads")
 
 

@@ -183,7 +183,7 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     text = next(
         (t for o in (processor, tokenizer) for n in ("image_token", "audio_token") if (t := getattr(o, n, None))), ""
     )
-    processor.chat_template = _TEMPLATE.replace("PLACEHOLDER", text)
+    processor.chat_template = _TEMPLATE.replace("PLACEHOLDER", str(text))
     return processor
 
 
