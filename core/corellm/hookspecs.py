@@ -621,8 +621,8 @@ def get_rope_positions(
         mm_features: its items, by placeholder offset.
 
     Returns:
-        `(positions, offset)`: positions `[num_tokens]`, or `[3, num_tokens]` for M-RoPE; the token generated at index
-        `i` of the sequence has position `i + offset`. Default: `arange`, 0.
+        `(positions, offset)`: positions `[num_tokens]`, or `[axes, num_tokens]` for M-RoPE, mostly of three axes; the
+        token generated at index `i` of the sequence has position `i + offset`. Default: `arange`, 0.
     """
 
 

@@ -18,8 +18,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import corellm_blip2.tiny
-import corellm_deepseek_vl2.tiny
 import corellm_chameleon.tiny
+import corellm_deepseek_vl2.tiny
 import corellm_fuyu.tiny
 import corellm_internvl.tiny
 import corellm_llava.tiny

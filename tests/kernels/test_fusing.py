@@ -234,6 +234,32 @@ def test_layers_that_do_not_rotate_stay() -> None:
     assert [isinstance(layer.self_attn, FusedAttention) for layer in model.layers] == [False, True]
 
 
+def test_layers_that_call_a_kind_of_mlp_in_another_way_stay() -> None:
+    """As Ernie's do, whose experts take the types of tokens and return more than hidden states."""
+    model = decoder("llama")
+    routed, plain = model.layers[1], type(model.layers[1].mlp)
+
+    class Routed(plain):  # type: ignore[misc, valid-type]
+        def forward(self, hidden_states: Tensor, scale: float) -> tuple[Tensor, float]:
+            return super().forward(hidden_states) * scale, scale
+
+    class Layer(type(routed)):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+            hidden_states = (
+                hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
+            )
+            inner = self.post_attention_layernorm(hidden_states)
+            inner = self.mlp(inner, 0.5)[0] if isinstance(self.mlp, Routed) else self.mlp(inner)
+            return hidden_states + inner
+
+    routed.__class__, routed.mlp.__class__ = Layer, Routed
+    wanted, _ = run(model)
+    fuse(model, GPU_KERNELS)
+    found, _ = run(model)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+    assert [isinstance(layer, FusedDecoderLayer) for layer in model.layers] == [True, False]
+
+
 def test_the_callers_tensors_are_read_only_and_any_layout_is_read() -> None:
     """A layer adds only to tensors of its own, and norms take rows that are not contiguous."""
     model = decoder("llama")

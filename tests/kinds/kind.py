@@ -1,13 +1,14 @@
-"""The rules about outputs for one architecture, that of the environment variable `CORELLM_KIND`."""
+"""The rules about outputs, whatever the settings, for one architecture: that of the variable `CORELLM_KIND`."""
 
 from __future__ import annotations
 
 import os
 
+from corellm.testing.contract.engine import EngineRules
 from corellm_transformers.contract import AnyModel
 
 
-class TestKind(AnyModel):
-    """Outputs are transformers' own."""
+class TestKind(AnyModel, EngineRules):
+    """Outputs are transformers' own, whatever the engine does to save time or memory."""
 
     architecture = os.environ["CORELLM_KIND"]

@@ -16,7 +16,18 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 RULES = Path(__file__).with_name("kind.py")
 _MARK = "outcome of "
-_ABSENT = re.compile(r"(torchvision|torchaudio|timm|mistral-common|num2words|pytesseract)", re.IGNORECASE)
+_WAYS_OUT = (
+    "; this architecture needs a plugin of its own, or run the checkpoint with transformers' own generate",
+    "; run this checkpoint with transformers' own generate",
+    "; run the checkpoint with transformers' own generate",
+)
+"""What all errors end with; the page says it once."""
+_ABSENT = re.compile(r"(torchvision|torchaudio|timm|mistral.?common|num2words|pytesseract)", re.IGNORECASE)
+
+
+_ONCE = "not whole_prompts and not 16-no-prefix and not 64-no-prefix and not 8192-prefix"
+_OPTIONS = ("-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-k", _ONCE)
+"""Warnings are those of transformers about itself. Every setting is tried, but not with every other."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +39,16 @@ class Outcome:
     why: str = ""
 
 
-def outcome_of(architecture: str, seconds: int) -> Outcome:
-    """Return what comes of an architecture; processes of their own try it, for at most `seconds` each."""
+def outcome_of(architecture: str, seconds: int, *, likely: bool = False) -> Outcome:
+    """Return what comes of an architecture; processes of their own try it.
+
+    Args:
+        architecture: a class of transformers.
+        seconds: the most for making and loading a checkpoint; the rules may take five times as long.
+        likely: it passed when it was last tried: the rules go first.
+    """
+    if likely and (outcome := _tested(architecture, seconds)).what == "passes":
+        return outcome
     loaded = _run(["-m", "tests.kinds.outcome", architecture], architecture, seconds)
     if loaded is None:
         return Outcome("no checkpoint", f"not made and loaded within {seconds} seconds")
@@ -37,15 +56,19 @@ def outcome_of(architecture: str, seconds: int) -> Outcome:
     if not marked:
         return Outcome("no checkpoint", f"the process ended with {loaded.returncode}")
     what, _, why = marked[-1].partition(": ")
-    if what != "loads":
-        return Outcome(what, why)
-    tested = _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", str(RULES)], architecture, 4 * seconds)
+    return Outcome(what, why) if what != "loads" else _tested(architecture, seconds)
+
+
+def _tested(architecture: str, seconds: int) -> Outcome:
+    tested = _run(["-m", "pytest", "-q", *_OPTIONS, str(RULES)], architecture, 5 * seconds)
     if tested is None:
-        return Outcome("fails", f"not tested within {4 * seconds} seconds")
+        return Outcome("fails", f"not tested within {5 * seconds} seconds")
     if tested.returncode == 0:
         return Outcome("passes")
-    said = re.findall(r"^ *(?:got|E) +(.*)", tested.stdout, re.MULTILINE)
-    return Outcome("fails", said[0][:200] if said else tested.stdout.strip()[-200:])
+    said = re.findall(r"^(?:E )? *got +(.*)|^E +(.*)", tested.stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) .*::(\S+)", tested.stdout, re.MULTILINE)
+    why = "".join(said[0])[:200] if said else tested.stdout.strip()[-200:]
+    return Outcome("fails", f"{', '.join(failed)}: {why}")
 
 
 def _run(command: list[str], architecture: str, seconds: int) -> subprocess.CompletedProcess[str] | None:
@@ -60,21 +83,34 @@ def _run(command: list[str], architecture: str, seconds: int) -> subprocess.Comp
 
 def _load(architecture: str) -> Outcome:
     from corellm import LLM
-    from corellm.errors import CheckpointError
+    from corellm.errors import CheckpointError, PluginNotFoundError
     from corellm_transformers.tiny import make_tiny_checkpoint
 
     with TemporaryDirectory() as folder:
         try:
             make_tiny_checkpoint(folder, architecture=architecture)
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            absent = _ABSENT.search(said)
-            return Outcome("needs", absent[1].lower()) if absent else Outcome("no checkpoint", said[:200])
+            if isinstance(error, CheckpointError):
+                return _needs(error) or Outcome("refused", _said(error))
+            return _needs(error) or Outcome("no checkpoint", f"{type(error).__name__}: {_said(error)[:200]}")
         try:
             LLM(folder, dtype="float32").close()
-        except CheckpointError as error:
-            return Outcome("refused", " ".join(str(error).replace(folder, "the checkpoint").split()))
+        except (CheckpointError, PluginNotFoundError) as error:
+            reason = _said(error).replace(folder, "the checkpoint").partition("; install ")[0]
+            for way_out in _WAYS_OUT:
+                reason = reason.removesuffix(way_out)
+            return _needs(error) or Outcome("refused", reason)
     return Outcome("loads")
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _needs(error: Exception) -> Outcome | None:
+    """Return the outcome that a library is absent, if an error says so."""
+    absent = _ABSENT.search(_said(error))
+    return Outcome("needs", absent[1].lower().replace("_", "-")) if absent else None
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def read_positions(call: Call | None, count: int, *, has_items: bool) -> tuple[P
     match result:
         case None:
             return [(i,) for i in range(count)], 0
-        case (torch.Tensor() as axes, int(offset)) if axes.shape in ((count,), (3, count)):
+        case (torch.Tensor() as axes, int(offset)) if axes.ndim in (1, 2) and axes.shape[-1] == count:
             return list(zip(*axes.reshape(-1, count).tolist(), strict=True)), offset
         case _:
             return [()] * count, None

@@ -81,15 +81,21 @@ class Reference:
             ) from error
 
     @cached_property
+    def config(self) -> Any:
+        """The configuration that transformers reads."""
+        import transformers
+
+        return transformers.AutoConfig.from_pretrained(self.checkpoint)
+
+    @cached_property
     def model(self) -> Any:
         """The transformers model, in float32; its texts end with `end_token_ids`."""
         import torch
-        import transformers
 
         from corellm.worker.defaults import transformers_class
 
-        config = transformers.AutoConfig.from_pretrained(self.checkpoint)
-        model = transformers_class(config).from_pretrained(self.checkpoint, dtype=torch.float32).eval()
+        cls = transformers_class(self.config)
+        model = cls.from_pretrained(self.checkpoint, config=self.config, dtype=torch.float32).eval()
         for module in model.modules() if self.end_token_ids else ():
             if getattr(module, "generation_config", None) is not None:  # a decoder's own, too
                 module.generation_config.eos_token_id = sorted(self.end_token_ids)

@@ -100,7 +100,7 @@ def capture_graphs(
 
 
 def count_position_rows(runner: ModelRunner, token_ids: Sequence[int], feature: MultiModalFeature) -> int:
-    """Number of positions of each token of a prompt with an item: 3 for M-RoPE, else 1.
+    """Number of positions of each token of a prompt with an item: one per axis for M-RoPE, else 1.
 
     Raises:
         NotCapturable: the adapter fails to tell; so will requests with items.
@@ -109,7 +109,7 @@ def count_position_rows(runner: ModelRunner, token_ids: Sequence[int], feature: 
         found = rope_positions(runner.hooks, runner.model, token_ids, [feature])
     except Exception as error:
         raise NotCapturable(f"get_rope_positions: {type(error).__name__}: {error}") from error
-    return 3 if found is not None and found[0].ndim == 2 else 1
+    return len(found[0]) if found is not None and found[0].ndim == 2 else 1
 
 
 @for_inference

@@ -27,7 +27,7 @@ class FlatBatch:
     input_ids: Tensor
     """`[num_tokens]`."""
     positions: Tensor
-    """`[1, num_tokens]`, or `[3, 1, num_tokens]` for M-RoPE."""
+    """`[1, num_tokens]`, or `[axes, 1, num_tokens]` for M-RoPE."""
     metadata: AttentionMetadata
     outputs: Tensor | None = None
     """`[num_outputs]`: the tokens whose hidden states are used; None for all."""
@@ -42,7 +42,7 @@ class StepArrays:
     token_ids: NDArray[np.int64]
     """`[num_tokens]`."""
     positions: NDArray[np.int64]
-    """`[1, num_tokens]`, or `[3, 1, num_tokens]` for M-RoPE."""
+    """`[1, num_tokens]`, or `[axes, 1, num_tokens]` for M-RoPE."""
     slots: NDArray[np.int64]
     """`[num_tokens]`."""
     query_lens: list[int]
@@ -127,10 +127,11 @@ def _visible_lens(
 def _positions(
     chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], index: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the positions of the flat batch; three rows if any sequence has three."""
+    """Return the positions of the flat batch; as many rows as any sequence has axes."""
     if all(state.prompt_positions is None and not state.position_offset for state in states):
         return index[None]
     parts = [state.positions(chunk.start, chunk.num_tokens) for chunk, state in zip(chunks, states, strict=True)]
     if all(part.ndim == 1 for part in parts):
         return np.concatenate(parts)[None]
-    return np.concatenate([np.broadcast_to(part, (3, part.shape[-1])) for part in parts], axis=-1)[:, None]
+    axes = max(len(part) for part in parts if part.ndim == 2)
+    return np.concatenate([np.broadcast_to(part, (axes, part.shape[-1])) for part in parts], axis=-1)[:, None]

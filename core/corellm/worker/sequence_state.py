@@ -27,7 +27,7 @@ class SequenceState:
     sequence: NewSequence
     sampling: SamplingState
     prompt_positions: NDArray[np.int64] | None = None
-    """`[3, prompt_len]` (or `[prompt_len]`) where the adapter gives positions; None for 0, 1, 2, ..."""
+    """`[axes, prompt_len]` (or `[prompt_len]`) where the adapter gives positions; None for 0, 1, 2, ..."""
     position_offset: int = 0
     """Added to a position after the prompt."""
     blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(8, dtype=np.int64))
@@ -44,7 +44,7 @@ class SequenceState:
         return self.blocks[:needed]
 
     def positions(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the positions of the tokens `[start, start + count)`: `[count]`, or `[3, count]` for M-RoPE."""
+        """Return the positions of the tokens `[start, start + count)`: `[count]`, or `[axes, count]` for M-RoPE."""
         if self.prompt_positions is None:
             return np.arange(start, start + count, dtype=np.int64) + self.position_offset
         prompt_len = self.prompt_positions.shape[-1]
@@ -57,7 +57,7 @@ class SequenceState:
 def rope_positions(
     hooks: HookCallers, model: Any, token_ids: Sequence[int], features: Sequence[MultiModalFeature]
 ) -> tuple[NDArray[np.int64], int] | None:
-    """Return prompt positions, `[prompt_len]` or `[3, prompt_len]`, and the offset after it; None for 0, 1, ...
+    """Return prompt positions, `[prompt_len]` or `[axes, prompt_len]`, and the offset after it; None for 0, 1, ...
 
     Raises:
         ContractError: the adapter returned another number of positions.
@@ -66,9 +66,9 @@ def rope_positions(
     if result is None:
         return None
     positions, offset = result
-    if positions.shape not in ((len(token_ids),), (3, len(token_ids))):
+    if positions.ndim not in (1, 2) or positions.shape[-1] != len(token_ids):
         raise ContractError(
-            f"get_rope_positions must return [{len(token_ids)}] or [3, {len(token_ids)}] positions, got "
+            f"get_rope_positions must return [{len(token_ids)}] or [axes, {len(token_ids)}] positions, got "
             f"{tuple(positions.shape)}"
         )
     return positions.to("cpu", torch.int64).numpy(), offset

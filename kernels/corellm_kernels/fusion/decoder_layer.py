@@ -62,7 +62,8 @@ class _Child(nn.Module):
 
     def add_to(self, total: Tensor, hidden_states: Tensor) -> Tensor:
         """Add the given numbers, as a fused MLP does."""
-        return total + self(hidden_states)
+        own: Tensor = self(hidden_states)
+        return total + own
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,10 @@ def _tried(layer: nn.Module, like: Tensor, arguments: dict[str, Any]) -> _Trial:
     x, attended, inner = (draw(like, 1, 3, len(like), seed=seed) for seed in range(3))
     trial = copied(layer, type(layer))
     # of the original's classes: some layers call what kind of MLP they have in another way
-    attention, mlp = derived(_Child, type(layer.self_attn)), derived(_Child, type(layer.mlp))
-    trial.self_attn, trial.mlp = attention(attended, with_weights=True).eval(), mlp(inner, with_weights=False).eval()
+    kinds: list[Any] = [type(layer.self_attn), type(layer.mlp)]
+    attention: _Child = derived(_Child, kinds[0])(attended, with_weights=True).eval()
+    mlp: _Child = derived(_Child, kinds[1])(inner, with_weights=False).eval()
+    trial.self_attn, trial.mlp = attention, mlp
     output = trial(x, **arguments)
-    ((to_attention, passed),), ((to_mlp, _),) = trial.self_attn.given, trial.mlp.given
+    ((to_attention, passed),), ((to_mlp, _),) = attention.given, mlp.given
     return _Trial(output, [to_attention, to_mlp], passed)

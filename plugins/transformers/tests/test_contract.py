@@ -1,6 +1,7 @@
 """Greedy outputs of a dozen kinds of models are transformers' own, whatever the chunks; they cover the adapter's ways.
 
-Tiles, M-RoPE, deepstack, audio, pooled and interpolated features, tokens around an item.
+Tiles, M-RoPE of three and four axes, rows for several layers, masks, audio alone and beside images, a decoder that
+merges items itself, a part that writes text, tokens around a prompt, one item per prompt, indicator tokens.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from corellm_transformers.contract import (
 )
 
 ARCHITECTURES = (
-    "AyaVisionForConditionalGeneration",
+    "ChameleonForConditionalGeneration",
     "Cosmos3OmniForConditionalGeneration",
-    "DeepseekVLForConditionalGeneration",
+    "Emu3ForConditionalGeneration",
+    "Ernie4_5_VLMoeForConditionalGeneration",
     "GlmAsrForConditionalGeneration",
-    "JanusForConditionalGeneration",
-    "LightOnOcrForConditionalGeneration",
+    "Granite4VisionForConditionalGeneration",
+    "HunYuanVLForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
     "Ovis2ForConditionalGeneration",
-    "PaddleOCRVLForConditionalGeneration",
-    "Qwen2_5OmniThinkerForConditionalGeneration",
-    "VideoLlama3ForConditionalGeneration",
-    "VideoLlavaForConditionalGeneration",
-    "VipLlavaForConditionalGeneration",
+    "Phi4MultimodalForCausalLM",
+    "Qwen2_5OmniForConditionalGeneration",
 )
 
 for _name in ARCHITECTURES:

@@ -54,8 +54,13 @@ class EngineRules(GreedyRules):
 
     @slow()
     def test_the_reference_attention(self, subject: Subject, examination: Examination) -> None:
-        """With the reference attention instead of the backend chosen here, tokens are the same."""
+        """With the reference attention instead of the backend chosen here, tokens are the same.
+
+        On a CPU with plain torch's, too, where compiled kernels are chosen.
+        """
         self.check_outputs(subject, examination, attention_backend="reference")
+        if subject.context.device.type == "cpu":
+            self.check_outputs(subject, examination, attention_backend="cpu", block_size=8)
 
 
 class ItemEngineRules(EngineRules):

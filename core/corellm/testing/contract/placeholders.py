@@ -210,9 +210,9 @@ class PlaceholderRules(SameOutputRules):
         __tracebackhide__ = True
         length = len(processed.token_ids)
         self.require(
-            tuple(positions.shape) in ((length,), (3, length)) and not positions.is_floating_point(),
+            positions.ndim in (1, 2) and positions.shape[-1] == length and not positions.is_floating_point(),
             "get_rope_positions",
-            expected=f"integers [{length}] or [3, {length}]",
+            expected=f"integers [{length}] or [axes, {length}]",
             got=f"{positions.dtype} {tuple(positions.shape)}",
             fix="give a position for every token of the prompt",
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import CheckpointError
+from corellm.errors import CheckpointError, CorellmError, MediaError, ProcessorKwargsError
 from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import (
     MultiModalFeature,
@@ -19,6 +19,7 @@ from corellm.multimodal import (
     MultiModalKwargsItem,
     PromptReplacement,
     PromptUpdateDetails,
+    check_processor_kwargs,
 )
 
 if TYPE_CHECKING:
@@ -94,17 +95,33 @@ class TransformersModel:
     def call_hf_processor(
         self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """The processor's tensors for the one item, and its tokens; each as a list of one."""
+        """The processor's tensors for the one item, and its tokens; each as a list of one.
+
+        Raises:
+            ProcessorKwargsError: an argument is unknown, or does not fit this item.
+            MediaError: the processor refuses the item.
+        """
         ((modality, (item,)),) = mm_data.items()
-        tensors, tokens = self._family.process(modality, item, mm_kwargs)
+        check_processor_kwargs(self.context.hf_processor, mm_kwargs)
+        try:
+            tensors, tokens = self._family.process(modality, item, mm_kwargs)
+        except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, CorellmError) and not mm_kwargs:
+                raise MediaError(f"the processor refuses this {modality}: {' '.join(str(error).split())}") from error
+            if isinstance(error, CorellmError) or not mm_kwargs:
+                raise
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this {modality}: {' '.join(str(error).split())}",
+                got=dict(mm_kwargs),
+            ) from error
         tokens_name = self._family.modalities[modality].tokens_name
         return {name: [value] for name, value in {**tensors, tokens_name: tokens}.items()}
 
     @hookimpl
     def get_mm_fields_config(self, hf_inputs: Mapping[str, Any]) -> Mapping[str, MultiModalFieldConfig]:
         """Tensors are an item's whole, with the processor's dimension of items."""
-        modality = next(name for name, known in self._family.modalities.items() if known.tokens_name in hf_inputs)
-        return {name: MultiModalFieldConfig.batched(modality) for name in hf_inputs}
+        modality_of = self._family.modalities_of(hf_inputs)
+        return {name: MultiModalFieldConfig.batched(modality_of[name]) for name in hf_inputs}
 
     @hookimpl
     def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from corellm.errors import CheckpointError, ContractError
 from corellm.modelling import DecoderInputs
-from corellm_transformers.arguments import AddedRows, added_rows, item_mask
+from corellm_transformers.arguments import AddedRows, ItemMask, added_rows, item_mask
 from corellm_transformers.family import without_text
 from corellm_transformers.forward import Forward
 from corellm_transformers.placeholders import expanded, flat
@@ -161,14 +161,14 @@ def _texts(placeholders: Sequence[str]) -> Sequence[str]:
 def _find_arguments(forward: Forward, theirs: DecoderInputs, places: Tensor, what: str) -> None:
     """Find how the decoder's further arguments follow from the items; refuse all others."""
     more = {name: value for name, value in theirs.more.items() if name not in _HARMLESS}
-    rows = {name: found for name, value in more.items() if (found := added_rows(value)) is not None}
+    rows = {name: known for name, value in more.items() if (known := added_rows(value)) is not None}
     at = next((_places_of_rows(more, known.rows(more[name]), places) for name, known in rows.items()), places)
-    found = {**rows, **{name: item_mask(value, at) for name, value in more.items() if name not in rows}}
-    unknown = [name for name, known in found.items() if known is None]
-    unknown += [name for name, known in found.items() if forward.arguments.get(name, known) != known]
+    masks = {name: mask for name in more if name not in rows and (mask := item_mask(more[name], at)) is not None}
+    found: dict[str, AddedRows | ItemMask] = {**rows, **masks}
+    unknown = [name for name in more if name not in found or forward.arguments.get(name, found[name]) != found[name]]
     if unknown:
         raise _Differs(f"gives its decoder {', '.join(sorted(unknown))} beside the embeddings of {what} items")
-    forward.arguments.update({name: known for name, known in found.items() if known is not None})
+    forward.arguments.update(found)
 
 
 def _places_of_rows(more: Mapping[str, Any], rows: Sequence[Tensor], places: Tensor) -> Tensor:
@@ -182,7 +182,9 @@ def _places_of_rows(more: Mapping[str, Any], rows: Sequence[Tensor], places: Ten
     masks = [value for value in more.values() if isinstance(value, Tensor) and value.dtype == torch.bool]
     known = [places, *(mask[0] if mask.dim() == 2 else mask[0, :, 0] for mask in masks)]
     for mask in known:
-        if all(len(mask) == len(places) and int(mask.sum()) == len(row) for row in rows) and bool((mask <= places).all()):
+        if all(len(mask) == len(places) and int(mask.sum()) == len(row) for row in rows) and bool(
+            (mask <= places).all()
+        ):
             return mask
     raise ValueError(f"rows of {[len(row) for row in rows]} for {int(places.sum())} tokens")
 
@@ -203,9 +205,10 @@ def _check_positions(
     found = forward.positions(tokens, items)
     ours = torch.arange(len(tokens)) if found is None else found[0]
     stated = theirs.positions.cpu()
-    if stated.dim() == 3 and len(stated) > 3 and bool((stated[:-3] != torch.arange(len(tokens))).any()):
-        raise _Differs(f"gives its decoder positions of {len(stated)} axes; corellm has three")
-    stated = stated[-3:, 0] if stated.dim() == 3 else stated
+    if stated.dim() == 3 and ours.dim() == 2:
+        stated = stated[:, 0]
+        if len(stated) == len(ours) + 1:  # positions in the text, for its mask
+            ours = torch.cat([torch.arange(len(tokens))[None], ours])
     if stated.shape[-1] != ours.shape[-1] or not bool((stated == ours).all()):
         raise _Differs("gives its decoder positions that neither count tokens nor are those of its get_rope_index")
 

@@ -26,8 +26,8 @@ def read_config(path: Path, trust_remote_code: bool = False) -> Any:
     config = load_config(path, trust_remote_code)
     if not has_forward(_model_class(config)):
         for name in type(config).sub_configs:
-            part = getattr(config, name, None)
-            cls = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(part), None)
+            part: Any = getattr(config, name, None)
+            cls: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(part), None)
             if cls is not None:
                 part.architectures = [cls.__name__]
                 return part

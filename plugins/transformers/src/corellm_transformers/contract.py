@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from inspect import signature
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from corellm.testing import AdapterContract
 from corellm.testing.contract.greedy import GreedyRules
-from corellm.testing.reference import Media, Reference
+from corellm.testing.reference import Continuation, Media, Reference, generate_one
 from corellm_transformers import TransformersModel
-from corellm_transformers.configurations import has_forward
+from corellm_transformers.configurations import read_config
+from corellm_transformers.family import without_text
+from corellm_transformers.placeholders import candidates
 from corellm_transformers.processors import read_processor
 
 
@@ -25,12 +28,28 @@ class AnyReference(Reference):
         return read_processor(self.checkpoint)
 
     @cached_property
-    def model(self) -> Any:
-        """The transformers model, or the part of it that writes text."""
-        whole = super().model
-        return whole if has_forward(type(whole)) else next(part for part in whole.children() if has_forward(type(part)))
+    def config(self) -> Any:
+        """The configuration that transformers reads, or that of the part that writes text."""
+        return read_config(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the processor's tokens for text and media together, and its tensors for each item alone.
+
+        Items are processed alone by the adapter, too; `generate` gets the processor's tensors for all together.
+        """
+        output = {"input_ids": self.together(text, media, kwargs)["input_ids"]}
+        for modality, items in media.items():
+            placeholder = max((one for one in candidates(self.processor, modality) if one in text), key=len)
+            alone = [self.together(placeholder, {modality: [item]}, kwargs) for item in items]
+            tensors = [without_text(one) for one in alone]
+            output |= {name: [one[name] for one in tensors] for name in tensors[0]}
+        return output
+
+    def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
+        """Return transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
+        return generate_one(self.model, self.together(text, media, kwargs), max_tokens)
+
+    def together(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the processor's output, with the types of tokens where the model asks for them.
 
         Some processors take no text without an item: their tokenizer does.
@@ -47,6 +66,9 @@ class AnyReference(Reference):
         return output
 
 
+_WHEN_IT_RUNS = "which sizes a model takes shows when it runs; its error fails the one request"
+
+
 class AnyModel(GreedyRules):
     """Outputs are transformers' own."""
 
@@ -54,7 +76,19 @@ class AnyModel(GreedyRules):
     reference = AnyReference
 
 
-class TestLlavaNextForConditionalGeneration(AnyModel):
+class AnyContract(AdapterContract):
+    """All rules, but those that an adapter of any model cannot keep."""
+
+    adapter = TransformersModel
+    reference = AnyReference
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "test_embeddings_are_refused_for_a_reason": "an item's tokens are what the processor makes of its media",
+        "test_every_value_is_embedded_or_refused": _WHEN_IT_RUNS,
+        "test_arguments_may_differ_in_a_batch": _WHEN_IT_RUNS,
+    }
+
+
+class TestLlavaNextForConditionalGeneration(AnyContract):
     """LLaVA-NeXT: an image becomes tiles, as many as suit its sides."""
 
     architecture = "LlavaNextForConditionalGeneration"

@@ -5,7 +5,7 @@ Found by processing small items. Knows processors, no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,12 @@ _TEXT = frozenset(
 )
 """What processors return about the text."""
 _SMALL_IMAGE = (90, 70)
-_LARGEST_SIDE = 7168
+_LARGEST_SIDE = 16_384
 _RATIOS = tuple(2 ** (step / 2) for step in range(-4, 5))  # a quarter to four
 _SIDES = tuple(56 * 2 ** (step / 8) for step in range(57))  # 56 to 7168
+_SHARES = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
+"""Of the operator's bounds."""
+_LONG = (8, 16, 50, 100, 150, 190, 199)
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 
 
@@ -57,16 +60,23 @@ class Family:
         modalities: by name. The check at load may limit the items of one.
 
     Raises:
-        CheckpointError: the processor takes no item, or does not say how it places them.
+        CheckpointError: the processor takes no item, or does not say how it places them; or the model is an
+            encoder-decoder.
     """
 
     def __init__(self, context: ModelContext) -> None:
+        if getattr(context.hf_config, "is_encoder_decoder", False):
+            raise CheckpointError(
+                f"{type(context.hf_config).__name__} is of an encoder-decoder; corellm itself runs decoders only; "
+                f"run the checkpoint with transformers' own generate"
+            )
         self.context, self.processor = context, context.hf_processor
         self.ends = ends(self.processor)
         self.modalities = {
             modality: self._examine(modality)
             for modality, parts in _PARTS.items()
             if any(_is_there(getattr(self.processor, part, None)) for part in parts)
+            and getattr(context.hf_config, f"{modality}_config", "") is not None  # else the model has no encoder of it
         }
         if not self.modalities:
             raise self.refused("takes neither images nor audio without torchvision")
@@ -96,20 +106,21 @@ class Family:
     # --- placeholders -----------------------------------------------------------------------------------------------
 
     def _examine(self, modality: str) -> Modality:
-        reasons = []
+        reasons: dict[str, list[str]] = {}
         for text in candidates(self.processor, modality):
             try:
                 tensors, tokens = self._placed(modality, text, self.small(modality), {})
             except Exception as error:
-                reasons.append(f"{text!r}: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                reasons.setdefault(reason, []).append(repr(text))
                 continue
             embeds = frozenset(self._embed_token_ids(modality) & set(tokens))
             if embeds:
                 limit = None if self._takes_two(modality, text) else 1
                 target, name = tuple(self._tokenize(text)), f"{modality}_placeholder_ids"
                 return Modality(text, target, embeds, frozenset(tensors), name, limit)
-            reasons.append(f"{text!r}: no {modality} token in its place")
-        why = "; ".join(reasons) or "nothing does"
+            reasons.setdefault(f"no {modality} token in its place", []).append(repr(text))
+        why = "; ".join(f"{', '.join(texts)}: {reason}" for reason, texts in reasons.items()) or "nothing does"
         raise self.refused(f"does not say what stands for an {modality} in a prompt ({why})")
 
     def _takes_two(self, modality: str, text: str) -> bool:
@@ -149,7 +160,7 @@ class Family:
         tokens, bare = flat(output["input_ids"]), self.ends.put(self.context.tokenizer(text)["input_ids"])
         placed = between(tokens, bare, self._tokenize(text))
         if placed is None:
-            raise self.refused(f"puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}")
+            raise ValueError(f"it puts tokens around a prompt that its tokenizer does not: {tokens} for {bare}"[:200])
         return without_text(output), placed
 
     def call(self, text: str, items: Sequence[tuple[str, Any]], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,11 +173,26 @@ class Family:
         return dict(self.processor(text=text, return_tensors="pt", **{**kwargs, **media}))
 
     def process(self, modality: str, item: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """Return an item's tensors, with the processor's dimension of items, and its tokens `[num_tokens]`."""
+        """Return an item's tensors, with the processor's dimension of items, and its tokens `[num_tokens]`.
+
+        Raises:
+            MediaError: it becomes no token.
+        """
         import torch
 
-        tensors, tokens = self._placed(modality, self.modalities[modality].text, item, kwargs)
+        known = self.modalities[modality]
+        tensors, tokens = self._placed(modality, known.text, item, kwargs)
+        if known.embed_token_ids.isdisjoint(tokens):
+            raise MediaError(f"this {modality} is too small: {type(self.processor).__name__} makes no token of it")
         return tensors, torch.tensor(tokens)
+
+    def modalities_of(self, names: Collection[str]) -> dict[str, str]:
+        """Return `{name of a tensor: modality}`: of small items' tensors, and of those that larger ones have beside."""
+        known = {
+            name: modality for modality, one in self.modalities.items() for name in (*one.tensors, one.tokens_name)
+        }
+        (first, *_) = [known[name] for name in names if name in known] or self.modalities
+        return {name: known.get(name, first) for name in names}
 
     # --- the largest items ------------------------------------------------------------------------------------------
 
@@ -197,6 +223,12 @@ class Family:
             if tokens is not None and tokens <= seq_len:
                 best = max(best, (tokens, -size[0] * size[1], size))
 
+        for share in _SHARES if bounds else ():
+            for other in _SHARES:
+                consider(share * most[0], other * most[1])
+            for times in _LONG:  # with one bound, the other side may be far longer
+                consider(share * most[0], times * share * most[0])
+                consider(times * share * most[1], share * most[1])
         coarse = 1 if count == self._count_by_formula else 4
         for side in _SIDES[::coarse]:
             for ratio in _RATIOS[:: max(1, coarse // 2)]:

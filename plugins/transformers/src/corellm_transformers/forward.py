@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from corellm.errors import PlaceholderError
 from corellm.modelling import DecoderInputs, Front, visible_tokens
+from corellm.multimodal import write_rows
 from corellm_transformers.arguments import AddedRows, ItemMask
 from corellm_transformers.spans import Spans, spans_in
 
@@ -74,7 +76,7 @@ class Forward:
     def merged(self, inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return text embeddings with items' in their places, and the decoder's further arguments."""
         own, *parts = torch.split(rows, inputs_embeds.shape[-1], dim=-1)
-        inputs_embeds[is_multimodal] = own.to(inputs_embeds.dtype)
+        write_rows(inputs_embeds, own, is_multimodal)
         more: dict[str, Any] = {
             name: mask.of(is_multimodal) for name, mask in self.arguments.items() if isinstance(mask, ItemMask)
         }
@@ -121,11 +123,14 @@ class Forward:
 
     @torch.inference_mode()
     def positions(self, token_ids: Sequence[int], items: Sequence[Mapping[str, Any]]) -> tuple[Tensor, int] | None:
-        """Return a prompt's M-RoPE positions `[3, num_tokens]` and the offset of generated tokens; None for counting.
+        """Return a prompt's M-RoPE positions `[axes, num_tokens]` and the offset of generated tokens; None to count.
 
         Args:
             token_ids: of the prompt.
             items: the tensors of its items, in the order of the prompt.
+
+        Raises:
+            PlaceholderError: it cannot tell the items apart, as where no token stands between two.
         """
         if self._rope_index is None:
             return None
@@ -140,8 +145,14 @@ class Forward:
             parts = [item[name] for item in items if isinstance(item.get(name), Tensor)]
             if parts:
                 known[name] = torch.cat([part.cpu() for part in parts])
-        positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
-        return positions[-3:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
+        try:
+            positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
+        except (RuntimeError, StopIteration, IndexError) as error:
+            raise PlaceholderError(
+                f"{type(self.model).__name__} has no positions for a prompt with its {len(items)} items there "
+                f"({' '.join(str(error).split())[:100]}); put text between them"
+            ) from error
+        return positions[:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
 
     def counts_positions(self) -> None:
         """Note that the decoder counts positions itself, whatever `get_rope_index` would say."""

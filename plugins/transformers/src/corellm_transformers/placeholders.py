@@ -12,7 +12,15 @@ from typing import Any
 ARGUMENT = {"image": "images", "video": "videos", "audio": "audio"}
 """The argument of a processor for the media of a modality."""
 
-_NAMES = ("{}_placeholder_token", "{}_token", "boi_token", "boa_token", "start_{}_token", "{}_start_token", "fake_{}_token")
+_NAMES = (
+    "{}_placeholder_token",
+    "{}_token",
+    "boi_token",
+    "boa_token",
+    "start_{}_token",
+    "{}_start_token",
+    "fake_{}_token",
+)
 """Attributes of processors and tokenizers that may hold the text that users write for an item."""
 
 

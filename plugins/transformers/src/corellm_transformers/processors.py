@@ -172,7 +172,9 @@ def _without_torchvision(cls: Any, path: Path) -> Any:
                 elif name in missing:
                     continue
                 elif name == "image_processor":
-                    found[name] = image_processor_class(stated or image_processor_name(model_type)).from_pretrained(path)
+                    found[name] = image_processor_class(stated or image_processor_name(model_type)).from_pretrained(
+                        path
+                    )
                 else:
                     found[name] = transformers.AutoFeatureExtractor.from_pretrained(path, **kwargs)
             images = found.get("image_processor")

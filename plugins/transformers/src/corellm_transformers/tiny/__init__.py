@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from corellm.errors import CheckpointError
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
 from corellm_transformers.configurations import has_forward
 from corellm_transformers.processors import Absent, absent_parts, image_processor_class, image_processor_name, without
@@ -46,6 +47,10 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
 
     Returns:
         `path`.
+
+    Raises:
+        CheckpointError: transformers has no processor of images or audio for it, or none without torchvision.
+        ValueError: it would not be tiny.
     """
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
@@ -53,8 +58,12 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     path = Path(path)
     cls = getattr(transformers, architecture)
     kind = KINDS.get(architecture, Kind())
-    named = kind.processor_class or PROCESSOR_MAPPING_NAMES[cls.config_class.model_type]
+    named = kind.processor_class or PROCESSOR_MAPPING_NAMES.get(cls.config_class.model_type)
+    if named is None:
+        raise CheckpointError(f"transformers has no processor for {architecture}")
     processor_class = find_processor(named)
+    if not {"image_processor", "feature_extractor", "audio_processor"} & set(processor_class.get_attributes()):
+        raise CheckpointError(f"{named} takes neither images nor audio")
     tokenizer = _tokenizer(processor_class, kind)
     processor = _processor(processor_class, cls.config_class.model_type, tokenizer, kind)
     changes = {**kind.config, **({"vocabulary_map": tokenizer.get_vocab()} if kind.vocabulary_map else {})}
@@ -108,7 +117,7 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
     named = {n: v for n, v in _defaults(processor_class).items() if isinstance(v, str) and _SPECIAL.fullmatch(v)}
     stated = {n: v for n, v in kind.processor.items() if isinstance(v, str)}
     usual = {name: f"<{name.removesuffix('_token')}>" for name in USUAL_TOKENS}
-    tokens = {**usual, **named, **stated, **kind.tokens}
+    tokens = {name: token for name, token in {**usual, **named, **stated, **kind.tokens}.items() if token}
     tokenizer = train_tokenizer(
         list(dict.fromkeys([*tokens.values(), *kind.more_tokens])),
         vocab_size=460,
@@ -118,7 +127,9 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
         unk="<unk>",
         add_bos=kind.add_bos,
     )
-    tokenizer._set_model_specific_special_tokens({name: tokens[name] for name in (*usual, *kind.tokens)})
+    tokenizer._set_model_specific_special_tokens(
+        {name: tokens[name] for name in (*usual, *kind.tokens) if name in tokens}
+    )
     return tokenizer
 
 
@@ -172,7 +183,7 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     text = next(
         (t for o in (processor, tokenizer) for n in ("image_token", "audio_token") if (t := getattr(o, n, None))), ""
     )
-    processor.chat_template = _TEMPLATE.replace("PLACEHOLDER", text)
+    processor.chat_template = _TEMPLATE.replace("PLACEHOLDER", str(text))
     return processor
 
 

@@ -15,12 +15,16 @@ SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("projection_dim", "output_dim", "out_hidden_size", "cross_attention_hidden_size"), _WIDTH),
     **dict.fromkeys(("encoder_hidden_size", "vision_hidden_size", "audio_hidden_size", "embedding_dim"), _WIDTH),
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "mlp_dim"), 2 * _WIDTH),
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth"), NUM_LAYERS),
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_layers", "n_layers", "layers", "encoder_layers", "decoder_layers", "depth"),
+        NUM_LAYERS,
+    ),
     **dict.fromkeys(("num_attention_heads", "num_heads", "encoder_attention_heads", "n_heads"), _HEADS),
     **dict.fromkeys(("decoder_attention_heads", "attention_heads"), _HEADS),
     "num_key_value_heads": 2,
     "head_dim": _HEAD_DIM,
     "max_position_embeddings": 1024,
+    "hidden_size_per_layer_input": 8,
     "image_size": 56,
     "patch_size": 14,
     "moe_intermediate_size": 32,
@@ -62,9 +66,11 @@ def _start(cls: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 def _shrunk(stated: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     small: dict[str, Any] = {}
     for name, value in stated.items():
+        if name == "per_layer_config":
+            continue  # made anew, for as many layers
         if isinstance(value, Mapping):
             small[name] = _shrunk(value, vocab_size)
-        elif name == "vocab_size" and value is not None:
+        elif name in ("vocab_size", "vocab_size_per_layer_input") and value is not None:
             small[name] = vocab_size
         elif name == "deepstack_visual_indexes" and value:
             small[name] = [0]

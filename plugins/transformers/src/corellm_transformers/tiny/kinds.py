@@ -6,7 +6,7 @@ Knows names of configurations, nothing of how they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -27,7 +27,7 @@ class Kind:
     feature_extractor: str | None = None
     """Where transformers' mappings name none."""
     tokens: Mapping[str, str] = field(default_factory=dict)
-    """`{attribute of the tokenizer: special token}`."""
+    """`{attribute of the tokenizer: special token, or nothing where it has none}`."""
     token_ids: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """`{attribute of the configuration: the token, or tokens, whose ids it is}`, where the processor's name differs."""
     more_tokens: tuple[str, ...] = ()
@@ -79,6 +79,15 @@ def _omni(processor_class: str, config: Mapping[str, Any]) -> Kind:
     )
 
 
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+"""Of a part that is not in the default configuration."""
 _VQ = {"base_channels": 32, "embed_dim": 32, "latent_channels": 32, "num_res_blocks": 1}
 
 
@@ -87,8 +96,18 @@ def _digits(code: int) -> str:
     return "".join(chr(ord("A") + int(digit)) for digit in str(code))
 
 
+_GEMMA4 = Kind(
+    config={
+        "text_config": {"global_head_dim": 16, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        "vision_config": {**_SIZES, "patch_size": 14, "pooling_kernel_size": 3, "position_embedding_size": 640},
+    },
+    parts={"max_soft_tokens": 70},
+)
+
 KINDS: Mapping[str, Kind] = {
-    "AriaForConditionalGeneration": Kind(config={"text_config": {"max_position_embeddings": 4096}}),
+    "AriaForConditionalGeneration": Kind(
+        config={"text_config": {"max_position_embeddings": 4096, "num_hidden_layers": 3}}
+    ),
     "AyaVisionForConditionalGeneration": Kind(
         processor={"img_size": 56, "patch_size": 14, "downsample_factor": 2},
         config={"downsample_factor": 2, "alignment_intermediate_size": 128},
@@ -129,12 +148,17 @@ KINDS: Mapping[str, Kind] = {
                 "sam_config": {
                     "image_size": 256,
                     "patch_size": 4,
-                    "global_attn_indexes": [1],
+                    "global_attn_indexes": [],
                     "output_channels": 32,
                     "downsample_channels": [48, 64],
                 },
             },
-            "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "max_position_embeddings": 4096},
+            "text_config": {
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "num_hidden_layers": 3,
+                "num_experts_per_tok": 2,
+                "max_position_embeddings": 4096,
+            },
         },
         processor={"patch_size": 4},
         parts={"size": {"height": 256, "width": 256}, "tile_size": 192, "max_patches": 2},
@@ -142,13 +166,22 @@ KINDS: Mapping[str, Kind] = {
     "DeepseekVLHybridForConditionalGeneration": Kind(
         config={
             "high_res_vision_config": {
-                "image_size": 256,
+                "image_size": 128,
                 "patch_size": 4,
                 "output_channels": 64,
                 "global_attn_indexes": [0, 1],
             }
         },
-        parts={"high_res_size": {"height": 256, "width": 256}},
+        parts={"high_res_size": {"height": 128, "width": 128}},
+    ),
+    "DiffusionGemmaForBlockDiffusion": replace(
+        _GEMMA4,
+        config={
+            "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "global_head_dim": 16},
+            "vision_config": _GEMMA4.config["vision_config"],
+        },
+        image_processor="Gemma4ImageProcessorPil",
+        feature_extractor="Gemma4AudioFeatureExtractor",
     ),
     "Emu3ForConditionalGeneration": Kind(
         config={"vq_config": {**_VQ, "channel_multiplier": [1, 1, 1, 1], "codebook_size": 16, "hidden_size": 32}},
@@ -161,6 +194,19 @@ KINDS: Mapping[str, Kind] = {
         processor={"image_seq_length": 4},
         config={"mm_tokens_per_image": 4},
         tokens={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    ),
+    "Gemma3nForConditionalGeneration": Kind(
+        config={
+            "text_config": {
+                "intermediate_size": 128,
+                "activation_sparsity_pattern": [0.0, 0.0],
+                "num_kv_shared_layers": 0,
+            }
+        }
+    ),
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Glm5NextForConditionalGeneration": Kind(
+        config={"text_config": {"num_key_value_heads": 4, "head_dim": 0, "qk_rope_head_dim": 0, "linear_num_heads": 4}}
     ),
     "GlmAsrForConditionalGeneration": Kind(audio={"feature_size": 128}),
     "Glm46VForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
@@ -178,6 +224,29 @@ KINDS: Mapping[str, Kind] = {
             "text_config": {"max_position_embeddings": 4096},
         },
         parts={"size": {"height": 256, "width": 256}},
+    ),
+    "InklingForConditionalGeneration": Kind(
+        config={
+            "text_config": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16},
+            "audio_config": {"text_hidden_size": 64},
+            "vision_config": {"text_hidden_size": 64, "patch_size": 40},
+        },
+        more_tokens=("<|content_image|>", "<|content_audio_input|>"),
+    ),
+    "Kosmos2ForConditionalGeneration": Kind(
+        processor_class="Kosmos2Processor",
+        config={"text_config": {"layers": 2}, "latent_query_num": 16},
+        processor={"num_patch_index_tokens": 16},
+    ),
+    "Kosmos2_5ForConditionalGeneration": Kind(
+        processor_class="Kosmos2_5Processor", config={"text_config": {"layers": 2}, "latent_query_num": 16}
+    ),
+    "KyutaiSpeechToTextForConditionalGeneration": Kind(
+        config={
+            "audio_pad_token_id": 1,
+            "codebook_vocab_size": 33,
+            "codec_config": {"num_filters": 16, "upsample_groups": 64},
+        }
     ),
     "LlavaNextForConditionalGeneration": _LLAVA_NEXT,
     "LlavaNextVideoForConditionalGeneration": _LLAVA_NEXT,
@@ -202,8 +271,14 @@ KINDS: Mapping[str, Kind] = {
     ),
     "HunYuanVLForConditionalGeneration": Kind(
         add_bos=False,
-        config={"text_config": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2, 2]}}},
+        config={
+            "text_config": {
+                "head_dim": 16,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2, 2]},
+            }
+        },
     ),
+    "InstructBlipForConditionalGeneration": Kind(tokens={"image_token": ""}, processor={"num_query_tokens": 32}),
     "InternVLForConditionalGeneration": _INTERN,
     "Idefics3ForConditionalGeneration": Kind(
         processor={"image_seq_len": 4},
@@ -219,10 +294,19 @@ KINDS: Mapping[str, Kind] = {
         more_tokens=_OVIS,
         token_ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": (_OVIS[0], *_OVIS[2:])},
     ),
+    "MiniCPMV4_6ForConditionalGeneration": Kind(
+        config={"insert_layer_id": 0},
+        tokens={
+            name: f"<{name}>"
+            for name in ("slice_start_token", "slice_end_token", "image_id_start_token", "image_id_end_token")
+        },
+    ),
     "Mistral3ForConditionalGeneration": Kind(
         processor={"image_token": "[IMG]", "spatial_merge_size": 2}, parts={"size": {"longest_edge": 112}}
     ),
-    "MllamaForConditionalGeneration": Kind(config={"vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 192}}),
+    "MllamaForConditionalGeneration": Kind(
+        config={"vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 192}}
+    ),
     "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
     "Qwen2_5OmniThinkerForConditionalGeneration": _omni("Qwen2_5OmniProcessor", _mrope(2, 3, 3)),
     "Qwen2_5OmniForConditionalGeneration": _omni(
@@ -239,6 +323,36 @@ KINDS: Mapping[str, Kind] = {
         parts={"max_patches": 4, "size": {"height": 56, "width": 56}},
     ),
     "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
+    "Qwen4ExpForConditionalGeneration": Kind(
+        config={
+            "text_config": {
+                "indexer_n_heads": 2,
+                "indexer_kv_heads": 1,
+                "indexer_head_dim": 16,
+                "indexer_budget": 32,
+                "indexer_compress_ratio": 4,
+                "ngram_vocab_size_base": 100,
+                "hc_lowrank": 8,
+                "split_ngram_parts": 1,
+            }
+        }
+    ),
+    "T5Gemma2ForConditionalGeneration": Kind(
+        tokens={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        processor={"image_seq_length": 4},
+        config={"encoder": {"mm_tokens_per_image": 4}},
+    ),
+    "VibeVoiceAsrForConditionalGeneration": Kind(
+        config={
+            f"{name}_tokenizer_encoder_config": {
+                "num_filters": 4,
+                "depths": [1, 1, 1, 1, 1, 1, 1],
+                "hidden_size": 16,
+            }
+            for name in ("acoustic", "semantic")
+        },
+        add_bos=False,
+    ),
     "VipLlavaForConditionalGeneration": Kind(
         config={"vision_feature_layers": [-1, -2]},
         processor={"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
