@@ -194,10 +194,6 @@ STRANGERS = {"stranger": "nowhere.at", "single": "single_module", "bare": "bare_
         (["mapping"], "Mapping means something else in corellm-llava"),
         (["toyvl", "--like", "emu"], "install it: pip install corellm-emu"),
         (["toyvl", "--like", "lava"], "did you mean 'corellm-llava'?"),
-        (
-            ["toyvl", "--like", "chameleon"],
-            "corellm-blip2, corellm-deepseek-vl2, corellm-florence2, corellm-fuyu, corellm-llava, corellm-molmo, corellm-qwen-audio, corellm-qwen-vl",
-        ),
         (["toyvl", "--like", "emu"], "corellm-qwen-audio, corellm-qwen-vl"),
         (["toyvl", "--into", "full"], "full is there already and not empty"),
         (["toyvl", "--into", "full/file"], "full/file is there already and not empty"),
