@@ -87,6 +87,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         check_params=lambda params: None,
         bad_words_ids=lambda params: [],
         mm_processor=SimpleNamespace(cache={}, close=lambda: None),
+        spans_of=lambda prompt: (),
     )
     model = SimpleNamespace(
         context=SimpleNamespace(tokenizer=tokenizer),

@@ -6,7 +6,7 @@ knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from corellm.absent.table import check_absent
 from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
 from corellm.engine.chat_processor import ChatOptions, ChatProcessor, RenderedChat
+from corellm.engine.spans import Span, spans_of
 from corellm.engine.text_limit import TextLimit
 from corellm.engine.text_pairs import TextPair, encode_pair
 from corellm.engine.text_tokenizer import TextTokenizer
@@ -183,6 +184,16 @@ class InputProcessor:
                 f"it has {max_states} positions: shorten the prompt, or send fewer or smaller items"
             )
         return DecoderPrompt(self._known(list(decoder.token_ids)), num_states)
+
+    def spans_of(self, processed: ProcessedPrompt) -> Sequence[Span]:
+        """Return the spans of a decoder's prompt whose tokens see each other.
+
+        Raises:
+            ContractError, ProcessingError: the adapter is at fault.
+        """
+        if processed.decoder is not None:  # the prompt is the encoder's
+            return ()
+        return spans_of(self._hooks, processed.token_ids, processed.features)
 
     def _check_priority(self, priority: Any) -> None:
         """Refuse a priority that is no integer, or would have no effect.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from corellm.allocator import keep_freed_memory, return_freed_memory
@@ -21,7 +20,6 @@ from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.locating import LocatedModel, locate
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
-from corellm.engine.spans import Span, spans_of
 from corellm.engine.truncation import truncated
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
@@ -176,7 +174,7 @@ class LLMEngine(NotPicklable):
         if decoder is not None:
             num_states = len(processed.token_ids) if decoder.num_states is None else decoder.num_states
             encoder_prompt = EncoderPrompt.of(processed.token_ids, num_states, processed.features, processed.cache_salt)
-        spans = self._spans_of(processed)
+        spans = self.input_processor.spans_of(processed)
         queued_ts = time.monotonic()
         arrival = queued_ts if arrival_time is None else arrival_time
         requests = [
@@ -197,12 +195,6 @@ class LLMEngine(NotPicklable):
         ]
         kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
         self._enqueue(request_id, processed, requests, kind, queued_ts)
-
-    def _spans_of(self, processed: ProcessedPrompt) -> Sequence[Span]:
-        """Return the spans of a decoder's prompt whose tokens see each other; raises as `add_request`."""
-        if processed.decoder is not None:
-            return ()
-        return spans_of(self.input_processor.mm_processor.hooks, processed.token_ids, processed.features)
 
     def _prepared(self, request_id: str, prompt: Any) -> ProcessedPrompt:
         """The prompt of a request that is to be queued; raises as `add_request`."""

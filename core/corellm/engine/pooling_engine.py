@@ -80,7 +80,7 @@ class PoolingEngine(LLMEngine):
             cache_salt=processed.cache_salt,
             arrival_time=queued_ts if arrival_time is None else arrival_time,
             pooling_params=params,
-            spans=self._spans_of(processed),
+            spans=self.input_processor.spans_of(processed),
             needs_every_row=self.pooler.needs_every_row(params),
         )
         self._enqueue(request_id, processed, [request], RequestOutputKind.FINAL_ONLY, queued_ts)
