@@ -77,6 +77,8 @@ def plan_sizes(
         config.model.model, num_blocks - 1, block_size, cache.of(num_blocks) / 2**30,
         (num_blocks - 1) * block_size / max_model_len, max_model_len, budget,
     )  # fmt: skip
+    if num_places is not None:
+        logger.info("layers with a window have %d of these blocks", num_places - 1)
     num_host_blocks = 0
     if config.scheduler.preemption_mode == "swap":  # as many as fit, at most as many as can be used
         num_host_blocks = min(
