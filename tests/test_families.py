@@ -20,6 +20,7 @@ from sklearn.datasets import load_sample_images
 
 from corellm import LLM, SamplingParams
 from corellm.errors import (
+    CheckpointError,
     CorellmError,
     ItemLimitError,
     MediaError,
@@ -27,6 +28,7 @@ from corellm.errors import (
     PromptTooLongError,
     RequestError,
 )
+from corellm.plugin.adapters import AdapterEntry
 from tests.conftest import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -290,3 +292,12 @@ def test_a_video_of_one_frame(load: Load, name: str) -> None:
         content = [{"type": "video", "video": frames}, {"type": "text", "text": "?"}]
         (output,) = llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
         assert output.outputs[0].token_ids
+
+
+def test_the_generic_adapter_refuses_an_encoder_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Florence-2 without its plugin: by name, before weights are loaded."""
+    path = importlib.import_module("corellm_florence2.tiny").make_tiny_checkpoint(tmp_path)
+    generic = importlib.import_module("corellm_transformers")
+    monkeypatch.setattr(AdapterEntry, "load", lambda _: getattr(generic, generic.__all__[0]))
+    with pytest.raises(CheckpointError, match=r"'florence2' is an encoder-decoder, .* needs a plugin of its own"):
+        LLM(str(path))

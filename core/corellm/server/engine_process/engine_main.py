@@ -90,7 +90,8 @@ class EngineLoop:
     def _add(self, message: Add, file: int | None) -> None:
         try:
             features = unpack_items(message.items, file)
-            prompt = ProcessedPrompt(None, message.token_ids, features, message.cache_salt, message.priority)
+            salt, priority = message.cache_salt, message.priority
+            prompt = ProcessedPrompt(None, message.token_ids, features, salt, priority, decoder=message.decoder)
             params: Any = message.pooling_params or message.params
             self._engine.add_request(message.request_id, prompt, params, arrival_time=message.arrival_time)
         except Exception as error:  # no request may end the engine

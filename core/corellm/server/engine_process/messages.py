@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.fields import MultiModalField
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
@@ -59,6 +60,8 @@ class Add(_Message):
     arrival_time: float
     """Of `time.monotonic()`, which is the same in all processes."""
     pooling_params: PoolingParams | None = None
+    decoder: DecoderPrompt | None = None
+    """Of an encoder-decoder."""
 
 
 class Abort(_Message):

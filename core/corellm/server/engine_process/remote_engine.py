@@ -177,9 +177,9 @@ class RemoteEngine:
         items, file = pack_items(prompt.features)
         salt, priority = prompt.cache_salt, prompt.priority
         try:
-            data = messages.encode(
-                Add(request_id, prompt.token_ids, params, items, salt, priority, arrival_time, pooling_params)
-            )
+            message = Add(request_id, prompt.token_ids, params, items, salt, priority, arrival_time, pooling_params)
+            message.decoder = prompt.decoder
+            data = messages.encode(message)
             if len(data) > MAX_MESSAGE_BYTES:
                 raise PromptTooLongError(f"the prompt has {len(prompt.token_ids)} tokens; shorten it")
             self._requests[request_id] = in_flight
