@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from corellm import LLM, SamplingParams
@@ -170,6 +171,22 @@ def test_several_outputs_of_a_prompt(model: Callable[[str], Model]) -> None:
     with tiny.engine(max_num_batched_tokens=20) as llm:
         (output,) = llm.generate(PROMPTS[3], params, use_tqdm=False)
     assert [one.token_ids for one in output.outputs] == [tiny.wanted[3].token_ids] * 3
+
+
+@pytest.mark.parametrize("architecture", ["Mamba2ForCausalLM", "MambaForCausalLM"])
+def test_a_residual_in_float32_beside_weights_in_bfloat16(model: Callable[[str], Model], architecture: str) -> None:
+    """Norms and the output layer take both; the next token is as likely as in transformers."""
+    tiny = model(architecture)
+    reference = getattr(transformers, architecture).from_pretrained(tiny.path, dtype=torch.bfloat16).eval()
+    ids = torch.tensor([tiny.wanted[1].prompt_token_ids])
+    with torch.inference_mode():
+        wanted = reference(ids).logits[0, -1].float().log_softmax(dim=-1)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    with LLM(str(tiny.path), dtype="bfloat16", max_model_len=120) as llm:
+        (output,) = llm.generate(PROMPTS[1], params, use_tqdm=False)
+    assert output.outputs[0].logprobs is not None
+    given = {token: entry.logprob for token, entry in output.outputs[0].logprobs[0].items()}
+    assert given == pytest.approx({token: float(wanted[token]) for token in given}, abs=0.1)
 
 
 def test_the_log_says_what_is_off_and_what_states_take(
