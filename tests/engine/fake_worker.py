@@ -88,7 +88,8 @@ def span_around(spans: Sequence[tuple[int, int]], position: int) -> tuple[int, i
 
 def next_kv(before: int | None, token: int, embedding: tuple[str, int] | None, ahead: object = None) -> int:
     """The KV of a token after the KV of the one before it; `ahead` is what else it sees, in its span."""
-    return crc32(repr((before, token if embedding is None else embedding, ahead)).encode())  # `hash` differs by process
+    seen = [before, token if embedding is None else embedding, *([] if ahead is None else [ahead])]
+    return crc32(repr(tuple(seen)).encode())  # `hash` differs by process
 
 
 def kv_at(

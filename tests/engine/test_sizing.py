@@ -18,6 +18,7 @@ from corellm.engine import loading
 from corellm.engine.sizing import plan_sizes, sequences_at_once, token_budget, wanted_len
 from corellm.errors import ConfigError
 from corellm.hookspecs import ModelContext
+from corellm.worker.kv_cache import CacheBytes
 from corellm.worker.memory import DeviceMemory
 
 MEMORY = DeviceMemory(torch.device("cpu"), 0.9)
@@ -54,10 +55,10 @@ def test_without_chunks_a_step_holds_the_longest_prompt() -> None:
 
 def test_blocks_for_as_many_sequences_as_may_run() -> None:
     """And as many on the host, to swap to."""
-    sizes = plan_sizes(config(max_num_seqs=2, max_model_len=64, block_size=16), context("cpu"), 10, MEMORY)
+    sizes = plan_sizes(config(max_num_seqs=2, max_model_len=64, block_size=16), context("cpu"), CacheBytes(10), MEMORY)
     assert (sizes.num_blocks, sizes.num_host_blocks, sizes.max_model_len, sizes.max_num_seqs) == (9, 0, 64, 2)
     swapping = config(max_num_seqs=2, max_model_len=64, block_size=16, preemption_mode="swap")
-    assert plan_sizes(swapping, context("cpu"), 10, MEMORY).num_host_blocks == 18
+    assert plan_sizes(swapping, context("cpu"), CacheBytes(10), MEMORY).num_host_blocks == 18
 
 
 @pytest.mark.parametrize(("given", "kept", "per_step"), [({}, 128, 20), ({"encoder_cache_size": 40}, 40, 40)])
@@ -66,7 +67,7 @@ def test_encoder_outputs_are_kept_for_as_many_tokens_as_the_cache_holds(
 ) -> None:
     """On a CPU, unless the operator says how many; a step encodes what its budget allows, or the largest item."""
     asked = config(max_num_seqs=2, max_model_len=64, block_size=16, max_num_batched_tokens=8, **given)
-    cache = loading.make_scheduler(asked, plan_sizes(asked, context("cpu"), 10, MEMORY), 20).encoder_cache
+    cache = loading.make_scheduler(asked, plan_sizes(asked, context("cpu"), CacheBytes(10), MEMORY), 20).encoder_cache
     assert (cache.capacity_embeds, cache.step_embeds) == (kept, per_step)
 
 
@@ -84,15 +85,15 @@ def test_questions_about_images_seen_before_run_no_encoder(tiny_llava: Path) -> 
 def test_on_a_gpu_encoder_outputs_are_kept_for_a_step() -> None:
     """The memory for more was not planned."""
     asked = config(max_num_batched_tokens=8, num_kv_blocks=4)
-    sizes = plan_sizes(asked, context("cuda"), 10, MEMORY)
+    sizes = plan_sizes(asked, context("cuda"), CacheBytes(10), MEMORY)
     assert loading.make_scheduler(asked, sizes, 2).encoder_cache.capacity_embeds == 8
 
 
 def test_the_longest_sequence_is_what_the_cache_holds() -> None:
     few = {"num_kv_blocks": 4, "block_size": 16}
-    assert plan_sizes(config(**few), context("cpu"), 10, MEMORY).max_model_len == 64
+    assert plan_sizes(config(**few), context("cpu"), CacheBytes(10), MEMORY).max_model_len == 64
     with pytest.raises(ConfigError, match="max_model_len=65 exceeds the 64 tokens the KV cache holds"):
-        plan_sizes(config(**few, max_model_len=65), context("cpu"), 10, MEMORY)
+        plan_sizes(config(**few, max_model_len=65), context("cpu"), CacheBytes(10), MEMORY)
     with pytest.raises(ConfigError, match="max_model_len=4097 exceeds the 4096 positions the model has"):
         wanted_len(config(max_model_len=4097), context("cpu"))
 
@@ -105,3 +106,14 @@ def test_dummies_are_made_once_if_they_fit(tiny_llava: Path, monkeypatch: pytest
         assert llm.engine.context.max_model_len == llm.engine.max_model_len == 64
         assert llm.engine.input_processor.mm_processor.profile.max_tokens == {"image": 16}
     assert made.call_count == 1
+
+
+def test_layers_with_a_window_have_fewer_blocks_where_windows_need_fewer() -> None:
+    """Memory is divided by what the blocks of both kinds of layers take."""
+    few = CacheBytes(block=10, place=90, most_places=5)
+    asked = config(max_num_seqs=2, max_model_len=64, block_size=16)
+    assert plan_sizes(asked, context("cpu"), few, MEMORY).num_places == 5
+    many = CacheBytes(block=10, place=90, most_places=9)
+    assert plan_sizes(asked, context("cpu"), many, MEMORY).num_places is None
+    assert (few.of(4), few.of(5), few.of(9)) == (400, 500, 540)
+    assert (few.blocks_within(400), few.blocks_within(499), few.blocks_within(545)) == (4, 4, 9)

@@ -10,9 +10,10 @@ import torch
 
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError
-from corellm.worker.kv_cache import KVCache, LayerLayout, block_bytes, choose_num_blocks
+from corellm.worker.kv_cache import CacheBytes, KVCache, LayerLayout, block_bytes, choose_num_blocks, window_layers
 from corellm.worker.memory import DeviceMemory
 
+BYTES = CacheBytes(100)
 MEMORY = DeviceMemory(torch.device("cpu"), 0.9)
 LAYOUT = {0: LayerLayout(2, 8, 8), 3: LayerLayout(1, 4, 6)}
 
@@ -35,14 +36,39 @@ def test_layers_that_share_keys_and_values_have_one_cache() -> None:
     assert bool((cache.layers[0].key[5] == 7).all())
 
 
+def test_a_layer_has_a_window_only_if_all_that_share_its_keys_have() -> None:
+    own, sharing = LayerLayout(1, 4, 4, window=8), LayerLayout(1, 4, 4, shares=0, window=8)
+    whole = LayerLayout(1, 4, 4)
+    assert window_layers({0: own, 1: whole, 2: sharing}) == {0, 2}
+    assert window_layers({0: own, 1: whole, 2: LayerLayout(1, 4, 4, shares=0)}) == frozenset()
+    assert window_layers({0: whole, 1: LayerLayout(1, 4, 4, shares=0, window=8)}) == frozenset()
+
+
+def test_swapping_layers_with_a_window_moves_places() -> None:
+    """Keys and values go from a block's place to its host block, and back to its new place."""
+    layout = {0: LayerLayout(1, 4, 4), 1: LayerLayout(1, 4, 4, window=8)}
+    cache = KVCache(layout, 9, 2, torch.float32, torch.device("cpu"), num_host_blocks=3, num_places=4)
+    assert (len(cache.layers[0].key), len(cache.layers[1].key)) == (9, 4)
+    cache.move([(5, 2), (6, 3)])
+    cache.layers[0].key[5], cache.layers[1].key[2] = 1, 2
+    cache.swap_out([(5, 1), (7, 0)])
+    cache.move([(5, 0), (8, 1)])
+    cache.layers[0].key.zero_()
+    cache.layers[1].key.zero_()
+    cache.swap_in([(1, 8)])
+    assert bool((cache.layers[0].key[8] == 1).all())
+    assert bool((cache.layers[1].key[1] == 2).all())
+    assert not cache.layers[1].key[[2, 3]].any()
+
+
 def test_number_of_blocks() -> None:
     """The number given wins; then the memory; never more than could be used; the null block is extra."""
-    assert choose_num_blocks(CacheConfig(num_kv_blocks=7), 100, 10**6, MEMORY) == 8
-    assert choose_num_blocks(CacheConfig(kv_cache_memory=1000), 100, 10**6, MEMORY) == 11
-    assert choose_num_blocks(CacheConfig(kv_cache_memory=10**9), 100, 33, MEMORY) == 4
-    assert choose_num_blocks(CacheConfig(), 100, 64, MEMORY) == 5
+    assert choose_num_blocks(CacheConfig(num_kv_blocks=7), BYTES, 10**6, MEMORY) == 8
+    assert choose_num_blocks(CacheConfig(kv_cache_memory=1000), BYTES, 10**6, MEMORY) == 11
+    assert choose_num_blocks(CacheConfig(kv_cache_memory=10**9), BYTES, 33, MEMORY) == 4
+    assert choose_num_blocks(CacheConfig(), BYTES, 64, MEMORY) == 5
     with pytest.raises(ConfigError, match="99 bytes does not hold one block of 100 bytes"):
-        choose_num_blocks(CacheConfig(kv_cache_memory=99), 100, 64, MEMORY)
+        choose_num_blocks(CacheConfig(kv_cache_memory=99), BYTES, 64, MEMORY)
 
 
 def test_swapping_round_trip() -> None:

@@ -14,7 +14,7 @@ from corellm.config import CacheConfig, EngineConfig
 from corellm.errors import ConfigError
 from corellm.worker.checkpoint import resolve_device
 from corellm.worker.dummy_steps import profile_run
-from corellm.worker.kv_cache import LayerLayout, block_bytes, cache_dtype, choose_num_blocks
+from corellm.worker.kv_cache import CacheBytes, LayerLayout, block_bytes, cache_dtype, choose_num_blocks
 from corellm.worker.memory import DeviceMemory
 
 GIB = 2**30
@@ -46,8 +46,8 @@ def test_blocks_get_what_the_busiest_step_leaves(gpu: dict[str, int]) -> None:
     memory.measure_peak(lambda: ran.append(1))
     assert ran
     assert memory.left_for_blocks() == int(0.9 * 80 * GIB) - 2 * GIB - 20 * GIB
-    assert choose_num_blocks(CacheConfig(), GIB, 10**9, memory) == 50 + 1
-    assert choose_num_blocks(CacheConfig(kv_cache_memory=3 * GIB), GIB, 10**9, memory) == 3 + 1
+    assert choose_num_blocks(CacheConfig(), CacheBytes(GIB), 10**9, memory) == 50 + 1
+    assert choose_num_blocks(CacheConfig(kv_cache_memory=3 * GIB), CacheBytes(GIB), 10**9, memory) == 3 + 1
 
 
 def test_what_fits_nowhere_is_not_for_blocks(gpu: dict[str, int]) -> None:

@@ -39,7 +39,7 @@ def make_decoder(name: str = "Bart", **more: Any) -> Any:
 
 def probe(decoder: nn.Module) -> tuple[dict[int, LayerLayout], Tensor]:
     return probe_decoder(
-        decoder, 32, torch.float32, torch.device("cpu"), max_len=20, softcaps=True, probe_class=StatesProbe
+        decoder, 32, torch.float32, torch.device("cpu"), max_len=20, softcaps=True, sinks=True, probe_class=StatesProbe
     )
 
 
