@@ -45,8 +45,9 @@ def check_model(forward: Forward) -> None:
     Raises:
         CheckpointError: they differ; says in what.
     """
-    rotation = getattr(forward.model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rotation, *rotation.values()) if isinstance(part, Mapping)}
+    config: Any = forward.model.config
+    rotation = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {str(part.get("rope_type")) for part in (rotation, *rotation.values()) if isinstance(part, Mapping)}
     if unequal := ", ".join(kinds & _UNEQUAL_ROTATIONS):
         raise CheckpointError(
             f"{type(forward.model).__name__} has a decoder with rope_type {unequal!r}, whose long outputs differ from "
