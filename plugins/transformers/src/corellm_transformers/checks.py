@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Allowed between an item encoded alone and among others, as a share of the largest embedding."""
+_UNEQUAL_ROTATIONS = frozenset({"proportional"})
+"""Of decoders whose outputs were compared and differ, some tens of tokens on."""
 _HARMLESS = frozenset({"logits_to_keep", "num_logits_to_keep"})
 """Arguments that the decoder is given for what comes after it."""
 
@@ -44,6 +46,14 @@ def check_model(forward: Forward) -> None:
     Raises:
         CheckpointError: they differ; says in what.
     """
+    config: Any = forward.model.config
+    rotation = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {str(part.get("rope_type")) for part in (rotation, *rotation.values()) if isinstance(part, Mapping)}
+    if unequal := ", ".join(kinds & _UNEQUAL_ROTATIONS):
+        raise CheckpointError(
+            f"{type(forward.model).__name__} has a decoder with rope_type {unequal!r}, whose long outputs differ from "
+            f"transformers'; run the checkpoint with transformers' own generate"
+        )
     modalities = forward.family.modalities
     for modality, known in list(modalities.items()):
         if known.limit != 1:

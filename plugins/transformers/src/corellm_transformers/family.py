@@ -27,7 +27,9 @@ _RATIOS = tuple(2 ** (step / 2) for step in range(-4, 5))  # a quarter to four
 _SIDES = tuple(56 * 2 ** (step / 8) for step in range(57))  # 56 to 7168
 _SHARES = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
 """Of the operator's bounds."""
-_LONG = (8, 16, 50, 100, 150, 190, 199)
+_NARROW = (7, 14, 28, 40, 47, 56, 80, 112, 160)
+_LONG = (8, 16, 32, 64, 100, 150, 190, 199)
+"""Narrow sides, and how many times as long the others are: some processors keep a least width, whatever the length."""
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 
 
@@ -226,9 +228,10 @@ class Family:
         for share in _SHARES if bounds else ():
             for other in _SHARES:
                 consider(share * most[0], other * most[1])
-            for times in _LONG:  # with one bound, the other side may be far longer
-                consider(share * most[0], times * share * most[0])
-                consider(times * share * most[1], share * most[1])
+        for narrow in _NARROW if count == self._count_by_formula else ():
+            for times in _LONG:
+                consider(narrow, times * narrow)
+                consider(times * narrow, narrow)
         coarse = 1 if count == self._count_by_formula else 4
         for side in _SIDES[::coarse]:
             for ratio in _RATIOS[:: max(1, coarse // 2)]:

@@ -106,7 +106,8 @@ _GEMMA4 = Kind(
 
 KINDS: Mapping[str, Kind] = {
     "AriaForConditionalGeneration": Kind(
-        config={"text_config": {"max_position_embeddings": 4096, "num_hidden_layers": 3}}
+        config={"text_config": {"max_position_embeddings": 4096, "num_hidden_layers": 3}},
+        parts={"max_image_size": 490},
     ),
     "AyaVisionForConditionalGeneration": Kind(
         processor={"img_size": 56, "patch_size": 14, "downsample_factor": 2},
