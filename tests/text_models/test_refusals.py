@@ -24,8 +24,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "BertLMHeadModel": ({"intermediate_size": 96}, CheckpointError, "states a mask that is not the causal one that"),
     "T5ForConditionalGeneration": (
         {"d_kv": 16, "d_ff": 96},
-        PluginNotFoundError,
-        r"no installed plugin serves T5.*It is an encoder-decoder; corellm itself runs decoders only",
+        CheckpointError,
+        "'t5' is an encoder-decoder, of which the generic adapter cannot tell what the encoder reads",
     ),
     # by what layers pass to attention
     "DiffLlamaForCausalLM": (_GROUPED, CheckpointError, "DiffLlamaModel has a layer that attends more than once"),

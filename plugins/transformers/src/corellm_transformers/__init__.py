@@ -188,6 +188,11 @@ class TransformersModel:
         ]
 
     @hookimpl
+    def get_input_embeddings(self, input_ids: Tensor) -> Tensor:
+        """Embed text as the model's own forward pass does, also the tokens of items that it generates."""
+        return self._forward.text(input_ids)
+
+    @hookimpl
     def merge_multimodal_embeddings(
         self, inputs_embeds: Tensor, multimodal_embeddings: Tensor, is_multimodal: Tensor
     ) -> tuple[Tensor, Mapping[str, Any]]:

@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 _DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Allowed between an item encoded alone and among others, as a share of the largest embedding."""
-_UNEQUAL_ROTATIONS = frozenset({"proportional"})
-"""Of decoders whose outputs were compared and differ, some tens of tokens on."""
 _HARMLESS = frozenset({"logits_to_keep", "num_logits_to_keep"})
 """Arguments that the decoder is given for what comes after it."""
 
@@ -46,14 +44,6 @@ def check_model(forward: Forward) -> None:
     Raises:
         CheckpointError: they differ; says in what.
     """
-    config: Any = forward.model.config
-    rotation = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = {str(part.get("rope_type")) for part in (rotation, *rotation.values()) if isinstance(part, Mapping)}
-    if unequal := ", ".join(kinds & _UNEQUAL_ROTATIONS):
-        raise CheckpointError(
-            f"{type(forward.model).__name__} has a decoder with rope_type {unequal!r}, whose long outputs differ from "
-            f"transformers'; run the checkpoint with transformers' own generate"
-        )
     modalities = forward.family.modalities
     for modality, known in list(modalities.items()):
         if known.limit != 1:
@@ -64,9 +54,25 @@ def check_model(forward: Forward) -> None:
                 logger.info("%s %s: one %s per prompt", type(forward.model).__name__, error, modality)
         _check_or_refuse(forward, [modality])
         modalities[modality] = replace(known, limit=1)
+    _find_replaced(forward)
     if len(modalities) > 1:
         _check_or_refuse(forward, list(modalities))
         _check_or_refuse(forward, list(modalities)[::-1])
+
+
+def _find_replaced(forward: Forward) -> None:
+    """Find the tokens of items that the forward pass embeds otherwise than its table where no item is there."""
+    config, known = forward.model.config, forward.family.modalities.values()
+    stated = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
+    for token in sorted({t for t in stated if isinstance(t, int)}.union(*(m.embed_token_ids for m in known))):
+        ids = torch.tensor([token], device=forward.device)
+        try:
+            row = forward.run(ids, {}).embeds[0, 0]
+        except Exception as error:  # it refuses such a token without an item, and so does its `generate`
+            logger.debug("token %d without an item: %s: %s", token, type(error).__name__, error)
+            continue
+        if not torch.equal(row, forward.embedding(ids)[0]):
+            forward.replaced[token] = row
 
 
 def _check_or_refuse(forward: Forward, wanted: Sequence[str]) -> None:

@@ -62,16 +62,10 @@ class Family:
         modalities: by name. The check at load may limit the items of one.
 
     Raises:
-        CheckpointError: the processor takes no item, or does not say how it places them; or the model is an
-            encoder-decoder.
+        CheckpointError: the processor takes no item, or does not say how it places them.
     """
 
     def __init__(self, context: ModelContext) -> None:
-        if getattr(context.hf_config, "is_encoder_decoder", False):
-            raise CheckpointError(
-                f"{type(context.hf_config).__name__} is of an encoder-decoder; corellm itself runs decoders only; "
-                f"run the checkpoint with transformers' own generate"
-            )
         self.context, self.processor = context, context.hf_processor
         self.ends = ends(self.processor)
         self.modalities = {

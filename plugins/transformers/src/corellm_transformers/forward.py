@@ -38,6 +38,8 @@ class Forward:
         embedding: the model's, of text.
         arguments: what the decoder is given beside embeddings, by name. Set by the check at load.
         spans: which tokens of a prompt see each other; None before the check at load.
+        replaced: `{token of an item: the row that the forward pass embeds where no item is there}`, of those that are
+            not in the embedding table. Set by the check at load.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, family: Family) -> None:
@@ -48,6 +50,7 @@ class Forward:
         self.device: torch.device = self.embedding.weight.device
         self.arguments: dict[str, ItemMask | AddedRows] = {}
         self.spans: Spans | None = None
+        self.replaced: dict[int, Tensor] = {}
         owner = next((m for m in (model, getattr(model, "model", None)) if hasattr(m, "get_rope_index")), None)
         self._rope_index: Any = getattr(owner, "get_rope_index", None)
 
@@ -87,6 +90,13 @@ class Forward:
     @property
     def _added(self) -> list[tuple[str, AddedRows]]:
         return [(name, added) for name, added in self.arguments.items() if isinstance(added, AddedRows)]
+
+    def text(self, input_ids: Tensor) -> Tensor:
+        """Return embeddings of text `[num_tokens, width]`: a model may generate an item's tokens, too."""
+        embeds: Tensor = self.embedding(input_ids)
+        for token, row in self.replaced.items():
+            embeds = torch.where((input_ids == token)[:, None], row, embeds)
+        return embeds
 
     def takes_embeddings(self, modality: str, tokens: Tensor) -> Tensor:
         """Which of an item's tokens take embeddings, `[num_tokens]`."""

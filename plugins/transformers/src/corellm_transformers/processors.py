@@ -35,12 +35,9 @@ def read_processor(path: Path) -> Any:
     name = stated.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.get("model_type", ""))
     if name is None:
         names, kind = " or ".join(config.get("architectures") or ["it"]), config.get("model_type")
-        also = (
-            ". It is an encoder-decoder; corellm itself runs decoders only" if config.get("is_encoder_decoder") else ""
-        )
         raise PluginNotFoundError(
             f"no installed plugin serves {names}: transformers {transformers.__version__} has no processor for "
-            f"model_type {kind!r:.100}, by which corellm-transformers could{also}"
+            f"model_type {kind!r:.100}, by which corellm-transformers could"
         )
     cls = processor_class(name)
     cls = cls if find_spec("torchvision") is not None else _without_torchvision(cls, path)
