@@ -10,22 +10,21 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.graph import Graph, NotCapturable
-from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.attention.registry import reasons_against, select_backend
 from corellm.config import EngineConfig
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
+from corellm.engine.model_parts import ModelParts, load_weights
 from corellm.engine.opening import (
     OpenedModel,
     at_load,
@@ -39,18 +38,13 @@ from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_bu
 from corellm.engine.spans import longest_span
 from corellm.engine.window_blocks import WindowBlocks, most_places
 from corellm.errors import ConfigError
-from corellm.hookspecs import LoadConfig, ModelContext
+from corellm.hookspecs import ModelContext
 from corellm.multimodal.profile import DummyProfile
-from corellm.plugin.extensions import call_extensions, first_result
+from corellm.plugin.extensions import first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
-from corellm.pooling.settings import Use
-from corellm.quantization import quantize_linears
-from corellm.recurrent.finding import find_mixers, noting_widths
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
-from corellm.worker.decoder_probe import causal_layers, layers_that_see_ahead, probe_decoder
-from corellm.worker.defaults import freeze, model_width
 from corellm.worker.devices import on_device
 from corellm.worker.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
 from corellm.worker.graphs import CudaGraph
@@ -58,22 +52,18 @@ from corellm.worker.kv_cache import (
     QUANTIZED,
     CacheBytes,
     KVCache,
-    LayerLayout,
     block_bytes,
     cache_dtype,
     largest_window,
     window_layers,
 )
-from corellm.worker.mapped_weights import release_mapped_weights
 from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
-from corellm.worker.packed_linear import pack_linears, packing_helps
 from corellm.worker.process import usable_cpus
 from corellm.worker.remote_code import no_questions
 from corellm.worker.rope import freeze_rope
 
 if TYPE_CHECKING:
-    from corellm.pooling.poolers import DispatchPooler
     from corellm.recurrent.states import RecurrentStates
 
 logger = logging.getLogger(__name__)
@@ -91,28 +81,6 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     max_model_len: int
     templates: TemplateRenderer
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """The model in memory, and its sizes, found by running one token."""
-
-    model: nn.Module
-    language_model: nn.Module
-    layout: dict[int, LayerLayout]
-    hidden_size: int
-    vocab_size: int
-    """Width of the logits."""
-    embedding_size: int
-    """Number of token ids that can be embedded."""
-    causal_layers: frozenset[int]
-    """Layers in which tokens of a span do not see each other."""
-    pooler: DispatchPooler | None = None
-    """Of a model that is run for pooling: it has no logits."""
-    max_states: int | None = None
-    """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
-    mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
-    """The decoder's modules that keep a state, and the width of their input, by name."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
@@ -152,7 +120,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     )
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
-        weights = _load_weights(config, hooks, context, backend, opened.use)
+        weights = load_weights(config, hooks, context, backend, opened.use)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     recurrent = None
@@ -208,7 +176,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
 
 
 def _cache_bytes(
-    config: EngineConfig, context: ModelContext, weights: _Weights, kv_dtype: torch.dtype, span: int
+    config: EngineConfig, context: ModelContext, weights: ModelParts, kv_dtype: torch.dtype, span: int
 ) -> CacheBytes:
     """Return the bytes of the KV cache by its number of blocks. `span` tokens may be added to a step's budget."""
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
@@ -270,107 +238,13 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
     return backend, kv_dtype
 
 
-def _load_weights(
-    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: Use
-) -> _Weights:
-    """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
-    register_attention()
-    pools = use.runner == "pooling"
-    if pools:
-        from corellm.pooling import building
-    load_config = LoadConfig(
-        model_path=context.model_path,
-        dtype=context.dtype,
-        device=context.device,
-        attn_implementation=ATTENTION_NAME,
-        trust_remote_code=context.trust_remote_code,
-        load_format="dummy" if config.model.load_format == "dummy" else "auto",
-        adapt_class=partial(building.adapted_class, use=use) if pools else None,
-    )
-    with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
-        torch.manual_seed(0)  # dummy weights are the same at every start
-        model = hooks.load_model(load_config=load_config)
-    freeze(model)
-    language_model = hooks.get_language_model(model=model)
-    token = torch.zeros(1, dtype=torch.long, device=context.device)
-    width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
-    max_states, mixers = hooks.get_max_encoder_states(), find_mixers(language_model)
-    with noting_widths(mixers) as widths:
-        layout, hidden = probe_decoder(
-            language_model,
-            width,
-            context.dtype,
-            context.device,
-            max_len=wanted_len(config, context),
-            softcaps=backend.softcaps,
-            sinks=backend.sinks,
-            stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
-            **_encoder_decoder_probe(config, use, max_states),
-        )
-    spans = adapter_implements(hooks.get_bidirectional_spans)
-    takes_items = bool(hooks.get_supported_mm_limits())
-    ahead = layers_that_see_ahead(model, language_model, width, context.dtype, context.device) if takes_items else ()
-    causal = causal_layers(model, layout, ahead, names_spans=spans, backend=backend)
-    embedding_size = model_width(model)
-    pooler = building.build_pooler(config, context, model, use, width) if pools else None
-    vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
-    replace_layers(model, config, context)
-    found = {name: (module, widths[name]) for name, module in mixers.items()}
-    return _Weights(model, language_model, layout, width, vocab_size, embedding_size, causal, pooler, max_states, found)
-
-
-def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | None) -> dict[str, Any]:
-    """Return how an encoder-decoder's decoder is probed, as arguments of `probe_decoder`.
-
-    Raises:
-        ConfigError: it cannot be run as configured.
-    """
-    if max_states is None:
-        return {}
-    if use.runner == "pooling":
-        raise ConfigError("this model is an encoder-decoder, which corellm runs to generate only; leave out runner")
-    if config.cache.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of an encoder-decoder's encoder are not "
-            f"quantized; leave it out"
-        )
-    from corellm.worker.states_probe import StatesProbe
-
-    return {"probe_class": StatesProbe}
-
-
-def _make_states(config: EngineConfig, context: ModelContext, weights: _Weights) -> RecurrentStates:
+def _make_states(config: EngineConfig, context: ModelContext, weights: ModelParts) -> RecurrentStates:
     """Return the states of sequences, with their memory allocated, and let the decoder's modules run on them."""
     from corellm.recurrent.checking import make_states
 
     logger.info("prefix caching and graphs are off: layers of this model keep a state, which is not kept with blocks")
     num_states: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
     return make_states(weights.mixers, num_states, sequences_at_once(config, context), context.dtype, context.device)
-
-
-def replace_layers(
-    model: nn.Module, config: EngineConfig, context: ModelContext, *, reads_short_texts: bool = False
-) -> None:
-    """Replace a model's layers by faster ones: by those of extensions, then linear layers by 8-bit or packed ones."""
-    if config.model.fuse_layers:
-        for name, replaced in call_extensions(
-            "fuse_layers",
-            _is_list_of_text,
-            model=model,
-            device=context.device,
-            dtype=context.dtype,
-            quantization=config.model.quantization,
-        ):
-            logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
-    if config.model.quantization == "int8" and (count := quantize_linears(model)):
-        logger.info("%d x Linear: weights of 8 bits, widened whenever they are used", count)
-    if packing_helps(context.dtype, context.device, reads_short_texts=reads_short_texts):
-        pack_linears(model)
-    release_mapped_weights()  # of packed and joined weights, which are copies
-
-
-def _is_list_of_text(result: Any) -> bool:
-    return isinstance(result, list) and all(isinstance(line, str) for line in result)
 
 
 def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int, window: int | None = None) -> Scheduler:
@@ -401,7 +275,7 @@ def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int, window
     )
 
 
-def _embedding_width(hooks: HookCallers, weights: _Weights) -> int | None:
+def _embedding_width(hooks: HookCallers, weights: ModelParts) -> int | None:
     """Return the width of items' embeddings; None where the adapter merges them itself: then its dummies show it."""
     stated = hooks.get_multimodal_embedding_width(model=weights.model)
     return stated or (None if adapter_implements(hooks.merge_multimodal_embeddings) else weights.hidden_size)
@@ -411,7 +285,7 @@ def _make_runner(
     config: EngineConfig,
     context: ModelContext,
     hooks: HookCallers,
-    weights: _Weights,
+    weights: ModelParts,
     backend: AttentionBackend,
     kv_dtype: torch.dtype,
     recurrent: RecurrentStates | None,

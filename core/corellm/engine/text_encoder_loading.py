@@ -12,7 +12,8 @@ from typing import Any
 
 from corellm.attention.registry import select_backend
 from corellm.config import EngineConfig
-from corellm.engine.loading import LoadedModel, make_scheduler, replace_layers
+from corellm.engine.loading import LoadedModel, make_scheduler
+from corellm.engine.model_parts import replace_layers
 from corellm.engine.opening import OpenedModel, make_input_processor, make_mm_processor
 from corellm.engine.sizing import Sizes, sequences_at_once, token_budget
 from corellm.errors import ConfigError

@@ -1,0 +1,154 @@
+"""Loads the model itself: weights, decoder, what its layers ask of attention, and layers replaced by faster ones.
+
+Knows the adapter's hooks and the model; knows neither blocks nor requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from corellm.attention.backend import AttentionBackend
+from corellm.attention.paged import ATTENTION_NAME, register_attention
+from corellm.config import EngineConfig
+from corellm.engine.sizing import wanted_len
+from corellm.errors import ConfigError
+from corellm.hookspecs import LoadConfig, ModelContext
+from corellm.plugin.extensions import call_extensions
+from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.pooling.settings import Use
+from corellm.quantization import quantize_linears
+from corellm.recurrent.finding import find_mixers, noting_widths
+from corellm.worker.decoder_probe import causal_layers, layers_that_see_ahead, probe_decoder
+from corellm.worker.defaults import freeze, model_width
+from corellm.worker.kv_cache import LayerLayout
+from corellm.worker.mapped_weights import release_mapped_weights
+from corellm.worker.packed_linear import pack_linears, packing_helps
+
+if TYPE_CHECKING:
+    from corellm.pooling.poolers import DispatchPooler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The model in memory, and its sizes, found by running one token."""
+
+    model: nn.Module
+    language_model: nn.Module
+    layout: dict[int, LayerLayout]
+    hidden_size: int
+    vocab_size: int
+    """Width of the logits."""
+    embedding_size: int
+    """Number of token ids that can be embedded."""
+    causal_layers: frozenset[int]
+    """Layers in which tokens of a span do not see each other."""
+    pooler: DispatchPooler | None = None
+    """Of a model that is run for pooling: it has no logits."""
+    max_states: int | None = None
+    """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
+    mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
+    """The decoder's modules that keep a state, and the width of their input, by name."""
+
+
+def load_weights(
+    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: Use
+) -> ModelParts:
+    """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
+    register_attention()
+    pools = use.runner == "pooling"
+    if pools:
+        from corellm.pooling import building
+    load_config = LoadConfig(
+        model_path=context.model_path,
+        dtype=context.dtype,
+        device=context.device,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=context.trust_remote_code,
+        load_format="dummy" if config.model.load_format == "dummy" else "auto",
+        adapt_class=partial(building.adapted_class, use=use) if pools else None,
+    )
+    with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
+        torch.manual_seed(0)  # dummy weights are the same at every start
+        model = hooks.load_model(load_config=load_config)
+    freeze(model)
+    language_model = hooks.get_language_model(model=model)
+    token = torch.zeros(1, dtype=torch.long, device=context.device)
+    width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
+    max_states, mixers = hooks.get_max_encoder_states(), find_mixers(language_model)
+    with noting_widths(mixers) as widths:
+        layout, hidden = probe_decoder(
+            language_model,
+            width,
+            context.dtype,
+            context.device,
+            max_len=wanted_len(config, context),
+            softcaps=backend.softcaps,
+            sinks=backend.sinks,
+            stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
+            **_encoder_decoder_probe(config, use, max_states),
+        )
+    spans = adapter_implements(hooks.get_bidirectional_spans)
+    takes_items = bool(hooks.get_supported_mm_limits())
+    ahead = layers_that_see_ahead(model, language_model, width, context.dtype, context.device) if takes_items else ()
+    causal = causal_layers(model, layout, ahead, names_spans=spans, backend=backend)
+    embedding_size = model_width(model)
+    pooler = building.build_pooler(config, context, model, use, width) if pools else None
+    vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
+    replace_layers(model, config, context)
+    found = {name: (module, widths[name]) for name, module in mixers.items()}
+    return ModelParts(
+        model, language_model, layout, width, vocab_size, embedding_size, causal, pooler, max_states, found
+    )
+
+
+def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | None) -> dict[str, Any]:
+    """Return how an encoder-decoder's decoder is probed, as arguments of `probe_decoder`.
+
+    Raises:
+        ConfigError: it cannot be run as configured.
+    """
+    if max_states is None:
+        return {}
+    if use.runner == "pooling":
+        raise ConfigError("this model is an encoder-decoder, which corellm runs to generate only; leave out runner")
+    if config.cache.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of an encoder-decoder's encoder are not "
+            f"quantized; leave it out"
+        )
+    from corellm.worker.states_probe import StatesProbe
+
+    return {"probe_class": StatesProbe}
+
+
+def replace_layers(
+    model: nn.Module, config: EngineConfig, context: ModelContext, *, reads_short_texts: bool = False
+) -> None:
+    """Replace a model's layers by faster ones: by those of extensions, then linear layers by 8-bit or packed ones."""
+    if config.model.fuse_layers:
+        for name, replaced in call_extensions(
+            "fuse_layers",
+            _is_list_of_text,
+            model=model,
+            device=context.device,
+            dtype=context.dtype,
+            quantization=config.model.quantization,
+        ):
+            logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
+    if config.model.quantization == "int8" and (count := quantize_linears(model)):
+        logger.info("%d x Linear: weights of 8 bits, widened whenever they are used", count)
+    if packing_helps(context.dtype, context.device, reads_short_texts=reads_short_texts):
+        pack_linears(model)
+    release_mapped_weights()  # of packed and joined weights, which are copies
+
+
+def _is_list_of_text(result: Any) -> bool:
+    return isinstance(result, list) and all(isinstance(line, str) for line in result)
