@@ -194,15 +194,21 @@ MUTANTS = (
         "surplus weights are ignored",
         "test_every_weight_finds_its_place[surplus]",
         "load_model",
-        old="    _check(load_config.model_path, model, state)\n    model.load_state_dict(state, assign=True)\n",
+        old=(
+            "    check_weights(load_config.model_path, model.state_dict(), state)\n"
+            "    model.load_state_dict(state, assign=True)\n"
+        ),
         new="    model.load_state_dict(state, strict=False, assign=True)\n",
     ),
     QWEN_VL.of("original/model.py").edited(
         "only the first file of weights is read",
         "test_weights_lie_in_several_files",
         "load_model",
-        old="_read(weight_files(load_config.model_path))",
-        new="_read(weight_files(load_config.model_path)[:1])",
+        old="read_weights(load_config.model_path, advice=_ADVICE)",
+        new=(
+            "(pair for file in sorted(load_config.model_path.glob('*.safetensors'))[:1] "
+            "for pair in __import__('safetensors.torch').torch.load_file(file).items())"
+        ),
     ),
     QWEN_VL.of("original/model.py").edited(
         "the model is left in training mode",

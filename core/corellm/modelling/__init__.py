@@ -4,6 +4,7 @@ For plugins, whose adapters need not repeat what the model's own forward pass do
 package imports no torch. The files, in reading order:
 
     decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, ...
+    weights             a checkpoint's weights under their published names
     visibility          which tokens its layers let each token see
     output_head         how it makes logits of hidden states
     configurations      a checkpoint's configuration, of a type that transformers has
@@ -19,8 +20,18 @@ if TYPE_CHECKING:
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
     from corellm.modelling.output_head import logits_function
     from corellm.modelling.visibility import visible_tokens
+    from corellm.modelling.weights import check_weights, read_weights, weight_files
 
-__all__ = ["DecoderInputs", "Front", "load_config", "logits_function", "visible_tokens"]
+__all__ = [
+    "DecoderInputs",
+    "Front",
+    "check_weights",
+    "load_config",
+    "logits_function",
+    "read_weights",
+    "visible_tokens",
+    "weight_files",
+]
 
 _HOMES = {
     "DecoderInputs": "decoder_inputs",
@@ -28,6 +39,9 @@ _HOMES = {
     "load_config": "configurations",
     "logits_function": "output_head",
     "visible_tokens": "visibility",
+    "check_weights": "weights",
+    "read_weights": "weights",
+    "weight_files": "weights",
 }
 
 

@@ -6,8 +6,6 @@ the pooling head of the tower, which published checkpoints have and the model do
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DeepseekOcr2TextModel, DeepseekV2Model, DeepseekV3Model, GenerationConfig
 
-from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
+from corellm.modelling import check_weights, read_weights
 from corellm_deepseek_vl2.vision import Projector, VisionTransformer, lay_out
 
 _DECODERS = {model.config_class: model for model in (DeepseekOcr2TextModel, DeepseekV2Model, DeepseekV3Model)}
@@ -118,55 +116,11 @@ def published_weights(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def _fill(path: Path, weights: dict[str, Tensor]) -> None:
     """Copy a checkpoint's weights into the model's."""
-    misshapen, unknown, missing = list[str](), list[str](), set(weights)
-    for name, tensor in _read(weight_files(path)):
-        missing.discard(name)
+    found: dict[str, Tensor] = {}
+    for name, tensor in read_weights(path):
         place = weights.get(name)
-        if place is None:
-            unknown += [] if name.startswith(_UNUSED) else [name]
-        elif place.shape != tensor.shape:
-            misshapen.append(f"{name} {list(tensor.shape)} (not {list(place.shape)})")
-        else:
+        if place is not None and place.shape == tensor.shape:
             place.copy_(tensor)
-    for names, meaning in (
-        (sorted(missing), "the checkpoint lacks weights the model needs"),
-        (sorted(unknown), "the checkpoint has weights the model has no place for"),
-        (sorted(misshapen), "weights have another shape than the model's"),
-    ):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(f"{path}: {meaning}: {', '.join(names[:3])}{more}")
-
-
-def weight_files(path: Path) -> list[Path]:
-    """Return the files with weights: those that the index names, else all.
-
-    Raises:
-        CheckpointError: there is none, or not all are there.
-    """
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(f"{path} has no *.safetensors; download all files")
-        return files
-    try:
-        files = [path / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index}: not a readable index of weights ({error})") from error
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing[:3])}, which {index.name} names; download all files")
-    return files
-
-
-def _read(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: the weights cannot be read ({error}); download the file again") from error
+        if place is not None or not name.startswith(_UNUSED):
+            found[name] = tensor.to("meta")
+    check_weights(path, weights, found)

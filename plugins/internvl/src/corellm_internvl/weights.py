@@ -6,9 +6,7 @@ reverse.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
+from corellm.modelling import check_weights, read_weights
 
 _TOWER = "model.vision_tower."
 _PREFIXES = {
@@ -67,7 +65,7 @@ def load_model(config: Any, load_config: LoadConfig) -> nn.Module:
         state = _state(path, load_config)
         if config.tie_word_embeddings:
             state["lm_head.weight"] = state.get("model.language_model.embed_tokens.weight", torch.empty(0))
-        _check(path, model.state_dict(), state)
+        check_weights(path, model.state_dict(), state)
         model.load_state_dict(state, assign=True)
         model.tie_weights()
     if (path / "generation_config.json").is_file():
@@ -92,51 +90,8 @@ def weight_names(name: str) -> tuple[str, ...]:
 def _state(path: Path, load_config: LoadConfig) -> dict[str, Tensor]:
     """Return the checkpoint's weights by transformers' names."""
     state: dict[str, Tensor] = {}
-    for name, tensor in _read(_files(path)):
+    for name, tensor in read_weights(path):
         if names := weight_names(name):
             tensor = tensor.to(load_config.device, load_config.dtype)
             state.update(zip(names, tensor.tensor_split(len(names)) if len(names) > 1 else (tensor,), strict=True))
     return state
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the files with weights: those that the index names, else all."""
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        if files := sorted(path.glob("*.safetensors")):
-            return files
-        raise CheckpointError(
-            f"{path} has no *.safetensors; download all files. Pickles (*.bin) can run code and are not loaded"
-        )
-    try:
-        files = [path / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index}: not a readable index of weights ({error})") from error
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(f"{path} lacks {', '.join(missing[:3])}, which {index.name} names; download all files")
-    return files
-
-
-def _read(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: the weights cannot be read ({error}); download the file again") from error
-
-
-def _check(path: Path, wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    shapes = {name: (list(tensor.shape), list(wanted[name].shape)) for name, tensor in state.items() if name in wanted}
-    misshapen = [f"{name} {ours} (not {theirs})" for name, (ours, theirs) in shapes.items() if ours != theirs]
-    for names, meaning in (
-        (sorted(set(wanted) - set(state)), "the checkpoint lacks weights the model needs"),
-        (sorted(set(state) - set(wanted)), "the checkpoint has weights the model has no place for"),
-        (sorted(misshapen), "weights have another shape than the model's"),
-    ):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(f"{path}: {meaning}: {', '.join(names[:3])}{more}")

@@ -6,15 +6,13 @@ Reads safetensors only, in one file or many. Every weight of the model is in the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
+from corellm.modelling import check_weights, read_weights
 from corellm_molmo.vision import VisionBackbone
 
 _EMBEDDINGS = ("model.transformer.wte.embedding", "model.transformer.wte.new_embedding")
@@ -86,9 +84,12 @@ def load_model(config: Any, load_config: LoadConfig) -> MolmoModel:
         decoder = model.language_model.model
         decoder.rotary_emb = type(decoder.rotary_emb)(config)  # its frequencies are computed, not loaded
         weights = {
-            name: tensor.to(load_config.device, load_config.dtype) for name, tensor in _read(load_config.model_path)
+            name: tensor.to(load_config.device, load_config.dtype)
+            for name, tensor in read_weights(load_config.model_path)
         }
-        _load(load_config.model_path, model, place_weights(weights, config))
+        state = place_weights(weights, config)
+        check_weights(load_config.model_path, model.state_dict(), state)
+        model.load_state_dict(state, assign=True)
     model.language_model.model.config._attn_implementation = load_config.attn_implementation
     return model.to(load_config.device).eval()
 
@@ -125,34 +126,3 @@ def place_weights(weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         whole = len(targets) == 1 or sum(sizes) != len(tensor)
         placed |= zip(targets, [tensor] if whole else torch.split(tensor, sizes), strict=False)
     return placed
-
-
-def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: the weights cannot be read ({error}); download the file again") from error
-
-
-def _load(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put weights into the model, after checking that they are the model's."""
-    wanted = model.state_dict()
-    misshapen = [
-        f"{name} {list(tensor.shape)} (not {list(wanted[name].shape)})"
-        for name, tensor in state.items()
-        if name in wanted and tensor.shape != wanted[name].shape
-    ]
-    for names, meaning in (
-        (sorted(set(wanted) - set(state)), "the checkpoint's *.safetensors lack weights the model needs"),
-        (sorted(set(state) - set(wanted)), "the checkpoint has weights the model has no place for"),
-        (sorted(misshapen), "weights have another shape than the model's"),
-    ):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(f"{path}: {meaning}: {', '.join(names[:3])}{more}; download all files of one model")
-    model.load_state_dict(state, assign=True)

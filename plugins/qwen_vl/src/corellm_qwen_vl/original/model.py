@@ -6,17 +6,14 @@ reverse.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
+from corellm.modelling import check_weights, read_weights
 from corellm_qwen_vl.original.vision import VisionTransformer
 
 _PREFIXES = {
@@ -37,6 +34,7 @@ _IN_LAYER = {
 }
 _COMPUTED = re.compile(r".*\.(masked_bias|rotary_emb\.inv_freq)")
 """Constants in older checkpoints, computed here."""
+_ADVICE = "those that are published as pickles: python -m corellm_qwen_vl.original.convert DIRECTORY"
 
 
 class QwenVLModel(nn.Module):
@@ -88,13 +86,13 @@ def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
     decoder = model.language_model.model
     decoder.rotary_emb = type(decoder.rotary_emb)(config)  # its frequencies are computed, not loaded
     state: dict[str, Tensor] = {}
-    for name, tensor in _read(weight_files(load_config.model_path)):
+    for name, tensor in read_weights(load_config.model_path, advice=_ADVICE):
         targets = weight_names(name)
         if targets:
             tensor = tensor.to(load_config.device, load_config.dtype)
             parts = tensor.tensor_split(len(targets)) if len(targets) > 1 else (tensor,)
             state.update(zip(targets, parts, strict=True))
-    _check(load_config.model_path, model, state)
+    check_weights(load_config.model_path, model.state_dict(), state)
     model.load_state_dict(state, assign=True)
     decoder.config._attn_implementation = load_config.attn_implementation
     return model.to(load_config.device).eval()
@@ -111,58 +109,3 @@ def weight_names(name: str) -> tuple[str, ...]:
         if name.startswith(prefix):
             return (ours + name.removeprefix(prefix),)
     return (name,)
-
-
-def weight_files(path: Path) -> list[Path]:
-    """Return the files with weights: those that the index names, else all.
-
-    Raises:
-        CheckpointError: there is none, or not all are there.
-    """
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        files = sorted(path.glob("*.safetensors"))
-        if files:
-            return files
-        raise CheckpointError(
-            f"{path} has no *.safetensors. The published checkpoints come as pickles (*.bin), which could run code and "
-            f"are not loaded: download them in full, then run once  python -m corellm_qwen_vl.original.convert "
-            f"DIRECTORY"
-        )
-    try:
-        files = [path / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index}: not a readable index of weights ({error})") from error
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing[:3])}, which {index.name} names; download all files")
-    return files
-
-
-def _read(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: the weights cannot be read ({error}); download the file again") from error
-
-
-def _check(path: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
-    wanted = model.state_dict()
-    misshapen = [
-        f"{name} {list(tensor.shape)} (not {list(wanted[name].shape)})"
-        for name, tensor in state.items()
-        if name in wanted and tensor.shape != wanted[name].shape
-    ]
-    for names, meaning in (
-        (sorted(set(wanted) - set(state)), "the checkpoint lacks weights the model needs"),
-        (sorted(set(state) - set(wanted)), "the checkpoint has weights the model has no place for"),
-        (sorted(misshapen), "weights have another shape than the model's"),
-    ):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(f"{path}: {meaning}: {', '.join(names[:3])}{more}")
