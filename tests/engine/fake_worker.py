@@ -181,6 +181,7 @@ class FakeWorker:
 
     def forget(self) -> None:
         """Drop every sequence and encoder output; what is in the blocks stays there."""
+        self._places.clear()
         self.sequences.clear()
         self.parked.clear()
         self._histories.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_items_of_one_span_must_fit_one_step() -> None:
     features = [make_feature(f"image-{i}", 4 * i, 3, item=i) for i in range(3)]
     prompt = [1, 1, 1, 2] * 3
     simulation = Simulation(Setup(encoder_capacity=8))
-    apart = make_request("apart", prompt, features, spans=embedded_spans(features), max_tokens=1)
+    apart = make_request("apart", prompt, features, spans=embedded_spans(features), max_tokens=1, ignore_eos=True)
     whole = make_request("whole", prompt, features, spans=[(0, 12)], max_tokens=1)
     simulation.add(apart, whole)
     assert whole.finish_reason == "ignored"
@@ -129,3 +130,17 @@ def test_items_of_one_span_must_fit_one_step() -> None:
     assert "holds 8" in str(whole.error)
     simulation.run()
     assert apart.finish_reason == "length"
+
+
+def test_a_span_longer_than_planned_is_refused() -> None:
+    """Memory is planned for the longest span of the largest items; adjacent items may make a longer one."""
+    simulation = Simulation(Setup())
+    simulation.scheduler.limits = replace(simulation.scheduler.limits, longest_span=6)
+    long = make_request("long", [1] * 12, spans=[(0, 6), (6, 12)], max_tokens=1, ignore_eos=True)
+    longer = make_request("longer", [1] * 12, spans=[(2, 9)], max_tokens=1)
+    simulation.add(long, longer)
+    assert isinstance(longer.error, PromptTooLongError)
+    assert "prompt tokens 2 to 8 see each other" in str(longer.error)
+    assert "planned at start for 6 such tokens, not 7" in str(longer.error)
+    simulation.run()
+    assert long.finish_reason == "length"

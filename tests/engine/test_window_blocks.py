@@ -64,6 +64,26 @@ def test_a_prefix_is_found_only_where_the_window_behind_it_is_kept() -> None:
     assert blocks.get_computed_blocks(shorter) == [], "its window's places went to later blocks"
 
 
+def test_a_prefix_that_lost_its_places_is_found_again_once_it_is_computed_again() -> None:
+    """Its new blocks take the place of those under its hashes."""
+    blocks = manager(num_places=1 + 6, num_blocks=200)
+    tokens = list(range(1, 22))
+
+    def run(name: str, prompt: list[int]) -> int:
+        request = begin(blocks, name, prompt)
+        found = request.num_computed_tokens
+        for stop in range(found + BLOCK, len(prompt) + BLOCK, BLOCK):
+            compute(blocks, request, min(stop, len(prompt)))
+        blocks.free(request)
+        return found
+
+    assert [run("a", tokens), run("b", tokens)] == [0, 20]
+    for other in range(3):
+        run(f"other-{other}", list(range(100 * other + 50, 100 * other + 71)))
+    assert [run("c", tokens), run("d", tokens)] == [0, 20]
+    assert blocks.num_free_blocks == blocks.capacity
+
+
 def test_a_block_with_other_contents_has_no_place_yet() -> None:
     """Else its old place would pass for a cached one."""
     blocks = manager(num_places=30, num_blocks=6)

@@ -91,3 +91,18 @@ def test_no_row_has_two_owners(seed: int) -> None:
     rows.release_all()
     assert rows.num_held == 0
     rows.check_integrity()
+
+
+def test_rows_are_whole_again_after_any_interrupt() -> None:
+    """An interrupt may leave a row with two owners, or with none."""
+    rows = Rows(3)
+    rows.begin_step()
+    rows.write("a", 4)
+    rows.commit()
+    rows.write("a", 5)
+    rows._free += [1, 1]  # as between two lines of `commit`
+    rows._held.pop("a")
+    rows.release_all()
+    rows.check_integrity()
+    assert rows.num_held == 0
+    assert len({rows.write(name, 1) for name in "abc"}) == 3

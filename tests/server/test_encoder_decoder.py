@@ -49,3 +49,12 @@ def test_a_prompt_that_is_too_long(running: Running) -> None:
     assert response.status_code == 400
     assert "it has 512 positions" in response.json()["error"]["message"]
     assert running.post("/v1/chat/completions", chat(user("What?"))).status_code == 200
+
+
+def test_outputs_have_room_beside_a_long_prompt(running: Running) -> None:
+    """The limit of output tokens is the decoder's: the encoder's prompt takes none of it."""
+    body = chat(user("one two three " * 60), max_tokens=400)
+    response = running.post("/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["prompt_tokens"] > 112, "with the output more than the 512 positions"
+    assert running.post("/v1/chat/completions", chat(user("What?"), max_tokens=600)).status_code == 400

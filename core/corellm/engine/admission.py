@@ -24,6 +24,8 @@ class AdmissionLimits:
     """Without chunked prefill: tokens of one step, which must hold a whole prompt."""
     block_size: int = 1
     """Tokens, or states of an encoder, per block of the KV cache."""
+    longest_span: int | None = None
+    """Most tokens of a span that sees both ways, for which memory was planned; None for any number."""
 
     @property
     def max_total_tokens(self) -> int:
@@ -106,6 +108,12 @@ class AdmissionLimits:
                 "encoder_cache_size, or set enable_chunked_prefill=True"
             )
         for start, end in request.spans:
+            if self.longest_span is not None and end - start > self.longest_span:
+                return PromptTooLongError(
+                    f"prompt tokens {start} to {end - 1} see each other and are computed in one step, but memory was "
+                    f"planned at start for {self.longest_span} such tokens, not {end - start}; put text between items, "
+                    "or send smaller ones"
+                )
             places = ((feature, feature.placeholder) for feature in request.features)
             together = _embeds_of(feature for feature, place in places if place.offset < end and place.end > start)
             if together > self.encoder_capacity:

@@ -134,8 +134,15 @@ class BlockManager:
         extend_block_hashes(request, self.block_size, num_full)
         table = self._tables[request.request_id]
         for index in range(registered, num_full):
-            self._pool.register(table[index], request.block_hashes[index])
+            self._register(table[index], request.block_hashes[index])
         self._num_registered[request.request_id] = num_full
+
+    def _register(self, block: int, block_hash: bytes) -> None:
+        """Register a block, also instead of an equal one that has lost its place in layers with a window."""
+        known = self._pool.find(block_hash)
+        if known is not None and self._windows is not None and self._windows.has_lost(known, block):
+            self._pool.unregister(known)
+        self._pool.register(block, block_hash)
 
     def free(self, request: Request) -> None:
         """Give back everything a request holds, on the device and on the host; nothing if it holds nothing."""

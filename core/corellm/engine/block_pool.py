@@ -76,6 +76,13 @@ class BlockPool:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
+    def unregister(self, block: int) -> None:
+        """Forget the contents of a registered block: it is blank if nothing uses it."""
+        self._forget(block)
+        if self._references[block] == 0:
+            del self._evictable[block]
+            self._blank.append(block)
+
     def release_all(self) -> None:
         """Drop every reference; registered prefixes stay. Works from any state that an interrupted change left.
 

@@ -1,8 +1,8 @@
 """Which items a chunk takes embeddings of, and which encoders run for it, within the step's budget.
 
 An item's encoder runs when a chunk first takes an embedding of it; an encoder-decoder's first chunk takes all items'.
-First `plan`, which changes nothing, then `commit`,
-which cannot fail. Decides about one chunk at a time and knows neither blocks nor queues.
+First `plan`, which changes nothing, then `commit`, which cannot fail. Decides about one chunk at a time and knows
+neither blocks nor queues.
 """
 
 from __future__ import annotations

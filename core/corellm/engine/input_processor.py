@@ -34,6 +34,7 @@ from corellm.errors import (
 )
 from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.chat.continuing import num_appended
+from corellm.multimodal.hook_results import adapter_errors
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
@@ -98,7 +99,7 @@ class InputProcessor:
         max_states: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._hooks, self._max_states = hooks, max_states
+        self._hooks, self.max_states = hooks, max_states
         self.mm_processor = mm_processor
         self._encode_text = TextTokenizer(tokenizer)
         # an encoder-decoder's prompt may be its encoder's or, behind an item, its decoder's
@@ -161,7 +162,7 @@ class InputProcessor:
         )
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
-        decoder = None if self._max_states is None else self._decoder_prompt(expanded, features, self._max_states)
+        decoder = None if self.max_states is None else self._decoder_prompt(expanded, features, self.max_states)
         return ProcessedPrompt(text, expanded, features, salt, priority, pair, decoder)
 
     def _decoder_prompt(
@@ -172,10 +173,13 @@ class InputProcessor:
         Raises:
             PromptTooLongError: the encoder has fewer positions than the prompt takes.
         """
-        decoder = self._hooks.get_decoder_prompt(token_ids=token_ids, mm_features=features)
+        with adapter_errors("get_decoder_prompt"):
+            decoder = self._hooks.get_decoder_prompt(token_ids=token_ids, mm_features=features)
         if not isinstance(decoder, DecoderPrompt) or not decoder.token_ids:
             raise ContractError(f"get_decoder_prompt must return a DecoderPrompt with a token, got {decoder!r:.100}")
         num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
+        if not isinstance(num_states, int) or num_states < 1:
+            raise ContractError(f"get_decoder_prompt must state one state or more, got num_states={num_states!r:.100}")
         if num_states > max_states:
             of_items = sum(feature.placeholder.length for feature in features)
             told = f", {of_items} of them for its items" if of_items else ""

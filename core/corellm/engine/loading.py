@@ -166,6 +166,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
             sizes,
             largest_item=max(mm_processor.profile.max_embeds.values(), default=0),
             window=largest_window(weights.layout),
+            longest_span=span,
         ),
         runner=runner,
         executor=executor,
@@ -247,10 +248,16 @@ def _make_states(config: EngineConfig, context: ModelContext, weights: ModelPart
     return make_states(weights.mixers, num_states, sequences_at_once(config, context), context.dtype, context.device)
 
 
-def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int, window: int | None = None) -> Scheduler:
+def make_scheduler(
+    config: EngineConfig,
+    sizes: Sizes,
+    largest_item: int,
+    window: int | None = None,
+    longest_span: int | None = None,
+) -> Scheduler:
     """Return the scheduler with its block manager and an encoder cache that holds at least the largest item.
 
-    `window` is that of layers in which blocks have places of their own.
+    `window` is that of layers in which blocks have places of their own, `longest_span` of tokens that see both ways.
     """
     given = config.scheduler.encoder_cache_size
     per_step = max(sizes.token_budget if given is None else given, largest_item)
@@ -272,6 +279,7 @@ def make_scheduler(config: EngineConfig, sizes: Sizes, largest_item: int, window
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.token_budget,
+        longest_span=longest_span,
     )
 
 

@@ -14,7 +14,7 @@ from corellm.engine.locating import LocatedModel
 from corellm.engine.text_tokenizer import TextTokenizer, lower_case
 from corellm.errors import CheckpointError, CorellmError, raised_at
 from corellm.hookspecs import ModelContext
-from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
 from corellm.multimodal.encoder_decoder import EncoderDecoderDefaults
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
@@ -99,7 +99,12 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         adapter,
         context,
         distribution=entry.distribution,
-        defaults=[processing, EncoderDecoderDefaults(context), ModelDefaults(context, merge_rows)],
+        defaults=[
+            processing,
+            ProcessingChecks(context, config.multimodal),
+            EncoderDecoderDefaults(context),
+            ModelDefaults(context, merge_rows),
+        ],
         extensions=load_extensions(),
     )
     hooks = processing.hooks = hook_callers(manager)

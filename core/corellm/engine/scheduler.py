@@ -70,6 +70,7 @@ class Scheduler:
         max_model_len: longest sequence, prompt and output together.
         max_num_seqs: sequences running at once.
         max_num_batched_tokens: token budget of a step.
+        longest_span: tokens of the longest span that sees both ways; None for any number.
         clock: seconds, monotonic; of the same kind as `Request.arrival_time`.
     """
 
@@ -82,6 +83,7 @@ class Scheduler:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        longest_span: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = scheduler_config
@@ -95,6 +97,7 @@ class Scheduler:
             encoder_capacity=encoder_cache.step_embeds,
             block_size=block_manager.block_size,
             max_prompt_step=None if chunked else max_num_batched_tokens,
+            longest_span=longest_span,
         )
         self.requests: dict[str, Request] = {}
         """Every unfinished request, by id."""

@@ -29,7 +29,7 @@ def spans_of(hooks: HookCallers, token_ids: Sequence[int], features: Sequence[Mu
         return ()
     with adapter_errors("get_bidirectional_spans"):
         given = hooks.get_bidirectional_spans(token_ids=token_ids, mm_features=features) or ()
-    spans = tuple(sorted((int(start), int(end)) for start, end in given))
+        spans = tuple(sorted((int(start), int(end)) for start, end in given))
     borders = [0, *(border for span in spans for border in span), len(token_ids)]
     if borders != sorted(borders):
         raise ContractError(

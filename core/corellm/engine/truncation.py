@@ -33,6 +33,12 @@ def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens:
         raise InvalidParameterError(
             f"{_NAME}: the encoder of an encoder-decoder reads whole prompts only; shorten the prompt", param=_NAME
         )
+    if params.prompt_logprobs is not None and prompt.decoder is not None:
+        raise InvalidParameterError(
+            "prompt_logprobs: the prompt of an encoder-decoder is read by its encoder, which gives tokens no "
+            "probability; leave it out",
+            param="prompt_logprobs",
+        )
     if kept == -1:
         kept = max_total_tokens - (params.max_tokens or 1)
         if kept < 1:

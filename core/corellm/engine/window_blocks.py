@@ -28,7 +28,7 @@ class WindowBlocks:
         self.clear()
 
     def clear(self) -> None:
-        """Start over: no block has a place. The worker need not be told, as no block is read before it gets one."""
+        """Start over: no block has a place. The worker forgets them, too."""
         self._place_of = [0] * self._num_blocks
         self._users = [0] * self._num_blocks
         """Sequences whose window reaches the block."""
@@ -81,6 +81,10 @@ class WindowBlocks:
         first = self.first_block(position)
         lacking = (i for i, block in enumerate(blocks) if i >= first and not self._place_of[block])
         return next(lacking, len(blocks))
+
+    def has_lost(self, known: int, block: int) -> bool:
+        """Whether a block has no place any more, and another with the same contents has one."""
+        return not self._place_of[known] and bool(self._place_of[block])
 
     def forget(self, block: int) -> None:
         """Drop the place of a block that gets other contents."""

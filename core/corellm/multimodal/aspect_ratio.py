@@ -58,6 +58,11 @@ def _shortest_edge(part: Any, mm_kwargs: Mapping[str, Any]) -> int | None:
     return int(float(size)) if isinstance(size, Real) and math.isfinite(size) else None  # else it is refused
 
 
+def is_extreme(image: Image) -> bool:
+    """Whether one side is so much longer than the other that processors may refuse it."""
+    return bool(max(image.size) > USUAL_RATIO * min(image.size))
+
+
 @contextmanager
 def reraise_for_aspect_ratio(images: Sequence[Image]) -> Iterator[None]:
     """Raise a processor's error as the request's, not the adapter's, if an image has an extreme aspect ratio.
@@ -68,7 +73,7 @@ def reraise_for_aspect_ratio(images: Sequence[Image]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        extreme = next((image for image in images if max(image.size) > USUAL_RATIO * min(image.size)), None)
+        extreme = next(filter(is_extreme, images), None)
         if extreme is None or isinstance(error, CorellmError):
             raise
         raise MediaError(

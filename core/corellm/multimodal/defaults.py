@@ -7,7 +7,7 @@ processors from the outside only: how they are called, and which arguments they 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.media.video import Video
-from corellm.multimodal.aspect_ratio import check_scaled, plain_size, reraise_for_aspect_ratio
+from corellm.multimodal.aspect_ratio import check_scaled, is_extreme, plain_size, reraise_for_aspect_ratio
 from corellm.multimodal.chat.rendering import ChatRenderer
 from corellm.multimodal.parsing import DataParser
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
@@ -69,15 +69,9 @@ class ProcessingDefaults:
 
         Raises:
             ProcessorKwargsError: an argument is unknown, or its value does not fit this item.
-            MediaError: the processor refuses the image's sides, or would scale it above the limit.
         """
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
-        for modality in mm_data:
-            check_sizes(processor, modality, kwargs_for(modality, self.config.mm_processor_kwargs), mm_kwargs)
-        images = mm_data.get("image", ())
-        for image in images:
-            check_scaled(image, processor, mm_kwargs, self.config.max_image_pixels)
         media: dict[str, Any] = {HF_ARGUMENT[modality]: list(items) for modality, items in mm_data.items()}
         if "audio" in media:
             media["sampling_rate"] = processor.feature_extractor.sampling_rate
@@ -86,10 +80,10 @@ class ProcessingDefaults:
             media |= video_arguments(video, self.config.max_video_bytes)
         text = {} if processes_media_alone(processor) else {"text": prompt}
         try:
-            with reraise_for_aspect_ratio(images):
-                outputs: Mapping[str, Any] = processor(**text, return_tensors="pt", **{**mm_kwargs, **media})
+            outputs: Mapping[str, Any] = processor(**text, return_tensors="pt", **{**mm_kwargs, **media})
         except Exception as error:
-            if isinstance(error, CorellmError) or not mm_kwargs:
+            extreme = any(map(is_extreme, mm_data.get("image", ())))  # then the image is at fault
+            if isinstance(error, CorellmError) or not mm_kwargs or extreme:
                 raise
             raise ProcessorKwargsError(
                 f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this {'/'.join(mm_data)}: "
@@ -211,6 +205,36 @@ def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None
             expected=sorted(accepted or ()),
             got=unknown,
         )
+
+
+class ProcessingChecks:
+    """What the core checks around every call of a processor, also where an adapter makes the call itself.
+
+    Args:
+        context: of the model.
+        config: with the operator's limits and processor arguments.
+    """
+
+    def __init__(self, context: ModelContext, config: MultiModalConfig) -> None:
+        self.context, self.config = context, config
+
+    @hookimpl(wrapper=True)
+    def call_hf_processor(
+        self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
+    ) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
+        """Refuse what would take more memory than was planned, before the processor makes it.
+
+        Raises:
+            ProcessorKwargsError: a size is above the one that was planned for.
+            MediaError: the processor refuses the image's sides, or would scale it above the limit.
+        """
+        processor, images = self.context.hf_processor, mm_data.get("image", ())
+        for modality in mm_data:
+            check_sizes(processor, modality, kwargs_for(modality, self.config.mm_processor_kwargs), mm_kwargs)
+        for image in images:
+            check_scaled(image, processor, mm_kwargs, self.config.max_image_pixels)
+        with reraise_for_aspect_ratio(images):
+            return (yield)
 
 
 def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:

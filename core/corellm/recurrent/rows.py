@@ -82,10 +82,8 @@ class Rows:
         return held
 
     def release_all(self) -> None:
-        """Give back every row."""
-        self.begin_step()
-        for request_id in list(self._held):
-            self.release(request_id)
+        """Give back every row. Works from any state that an interrupted change left."""
+        self._held, self._next, self._free = {}, {}, list(range(self.count - 1, 0, -1))
 
     @property
     def num_held(self) -> int:

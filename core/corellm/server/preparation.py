@@ -145,7 +145,8 @@ class Preparation:
             InvalidParameterError: a token id that the model does not have.
         """
         self._client.input_processor.check_params(params)
-        length, limit = len(prompt.token_ids), self._client.max_model_len
+        of_decoder = prompt.token_ids if prompt.decoder is None else prompt.decoder.token_ids
+        length, limit = len(of_decoder), self._client.max_model_len
         wanted = (params.max_tokens if is_capped else None) or 1
         if length + wanted > limit:
             raise ApiError(
@@ -209,7 +210,8 @@ class Preparation:
         window = self._config.options.max_window_size if window is None else window
         if request.num_reserved is None:
             return window
-        room = max(1, self._client.max_model_len - request.num_reserved)
+        room = self._client.input_processor.max_states  # of an encoder-decoder, whose output has room of its own
+        room = max(1, self._client.max_model_len - request.num_reserved) if room is None else room
         return room if window is None else min(window, room)
 
 

@@ -55,7 +55,7 @@ class DecodeGraphs:
         step: the step to capture.
         sizes: ascending.
         max_blocks: columns of block tables.
-        position_rows: 3 for models with M-RoPE, else 1.
+        position_rows: axes of positions: 1, or more for M-RoPE.
         windowed: whether blocks have places of their own in layers with a window.
         device: of the step.
         make_graph: called once per size.

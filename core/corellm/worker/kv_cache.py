@@ -163,6 +163,11 @@ class KVCache:
                 if tensor is not None and tensor.device.type == "cpu":
                     tensor[:num_blocks].zero_()
 
+    def forget_places(self) -> None:
+        """Take every block's place, after a step was interrupted."""
+        if self.places is not None:
+            self.places[:] = 0
+
     def move(self, changes: Sequence[tuple[int, int]]) -> None:
         """Give blocks other places: `(block, place)` pairs."""
         if self.places is not None:

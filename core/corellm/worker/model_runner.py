@@ -111,6 +111,7 @@ class ModelRunner:
 
     def forget(self) -> None:
         """Drop every sequence and encoder output, after a step was interrupted."""
+        self._kv_cache.forget_places()
         self._states.clear()
         self.encoders.drop_all()
         if self.recurrent is not None:

@@ -200,21 +200,24 @@ def test_completions_share_one_encoders_run(llm: LLM, expected: list[list[int]])
 
 
 def test_log_probabilities(llm: LLM, processor: Any, reference: Any, expected: list[list[int]]) -> None:
-    """Of the output, and of the decoder's first tokens with `prompt_logprobs`: transformers' forward pass."""
-    (output,) = llm.generate(prompt(PROMPTS[0], 0), greedy(8, logprobs=0, prompt_logprobs=0), use_tqdm=False)
+    """Those of transformers' forward pass."""
+    (output,) = llm.generate(prompt(PROMPTS[0], 0), greedy(8, logprobs=0), use_tqdm=False)
     start = [processor.tokenizer.eos_token_id, processor.tokenizer.bos_token_id]
     tokens = [*start, *expected[0][:8]]
     inputs = processor(text=PROMPTS[0], images=make_image(0), return_tensors="pt")
     with torch.inference_mode():
         logits = reference(**inputs, decoder_input_ids=torch.tensor([tokens])).logits[0]
-    wanted = torch.log_softmax(logits, -1)[range(len(tokens) - 1), tokens[1:]].tolist()
-    assert output.prompt_logprobs is not None
-    assert output.outputs[0].logprobs is not None
-    assert output.prompt_logprobs[0] is None
-    places = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
-    assert [place[token].logprob for place, token in zip(places, tokens[1:], strict=True)] == pytest.approx(  # type: ignore[index]
-        wanted, abs=1e-4
-    )
+    wanted = torch.log_softmax(logits, -1)[range(1, len(tokens) - 1), tokens[2:]].tolist()
+    places = output.outputs[0].logprobs
+    assert places is not None
+    found = [place[token].logprob for place, token in zip(places, tokens[2:], strict=True)]
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
+def test_prompt_log_probabilities_are_refused(llm: LLM) -> None:
+    """The encoder reads the prompt: its tokens have no probability."""
+    with pytest.raises(InvalidParameterError, match="prompt_logprobs: the prompt of an encoder-decoder is read by its"):
+        llm.generate(prompt(PROMPTS[0], 0), greedy(2, prompt_logprobs=0), use_tqdm=False)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -107,11 +107,13 @@ class TransformersModel:
             tensors, tokens = self._family.process(modality, item, mm_kwargs)
         except Exception as error:
             if isinstance(error, ValueError) and not isinstance(error, CorellmError) and not mm_kwargs:
-                raise MediaError(f"the processor refuses this {modality}: {' '.join(str(error).split())}") from error
+                raise MediaError(
+                    f"the model's processor refuses this {modality}: send another size or length"
+                ) from error
             if isinstance(error, CorellmError) or not mm_kwargs:
                 raise
             raise ProcessorKwargsError(
-                f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this {modality}: {' '.join(str(error).split())}",
+                f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this {modality}",
                 got=dict(mm_kwargs),
             ) from error
         tokens_name = self._family.modalities[modality].tokens_name

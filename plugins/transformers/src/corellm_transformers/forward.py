@@ -159,8 +159,8 @@ class Forward:
             positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
         except (RuntimeError, StopIteration, IndexError) as error:
             raise PlaceholderError(
-                f"{type(self.model).__name__} has no positions for a prompt with its {len(items)} items there "
-                f"({' '.join(str(error).split())[:100]}); put text between them"
+                f"{type(self.model).__name__} has no positions for a prompt with its {len(items)} items there; put "
+                "text between them"
             ) from error
         return positions[:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
 

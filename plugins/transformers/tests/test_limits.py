@@ -1,0 +1,41 @@
+"""What the core checks of every item holds for the generic adapter, which calls the processor itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from PIL import Image
+
+from corellm import LLM, SamplingParams
+from corellm.errors import MediaTooLargeError, ProcessorKwargsError
+from corellm_transformers.tiny import make_tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A model whose processor scales the shorter side of an image."""
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), architecture="VipLlavaForConditionalGeneration")
+    with LLM(str(path), dtype="float32", max_image_pixels=10**7) as loaded:
+        yield loaded
+
+
+def ask(llm: LLM, image: Image.Image, **kwargs: object) -> None:
+    """Send one image."""
+    hooks = llm.engine.input_processor.mm_processor.hooks
+    text = hooks.get_placeholder_str(modality="image", index=0)
+    prompt = {"prompt": f"{text}What?", "multi_modal_data": {"image": image}, "mm_processor_kwargs": kwargs}
+    llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+def test_an_image_of_one_line_is_not_scaled_to_gigabytes(llm: LLM) -> None:
+    """Its other side would be thousands of times as long."""
+    with pytest.raises(MediaTooLargeError, match=r"30000 x 1 pixels: one side is 30000 times the other.*crop it"):
+        ask(llm, Image.new("RGB", (30_000, 1)))
+    ask(llm, Image.new("RGB", (60, 40)))
+
+
+def test_a_request_may_not_raise_the_size(llm: LLM) -> None:
+    """Memory was planned for the checkpoint's."""
+    with pytest.raises(ProcessorKwargsError, match="for which memory was planned at start"):
+        ask(llm, Image.new("RGB", (60, 40)), size={"shortest_edge": 5_000})
