@@ -349,20 +349,26 @@ class Scheduler:
         """Number of tokens from `start` on that can run now, and the items they take embeddings of.
 
         Without chunked prefill all or none; only a preempted sequence longer than a step's budget takes several steps.
-        A span that sees both ways is not cut: the first prompt of a step may exceed the budget to its end.
         """
         if request.needs_encoder and not step.can_encode(request):
             return 0, []
         left = request.num_tokens - start
-        wanted = min(left, step.token_budget)
+        num_tokens, items = self._encoders.plan(request, start, min(left, step.token_budget))
         if request.spans:
-            wanted = without_cutting(request.spans, start, wanted, may_extend=not step.prefills)
-        num_tokens, items = self._encoders.plan(request, start, wanted)
-        if request.spans and num_tokens < wanted:  # an encoder has to wait, perhaps for an item within a span
-            wanted = without_cutting(request.spans, start, num_tokens, may_extend=False)
-            num_tokens, items = self._encoders.plan(request, start, wanted)
+            num_tokens, items = self._plan_whole_spans(request, start, min(left, step.token_budget), step)
         if num_tokens < left <= self.max_num_batched_tokens and not self.config.enable_chunked_prefill:
             return 0, []
+        return num_tokens, items
+
+    def _plan_whole_spans(
+        self, request: Request, start: int, wanted: int, step: StepPlan
+    ) -> tuple[int, list[ItemSlice]]:
+        """Plan a chunk that cuts no span: the first prompt of a step may exceed `wanted` to the end of one."""
+        wanted = without_cutting(request.spans, start, wanted, may_extend=not step.prefills)
+        num_tokens, items = self._encoders.plan(request, start, wanted)
+        if num_tokens < wanted:  # an encoder has to wait, perhaps for an item within a span
+            wanted = without_cutting(request.spans, start, num_tokens, may_extend=False)
+            num_tokens, items = self._encoders.plan(request, start, wanted)
         return num_tokens, items
 
     def _add_chunk(self, request: Request, num_tokens: int, items: list[ItemSlice], step: StepPlan) -> None:

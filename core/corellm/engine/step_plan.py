@@ -73,11 +73,15 @@ class StepPlan:
         self.prefills.append((chunk, request))
         self.token_budget = max(0, self.token_budget - num_tokens)  # a span that sees both ways may exceed it
         if request.needs_encoder:
-            assert request.encoder_prompt is not None
-            self.token_budget = max(0, self.token_budget - len(request.encoder_prompt.token_ids))
-            self.has_encoded = True
-            self.prefix_hashes.update(request.state_hashes)
+            self._count_encoder(request)
         self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
+
+    def _count_encoder(self, request: Request) -> None:
+        """Count the tokens of an encoder-decoder's prompt, and the blocks of its states."""
+        assert request.encoder_prompt is not None
+        self.token_budget = max(0, self.token_budget - len(request.encoder_prompt.token_ids))
+        self.has_encoded = True
+        self.prefix_hashes.update(request.state_hashes)
 
     def seal(self) -> ScheduledBatch:
         """Order the chunks, decodes first."""

@@ -74,16 +74,8 @@ class StepArrays:
         return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata, windowed=windowed)
 
 
-def lay_out(
-    chunks: Sequence[SequenceChunk],
-    states: Sequence[SequenceState],
-    block_size: int,
-    places: NDArray[np.int64] | None = None,
-) -> StepArrays:
-    """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order.
-
-    `places` are those of the blocks in layers with a window, where they have other ones there.
-    """
+def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
+    """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order."""
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
     tables = np.zeros((len(chunks), -(-max(seq_lens) // block_size)), dtype=np.int64)
@@ -98,10 +90,13 @@ def lay_out(
     slots = tables[rows, index // block_size] * block_size + index % block_size
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
     positions, visible = _positions(chunks, states, index), _visible_lens(chunks, states, index)
-    windowed = None
-    if places is not None:
-        windowed = places[slots // block_size] * block_size + slots % block_size, places[tables]
-    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, visible, windowed)
+    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, visible)
+
+
+def with_places(arrays: StepArrays, block_size: int, places: NDArray[np.int64]) -> StepArrays:
+    """Return the arrays with those of layers with a window, where blocks have these places, `[num_blocks]`."""
+    slots = places[arrays.slots // block_size] * block_size + arrays.slots % block_size
+    return replace(arrays, windowed=(slots, places[arrays.block_tables]))
 
 
 def _visible_lens(

@@ -26,7 +26,7 @@ from corellm.worker.device_sampling import Sample
 from corellm.worker.devices import for_inference
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.failures import failure_of
-from corellm.worker.input_batch import FlatBatch, StepArrays, lay_out
+from corellm.worker.input_batch import FlatBatch, StepArrays, lay_out, with_places
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.kv_cache import KVCache
 from corellm.worker.logprobs import prompt_logprobs
@@ -185,7 +185,8 @@ class ModelRunner:
 
     def lay_out(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> StepArrays:
         """Return the arrays of a step."""
-        return lay_out(chunks, states, self.block_size, self._kv_cache.places)
+        arrays = lay_out(chunks, states, self.block_size)
+        return arrays if self._kv_cache.places is None else with_places(arrays, self.block_size, self._kv_cache.places)
 
     # --- the forward pass -------------------------------------------------------------------------------------------
 
@@ -262,18 +263,16 @@ class ModelRunner:
             inputs_embeds=inputs_embeds[None],
             position_ids=batch.positions,
             use_cache=False,
-            paged=PagedAttention(
-                self._backend,
-                self._kv_cache.layers,
-                batch.metadata,
-                outputs,
-                self.causal_layers,
-                batch.windowed,
-                self._kv_cache.window_layers,
-            ),
+            paged=self._paged(batch, outputs),
             **extra,
         )[0][0]
         return hidden
+
+    def _paged(self, batch: FlatBatch, outputs: Tensor | None) -> PagedAttention:
+        cache, windowed = self._kv_cache, batch.windowed
+        return PagedAttention(
+            self._backend, cache.layers, batch.metadata, outputs, self.causal_layers, windowed, cache.window_layers
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states, `[num_seqs, vocab]`."""
