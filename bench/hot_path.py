@@ -35,6 +35,7 @@ PATH: list[tuple[str, str, str]] = [
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._run_batch EncoderRunner._embed EncoderRunner._joined"),
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._encode EncoderRunner.output"),
     (ALL, "worker/model_runner.py", "ModelRunner._is_encoded ModelRunner._compute ModelRunner.run"),
+    (ALL, "worker/model_runner.py", "ModelRunner.lay_out ModelRunner._paged"),
     (ALL, "worker/input_batch.py", "lay_out _positions StepArrays.to"),
     (ALL, "worker/model_runner.py", "ModelRunner.forward ModelRunner._embed ModelRunner._embed_text"),
     (IMAGE, "worker/item_embeddings.py", "select_embeddings"),
@@ -52,13 +53,13 @@ ASIDE: dict[str, str] = {
     "engine/llm_engine.py": "LLMEngine.runner",
     "worker/fork_safety.py": "check_process",
     "worker/devices.py": "for_inference.run on_device",
-    "engine/request.py": "Request.is_decoding Request.token_ids",
+    "engine/request.py": "Request.is_decoding Request.token_ids Request.needs_encoder",
     "multimodal/inputs.py": "PlaceholderRange.end PlaceholderRange.embeds_before",
     "engine/request_queue.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
     "engine/block_manager.py": (
         "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.max_cached_blocks "
         "BlockManager._cached_prefix BlockManager.allocate BlockManager._has_room BlockManager._extend "
-        "BlockManager.block_table"
+        "BlockManager.block_table BlockManager.reach BlockManager.take_window_changes BlockManager._missing_states"
     ),
     "engine/block_pool.py": "BlockPool.num_free BlockPool.find BlockPool.take",
     "engine/block_hash.py": "extend_block_hashes hash_block _extra_keys",
@@ -66,10 +67,12 @@ ASIDE: dict[str, str] = {
         "EncoderCache.referenced_embeds EncoderCache.is_referenced EncoderCache.__contains__ EncoderCache.acquire "
         "EncoderCache.allocate EncoderCache.can_allocate EncoderCache.take_freed"
     ),
-    "engine/encoder_plan.py": "EncoderPlanner.begin_step",
-    "engine/scheduler.py": "Scheduler._note_first_start",
+    "engine/state_blocks.py": "StateBlocks.__contains__ StateBlocks.cached StateBlocks.count num_state_blocks",
+    "engine/encoder_plan.py": "EncoderPlanner.begin_step _items_needed",
+    "engine/scheduler.py": "Scheduler._note_first_start Scheduler._states",
     "worker/model_runner.py": "_scores_prompts",
-    "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in _copy_blocks",
+    "worker/input_batch.py": "_visible_lens",
+    "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in KVCache.move",
     "worker/step_in_flight.py": "StepInFlight.__init__",
     "worker/sampling_state.py": (
         "SamplingState.__init__ SamplingState._constant_additions SamplingState._reachable _forbidden "
@@ -88,7 +91,7 @@ ASIDE: dict[str, str] = {
     "media/type_checks.py": "is_tensor _is_loaded_instance",
     "multimodal/merging.py": "write_rows check_embeddings",
     "worker/defaults.py": ("floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"),
-    "attention/paged.py": "_checked",
+    "attention/paged.py": "_checked PagedAttention._metadata_of",
     "attention/backend.py": (
         "AttentionMetadata.check_tokens AttentionCall.rotated LayerCache.write LayerCache.block_size"
     ),

@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 import corellm_blip2.tiny
 import corellm_chameleon.tiny
 import corellm_deepseek_vl2.tiny
+import corellm_florence2.tiny
 import corellm_fuyu.tiny
+import corellm_gemma3.tiny
 import corellm_internvl.tiny
 import corellm_llava.tiny
 import corellm_molmo.tiny
@@ -54,6 +56,8 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     ),
     "Salesforce/blip2-opt-2.7b": corellm_blip2.tiny.make_tiny_checkpoint,
     "adept/fuyu-8b": corellm_fuyu.tiny.make_tiny_checkpoint,
+    "florence-community/Florence-2-base": corellm_florence2.tiny.make_tiny_checkpoint,
+    "google/gemma-3-4b-it": corellm_gemma3.tiny.make_tiny_checkpoint,
     "deepseek-ai/deepseek-vl2-tiny": corellm_deepseek_vl2.tiny.make_tiny_checkpoint,
     "allenai/Molmo-7B-D-0924": corellm_molmo.tiny.make_tiny_checkpoint,
     "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
