@@ -11,8 +11,9 @@ import torch
 import transformers
 
 from corellm import LLM, SamplingParams
-from corellm.errors import PromptTooLongError, ProcessorKwargsError
+from corellm.errors import ConfigError, ProcessorKwargsError, PromptTooLongError
 from corellm.testing.items import make_image
+from corellm_paligemma import PaliGemma
 from corellm_paligemma.tiny import make_tiny_checkpoint
 
 IMAGE = "<image>"
@@ -102,7 +103,7 @@ def test_every_chunk_border(llm: LLM, expected: list[Tokens]) -> None:
 
 @pytest.mark.parametrize("budget", [16, 64, 8192])
 def test_equal_prompts_share_blocks_and_longer_ones_do_not(checkpoint: Path, reference: Reference, budget: int) -> None:
-    """A prompt that goes on differently sees other tokens from its first one on: nothing of the cache is right for it."""
+    """Where prompts go on differently, their first tokens see other ones, too: nothing of the cache is right."""
     texts = [PROMPTS[1], PROMPTS[1] + "x", PROMPTS[1], PROMPTS[1] + "y and more"]
     wanted = [reference.generate(text, images(text)) for text in texts]
     with LLM(str(checkpoint), dtype="float32", block_size=8, max_num_batched_tokens=budget) as llm:
@@ -110,6 +111,19 @@ def test_equal_prompts_share_blocks_and_longer_ones_do_not(checkpoint: Path, ref
         assert tokens_of(outputs) == wanted
         assert [bool(output.num_cached_tokens) for output in outputs] == [False, False, True, False]
         assert tokens_of(outputs_of(llm, list(map(prompt_of, texts)))) == wanted
+
+
+def test_positions_count_from_one(reference: Reference) -> None:
+    """As by transformers, in the prompt and behind it; rotations are relative, so no output tells."""
+    seen: list[torch.Tensor] = []
+    decoder = reference.model.model.language_model
+    hook = decoder.register_forward_pre_hook(lambda *args: seen.append(args[2]["position_ids"][0]), with_kwargs=True)
+    prompt, _ = reference.generate(PROMPTS[0], images(PROMPTS[0]))
+    hook.remove()
+    nothing: Any = None
+    positions, offset = PaliGemma(nothing).get_rope_positions(prompt)
+    assert torch.equal(positions, seen[0])
+    assert [step.tolist() for step in seen[1:3]] == [[len(prompt) + i + offset] for i in (0, 1)]
 
 
 def test_text_alone(llm: LLM, reference: Reference) -> None:
@@ -152,3 +166,5 @@ def test_sequences_are_no_longer_than_a_window(tmp_path: Path) -> None:
         assert tokens_of(outputs_of(llm, [prompt_of(text)])) == [reference.generate(text, images(text))]
         with pytest.raises(PromptTooLongError, match="40"):
             outputs_of(llm, [prompt_of(f"{IMAGE}{'0 ' * 20}")])
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM(str(path), dtype="float32", max_model_len=64).close()

@@ -139,8 +139,8 @@ class PaliGemma:
         config, tokens = self.context.hf_config.text_config, self.context.hf_processor.image_seq_length + 3
         if (window := _window(config)) is not None and tokens > window:
             raise CheckpointError(
-                f"{self.context.model_path}: an image needs a sequence of {tokens} tokens, but layers of this model have "
-                f"a window of {window}, and corellm serves no longer ones: take a checkpoint for smaller images"
+                f"{self.context.model_path}: an image needs a sequence of {tokens} tokens, but layers of this model "
+                f"have a window of {window}, and corellm serves no longer ones: take a checkpoint for smaller images"
             )
 
     @hookimpl

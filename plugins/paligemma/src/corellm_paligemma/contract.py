@@ -23,7 +23,7 @@ class PaliGemmaReference(Reference):
         return model
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a text alone as `<bos>text\\n`: what the processor makes of it behind images."""
+        r"""Return a text alone as `<bos>text\n`: what the processor makes of it behind images."""
         if media:
             return super().process(text, media, kwargs)
         tokenizer = self.processor.tokenizer  # adds nothing itself: the processor turned it off
@@ -43,8 +43,8 @@ class TestPaliGemma(AdapterContract):
 
     adapter = PaliGemma
     reference = PaliGemmaReference
-    # an image, then BOS, text and a line break, as in the model card and in transformers' `PaliGemmaProcessor`; only single
-    # texts are published, so further ones follow on lines of their own
+    # an image, then BOS, text and a line break, as by transformers' `PaliGemmaProcessor`; only single texts are
+    # published, so further ones follow on lines of their own
     chat_prompts = (
         "<image><bos>Be brief.\nWhat is this ?\nA circle\nWhich colour?\nIt is red.\nAnd now?\n",
         "<bos>And now?\n",
