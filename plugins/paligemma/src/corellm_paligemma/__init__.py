@@ -26,7 +26,7 @@ class PaliGemma:
     """The adapter."""
 
     contract = 1
-    supported_mm_limits = {"image": 1}  # published checkpoints are trained with one
+    supported_mm_limits = {"image": 1}  # a small encoder cache holds one, and all of a prompt are needed in one step
     mm_fields_config = {
         "pixel_values": MultiModalFieldConfig.batched("image"),  # [images, channels, height, width]
         "labels": None,  # for training

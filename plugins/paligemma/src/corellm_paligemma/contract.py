@@ -61,5 +61,6 @@ class TestPaliGemma(AdapterContract):
         "behind BOS there is text alone",
         "test_greedy_equals_the_reference": "a prompt is one span: only equal prompts share blocks, and the rule wants "
         "shared beginnings; tests/test_paligemma.py has what else it says",
-        "test_as_many_items_as_the_reference_takes": "published checkpoints are trained with one image",
+        "test_as_many_items_as_the_reference_takes": "a prompt is computed in one step, which needs all of its images "
+        "in the encoder cache at once; a small one holds one image",
     }
