@@ -26,6 +26,7 @@ import corellm_gemma3.tiny
 import corellm_internvl.tiny
 import corellm_llava.tiny
 import corellm_molmo.tiny
+import corellm_paligemma.tiny
 import corellm_qwen_audio.tiny
 import corellm_qwen_vl.original.tiny
 import corellm_qwen_vl.tiny
@@ -62,6 +63,9 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "allenai/Molmo-7B-D-0924": corellm_molmo.tiny.make_tiny_checkpoint,
     "deepseek-community/deepseek-vl-1.3b-chat": _deepseek_vl,
     "facebook/chameleon-7b": corellm_chameleon.tiny.make_tiny_checkpoint,
+    "google/paligemma2-3b-mix-224": partial(
+        corellm_paligemma.tiny.make_tiny_checkpoint, decoder="gemma2", sliding_window=512
+    ),
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": partial(
         corellm_transformers.tiny.make_tiny_checkpoint, architecture="LlavaOnevisionForConditionalGeneration"

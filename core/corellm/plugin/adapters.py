@@ -33,6 +33,7 @@ KNOWN_FAMILIES = {
     "DeepseekVLV2ForCausalLM": "corellm-deepseek-vl2",
     "deepseek_vl_v2": "corellm-deepseek-vl2",
     "MolmoForCausalLM": "corellm-molmo",
+    "PaliGemmaForConditionalGeneration": "corellm-paligemma",
     "ChameleonForConditionalGeneration": "corellm-chameleon",
     "InternVLChatModel": "corellm-internvl",
     "QWenLMHeadModel": "corellm-qwen-vl",

@@ -1,0 +1,138 @@
+"""A tiny random PaliGemma checkpoint, made without downloads: for contract tests and experiments.
+
+Weights are spread wider than a default initialisation, so that errors change the output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from corellm.testing.checkpoints import CORPUS, randomize_weights, spare
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "PaliGemma 2": {"decoder": "gemma2", "sliding_window": 512},
+    "PaliGemma 2, without caps": {"decoder": "gemma2", "sliding_window": 512, "softcap": None},
+    "more tokens an image": {"patch_size": 8},
+    "other token ids": {"spare_tokens": 3},
+    "a tokenizer that adds no BOS": {"add_bos": False},
+}
+"""`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
+REFUSED: Mapping[str, Mapping[str, Any]] = {
+    "PaliGemma 2, a window shorter than an image": {"decoder": "gemma2", "sliding_window": 16},
+}
+"""The same, of checkpoints that the adapter refuses."""
+
+
+def make_tiny_checkpoint(
+    path: str | Path,
+    seed: int = 0,
+    *,
+    decoder: str = "gemma",
+    sliding_window: int = 24,
+    softcap: float | None = 2.0,
+    patch_size: int = 14,
+    spare_tokens: int = 0,
+    add_bos: bool = True,
+) -> Path:
+    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+
+    Args:
+        path: directory to write to; made if need be.
+        seed: of the weights.
+        decoder: `gemma` or `gemma2`.
+        sliding_window: tokens that every other layer of Gemma 2 sees.
+        softcap: the most that a score of Gemma 2's attention becomes; None for no limit.
+        patch_size: of images of 56 pixels a side.
+        spare_tokens: special tokens without a use, which shift the others' ids.
+        add_bos: whether the tokenizer adds BOS by itself, as published ones do; the processor turns that off.
+
+    Returns:
+        `path`.
+    """
+    import transformers
+
+    path = Path(path)
+    patches = (56 // patch_size) ** 2
+    tokenizer = _tokenizer(spare_tokens)
+    images = transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56}, image_seq_length=patches)
+    images.image_seq_length = patches
+    processor = transformers.PaliGemmaProcessor(images, tokenizer)  # adds its tokens of places to the tokenizer
+    text: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 1024,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+    }
+    if decoder == "gemma2":
+        text |= {
+            "num_key_value_heads": 2,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": sliding_window,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attn_logit_softcapping": softcap,
+        }
+    config = transformers.PaliGemmaConfig(
+        text_config={"model_type": decoder, **text},
+        vision_config=transformers.SiglipVisionConfig(
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=56,
+            patch_size=patch_size,
+            vision_use_head=False,
+        ),
+        image_token_index=processor.image_token_id,
+        projection_dim=64,
+        hidden_size=64,
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    model = transformers.PaliGemmaForConditionalGeneration(config)
+    randomize_weights(model, seed)
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    tokenizer.add_bos_token = add_bos
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def _tokenizer(spare_tokens: int) -> Any:
+    """As Gemma's: a space is a character like others, several line breaks are one token."""
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    trained = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *spare(spare_tokens), "<image>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
+        initial_alphabet=[chr(code) for code in range(32, 127)],
+        max_token_length=8,
+        show_progress=False,
+    )
+    words = [word for line in CORPUS for word in line.replace(" ", " \0").split("\0")]
+    trained.train_from_iterator([*words * 50, *["\n" * count for count in range(1, 9)] * 50], trainer)
+    model = json.loads(trained.to_str())["model"]
+    tokenizer = transformers.GemmaTokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(merge) for merge in model["merges"]],
+        extra_special_tokens={"image_token": "<image>"},
+    )
+    tokenizer.add_tokens(special, special_tokens=True)
+    return tokenizer

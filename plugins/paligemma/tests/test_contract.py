@@ -1,0 +1,3 @@
+"""PaliGemma keeps the contract."""
+
+from corellm_paligemma.contract import TestPaliGemma as TestPaliGemma
