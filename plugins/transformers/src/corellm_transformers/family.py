@@ -5,7 +5,10 @@ Found by processing small items. Knows processors, no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,7 +248,8 @@ class Family:
     def _count_by_formula(self, width: int, height: int) -> int | None:
         kwargs = self.context.kwargs_for("image")
         try:
-            stated = self.processor._get_num_multimodal_tokens(image_sizes=[(height, width)], **kwargs)
+            with _kept_defaults(self.processor):
+                stated = self.processor._get_num_multimodal_tokens(image_sizes=[(height, width)], **kwargs)
         except ValueError:
             return None  # an aspect ratio that the processor refuses
         return int(stated["num_image_tokens"][0])
@@ -281,3 +285,18 @@ def _is_there(part: Any) -> bool:
 def without_text(output: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors of a processor's output that are about items."""
     return {name: value for name, value in output.items() if name not in _TEXT and value is not None}
+
+
+@contextmanager
+def _kept_defaults(processor: Any) -> Iterator[None]:
+    """Restore what transformers' processors write their arguments into: the defaults of all models of the process."""
+    modules = [vars(sys.modules[base.__module__]) for base in type(processor).__mro__]
+    classes = {
+        one for module in modules for one in module.values() if isinstance(one, type) and "_defaults" in vars(one)
+    }
+    kept = [deepcopy(one._defaults) for one in classes]
+    try:
+        yield
+    finally:
+        for one, defaults in zip(classes, kept, strict=True):
+            one._defaults = defaults
