@@ -291,9 +291,8 @@ def without_text(output: Mapping[str, Any]) -> dict[str, Any]:
 def _kept_defaults(processor: Any) -> Iterator[None]:
     """Restore what transformers' processors write their arguments into: the defaults of all models of the process."""
     modules = [vars(sys.modules[base.__module__]) for base in type(processor).__mro__]
-    classes = {
-        one for module in modules for one in module.values() if isinstance(one, type) and "_defaults" in vars(one)
-    }
+    named = [one for module in modules for one in module.values()]
+    classes: list[Any] = [one for one in named if isinstance(one, type) and "_defaults" in vars(one)]
     kept = [deepcopy(one._defaults) for one in classes]
     try:
         yield
