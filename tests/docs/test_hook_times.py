@@ -174,5 +174,7 @@ def test_the_order_of_calls(models: list[Observed]) -> None:
     for model in models:
         assert [name for name in model.at_load if name in fixed] == fixed
         assert model.at_load.index("load_model") < model.at_load.index(first_use)
+        if model is not models[-1]:  # Gemma 3 names the processor's arguments before it makes one
+            assert model.at_load.index(first_use) < model.at_load.index(load[load.index(first_use) + 1])
         told = [name for name in front_end + request + step if name in model.in_a_request]
         assert [name for name in model.in_a_request if name in told] == told
