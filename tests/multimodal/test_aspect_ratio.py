@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pluggy
 import pytest
 import torch
 import transformers
@@ -15,7 +16,7 @@ from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import DataParser
-from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
 from corellm.templates.renderer import TemplateRenderer
 from tests.conftest import random_image
 
@@ -31,9 +32,13 @@ def call(processor: Any, image: Image.Image, mm_kwargs: dict[str, Any] | None = 
     config = MultiModalConfig(**limits)
     context = ModelContext(Path("."), None, None, None, None, make_processor=lambda: processor)  # type: ignore[arg-type]
     parsed = DataParser(config).parse({"image": image})["image"].get(0)
-    return ProcessingDefaults(context, config, TemplateRenderer()).call_hf_processor(
-        "<image>", {"image": [parsed]}, mm_kwargs or {}
+    manager = pluggy.PluginManager("corellm")
+    manager.register(ProcessingDefaults(context, config, TemplateRenderer()))
+    manager.register(ProcessingChecks(context, config))
+    (outputs,) = manager.hook.call_hf_processor(
+        prompt="<image>", mm_data={"image": [parsed]}, mm_kwargs=mm_kwargs or {}
     )
+    return outputs
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 500), (3000, 5)])

@@ -16,7 +16,7 @@ The names below are for authors of adapters; importing them imports no torch. Th
 
 from corellm.media.video import Video, VideoMetadata
 from corellm.multimodal.chat import TEXT_BOUNDARY, collect_media
-from corellm.multimodal.defaults import check_processor_kwargs
+from corellm.multimodal.defaults import check_processor_kwargs, check_sizes
 from corellm.multimodal.dummy import dummy_audios, dummy_images, dummy_videos
 from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsItem
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange, embedded_spans
@@ -50,6 +50,7 @@ __all__ = [
     "Video",
     "VideoMetadata",
     "check_processor_kwargs",
+    "check_sizes",
     "collect_media",
     "dummy_audios",
     "dummy_images",

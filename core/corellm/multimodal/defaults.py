@@ -68,10 +68,13 @@ class ProcessingDefaults:
         """Call the Hugging Face processor with the one item, and with dummy text if it needs text.
 
         Raises:
-            ProcessorKwargsError: an argument is unknown, or its value does not fit this item.
+            ProcessorKwargsError: an argument is unknown, a size is above the one that memory was planned for, or a
+                value does not fit this item.
         """
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
+        for modality in mm_data:
+            check_sizes(processor, modality, kwargs_for(modality, self.config.mm_processor_kwargs), mm_kwargs)
         media: dict[str, Any] = {HF_ARGUMENT[modality]: list(items) for modality, items in mm_data.items()}
         if "audio" in media:
             media["sampling_rate"] = processor.feature_extractor.sampling_rate
@@ -222,15 +225,12 @@ class ProcessingChecks:
     def call_hf_processor(
         self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]
     ) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
-        """Refuse what would take more memory than was planned, before the processor makes it.
+        """Refuse an image that the processor would scale to gigabytes, before it does.
 
         Raises:
-            ProcessorKwargsError: a size is above the one that was planned for.
             MediaError: the processor refuses the image's sides, or would scale it above the limit.
         """
         processor, images = self.context.hf_processor, mm_data.get("image", ())
-        for modality in mm_data:
-            check_sizes(processor, modality, kwargs_for(modality, self.config.mm_processor_kwargs), mm_kwargs)
         for image in images:
             check_scaled(image, processor, mm_kwargs, self.config.max_image_pixels)
         with reraise_for_aspect_ratio(images):
@@ -239,6 +239,8 @@ class ProcessingChecks:
 
 def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
     """Refuse a `size` or `crop_size` above the operator's or the checkpoint's, for which memory was planned.
+
+    For processors whose tensors grow with the size while an item's tokens may not.
 
     Raises:
         ProcessorKwargsError: names both sizes, and how to allow the larger one.

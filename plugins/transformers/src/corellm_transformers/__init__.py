@@ -20,6 +20,7 @@ from corellm.multimodal import (
     PromptReplacement,
     PromptUpdateDetails,
     check_processor_kwargs,
+    check_sizes,
 )
 
 if TYPE_CHECKING:
@@ -98,11 +99,12 @@ class TransformersModel:
         """The processor's tensors for the one item, and its tokens; each as a list of one.
 
         Raises:
-            ProcessorKwargsError: an argument is unknown, or does not fit this item.
+            ProcessorKwargsError: an argument is unknown, larger than planned for, or does not fit this item.
             MediaError: the processor refuses the item.
         """
         ((modality, (item,)),) = mm_data.items()
         check_processor_kwargs(self.context.hf_processor, mm_kwargs)
+        check_sizes(self.context.hf_processor, modality, self.context.kwargs_for(modality), mm_kwargs)
         try:
             tensors, tokens = self._family.process(modality, item, mm_kwargs)
         except Exception as error:
