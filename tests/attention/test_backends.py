@@ -34,10 +34,12 @@ def plain_attention(
     softcap: float | None,
     visible: Tensor | None = None,
     sinks: Tensor | None = None,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """The oracle, in float64 and written out: `query [n, H, D]` are the last n of the `keys [L, Hkv, D]` positions.
 
-    `visible [n]` is how many keys each query sees, `sinks [H]` one more score of each head.
+    `visible [n]` is how many keys each query sees, from `starts [n]` on whatever the window; `sinks [H]` one more score
+    of each head.
     """
     n, length = query.shape[0], keys.shape[0]
     groups = query.shape[1] // keys.shape[1]
@@ -49,7 +51,8 @@ def plain_attention(
     j = torch.arange(length)[None]
     seen = (j <= i) if visible is None else j < visible.cpu()[:, None]
     if window is not None:
-        seen = seen & (j > i - window)
+        within = j > i - window
+        seen = seen & (within if starts is None else within | (j >= starts.cpu()[:, None]))
     weights = scores.masked_fill(~seen, -torch.inf).exp()  # of small scores, as those of tests are
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
@@ -57,25 +60,32 @@ def plain_attention(
     return (weights / total @ v).transpose(0, 1)
 
 
-def visible_lens(n: int, length: int, kind: str | None, generator: torch.Generator) -> Tensor:
+UNCUT = ("uncut", "chance")
+"""Kinds of spans that no window cuts."""
+
+
+def visible_lens(n: int, length: int, kind: str | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """How many of `length` tokens each of the last `n` sees, with spans whose tokens see each other, or by chance.
 
-    Without a kind, those up to itself.
+    Without a kind, those up to itself. And where the span of each begins, or it itself.
     """
 
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=generator))
 
-    own = torch.arange(length) + 1
+    starts, start = torch.arange(length), 0
+    seen = starts + 1
     if kind == "chance":
-        return own.add(torch.tensor([draw(0, length - int(seen)) for seen in own]))[length - n :]
-    start = 0
-    while kind == "spans" and start < length:
+        seen, starts = (
+            seen + torch.tensor([draw(0, length - int(own)) for own in seen]),
+            starts - torch.tensor([draw(0, int(own)) * draw(0, 1) for own in starts]),
+        )
+    while kind in ("spans", "uncut") and start < length:
         stop = min(length, start + draw(1, 30))
         if draw(0, 1):
-            own[start:stop] = stop
+            seen[start:stop], starts[start:stop] = stop, start
         start = stop
-    return own[length - n :]
+    return seen[length - n :], starts[length - n :]
 
 
 def run(
@@ -104,7 +114,7 @@ def run(
     cache = LayerCache(*(torch.full((*shape, size), torch.nan, dtype=dtype) for size in sizes))  # of earlier owners
     tables = np.zeros((len(lens), max(needed)), dtype=np.int64)
     sinks = torch.randn(kv_heads * groups, generator=generator).mul(2).to(dtype) if with_sinks else None
-    queries, keys, values, slots, seen, want = [], [], [], [], [], []
+    queries, keys, values, slots, seen, span_starts, want = [], [], [], [], [], [], []
     for row, ((n, length), blocks) in enumerate(zip(lens, needed, strict=True)):
         tables[row, :blocks] = [order.pop() for _ in range(blocks)]
         q = torch.randn(n, kv_heads * groups, HEAD_SIZE, generator=generator).to(dtype)
@@ -118,11 +128,17 @@ def run(
             slots.append(slot[length - n :]),
         )
         kind = visible if torch.rand((), generator=generator) < 0.5 else None
-        seen.append(visible_lens(n, length, kind, generator))
-        want.append(plain_attention(q, k, v, 0.3, window, softcap, seen[-1], sinks))
+        for known, of_query in zip((seen, span_starts), visible_lens(n, length, kind, generator), strict=True):
+            known.append(of_query)
+        uncut = span_starts[-1] if visible in UNCUT else None
+        want.append(plain_attention(q, k, v, 0.3, window, softcap, seen[-1], sinks, uncut))
     query_lens, seq_lens = [n for n, _ in lens], [length for _, length in lens]
+    outside = [
+        n == 1 and (visible not in UNCUT or int(start[0]) == length - 1)
+        for (n, length), start in zip(lens, span_starts, strict=True)
+    ]
     metadata = AttentionMetadata(
-        num_decodes=query_lens.count(1),
+        num_decodes=[*outside, False].index(False),
         query_lens=query_lens,
         seq_lens=seq_lens,
         query_start_loc=torch.tensor([0, *np.cumsum(query_lens)], dtype=torch.int32),
@@ -130,6 +146,7 @@ def run(
         block_tables=torch.from_numpy(tables),
         slot_mapping=torch.cat(slots),
         visible_lens=torch.cat(seen).int() if visible else None,
+        span_starts=torch.cat(span_starts).int() if visible in UNCUT else None,
     )
     call = AttentionCall(
         torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window, softcap=softcap, sinks=sinks
@@ -147,7 +164,7 @@ def run(
     block_size=st.sampled_from([1, 8, 16]),
     window=st.sampled_from([None, 1, 7, 1000]),
     softcap=st.sampled_from([None, 0.7]),
-    visible=st.sampled_from([None, "spans", "chance"]),
+    visible=st.sampled_from([None, "spans", "uncut", "chance"]),
     with_sinks=st.booleans(),
     seed=st.integers(0, 2**16),
 )
@@ -177,10 +194,10 @@ def test_equals_plain_attention(
 def test_spans_of_long_prompts(backend: type[AttentionBackend], window: int | None, dtype: torch.dtype) -> None:
     """Windows smaller and larger than spans, which lie on both sides of where kernels cut queries and keys."""
     exact = dtype == torch.float32
-    for seed, kind in enumerate(["spans", "spans", "chance"]):
+    for seed, kind in enumerate(["spans", "spans", "uncut", "uncut", "chance"]):
         lens = [(1, 90), (300, 300), (150, 290), (40, 200), (9, 140), (1, 64), (64, 64), (2, 129)]
         got, want = run(
-            backend(), lens, groups=3, window=window, visible=kind, with_sinks=seed == 1, dtype=dtype, seed=seed
+            backend(), lens, groups=3, window=window, visible=kind, with_sinks=seed in (1, 3), dtype=dtype, seed=seed
         )
         torch.testing.assert_close(got.double(), want, atol=1e-5 if exact else 2e-2, rtol=1e-4 if exact else 2e-2)
 

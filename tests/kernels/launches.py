@@ -60,6 +60,7 @@ def prefill(
     softcap: float | None = None,
     sinks: bool = False,
     two_way: bool = False,
+    uncut: bool = False,
 ) -> Callable[[], None]:
     """Two chunks of prompts in blocks of 16."""
 
@@ -72,6 +73,7 @@ def prefill(
             half(512, heads, size), scale=0.1, sliding_window=window, key_scale=scales, value_scale=scales,
             softcap=softcap, sinks=half(heads) if sinks else None,
             visible_lens=torch.zeros(512, dtype=torch.int32) if two_way else None,
+            span_starts=torch.zeros(512, dtype=torch.int32) if uncut else None,
         )  # fmt: skip
 
     return launch
@@ -150,6 +152,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "prefill, 16/8 heads of 256, capped": prefill(16, 8, 256, softcap=50.0),
     "prefill, 64/8 heads of 64, sinks": prefill(64, 8, 64, window=128, sinks=True),
     "prefill, 8/4 heads of 256, both ways": prefill(8, 4, 256, window=1024, two_way=True),
+    "prefill, 8/4 heads of 256, spans uncut": prefill(8, 4, 256, window=4096, softcap=50.0, two_way=True, uncut=True),
     "decode, 1 x 32 heads of 128": decode(1, 32, 32, 128),
     "decode, 64 x 32/8 heads of 128": decode(64, 32, 8, 128),
     "decode, 8 x 32/8 heads of 128, int8": decode(8, 32, 8, 128, cache=torch.int8),

@@ -50,6 +50,7 @@ def outputs(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     two_way: bool = False,
+    uncut: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """What the backend gives for all tokens of all sequences, and the oracle."""
     generator = torch.Generator().manual_seed(0)
@@ -63,13 +64,17 @@ def outputs(
     visible = [torch.arange(n, dtype=torch.int32, device=DEVICE) + 1 for n in LENGTHS]
     for seen, (first, end) in zip(visible, SPANS if two_way else (), strict=two_way):
         seen[first:end] = end
+    firsts = [torch.arange(n, dtype=torch.int32, device=DEVICE) for n in LENGTHS]
+    for own, (first, end) in zip(firsts, SPANS if two_way else (), strict=two_way):
+        own[first:end] = first
     for step in STEPS:
         parts = sorted(((i, a, b) for i, (a, b) in enumerate(step) if a < b), key=lambda part: part[2] - part[1] != 1)
         index = [torch.arange(a, b, device=DEVICE) for _, a, b in parts]
         rows = [i for i, _, _ in parts]
         query_lens, seq_lens = [b - a for _, a, b in parts], [b for _, _, b in parts]
+        outside = [b - a == 1 and not (uncut and int(firsts[i][a]) < a) for i, a, b in parts]
         metadata = AttentionMetadata(
-            num_decodes=query_lens.count(1),
+            num_decodes=[*outside, False].index(False),
             query_lens=query_lens,
             seq_lens=seq_lens,
             query_start_loc=torch.tensor([0, *query_lens], device=DEVICE).cumsum(0).int(),
@@ -79,6 +84,7 @@ def outputs(
                 [tables[i][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for i, at in zip(rows, index, strict=True)]
             ),
             visible_lens=torch.cat([visible[i][at] for i, at in zip(rows, index, strict=True)]) if two_way else None,
+            span_starts=torch.cat([firsts[i][at] for i, at in zip(rows, index, strict=True)]) if uncut else None,
         )
         query, key, value = (
             torch.cat([of[i][at] for i, at in zip(rows, index, strict=True)]) for of in (queries, keys, values)
@@ -92,12 +98,12 @@ def outputs(
         for i, own, part in zip(rows, index, out.split(query_lens), strict=True):
             found[i][own] = part
     wanted = []
-    for query, key, value, seen in zip(queries, keys, values, visible, strict=True):
+    for query, key, value, seen, first in zip(queries, keys, values, visible, firsts, strict=True):
         if rotary is not None:
             turn = Rotary(rotary.cos[..., : len(query), :], rotary.sin[..., : len(query), :], rotary.sections)
             query, key = turn.rotate(query), turn.rotate(key)
-        one = plain_attention(query.cpu(), key.cpu(), value.cpu(), 0.2, window, softcap, seen, sinks)
-        wanted.append(one.to(DEVICE))
+        tensors = query.cpu(), key.cpu(), value.cpu()
+        wanted.append(plain_attention(*tensors, 0.2, window, softcap, seen, sinks, first if uncut else None).to(DEVICE))
     return torch.cat(found), torch.cat(wanted)
 
 
@@ -113,10 +119,11 @@ def test_steps(window: int | None, sections: tuple[int, int, int] | None) -> Non
 @pytest.mark.parametrize("window", [None, 12, 40])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_spans_caps_and_sinks(window: int | None, softcap: float | None, with_sinks: bool) -> None:
-    """Beside each other, in chunks and decodes; windows are smaller and larger than the spans."""
+@pytest.mark.parametrize("uncut", [False, True])
+def test_spans_caps_and_sinks(window: int | None, softcap: float | None, with_sinks: bool, uncut: bool) -> None:
+    """Beside each other, in chunks and decodes; windows are smaller and larger than the spans, and cut them or not."""
     sinks = torch.linspace(-3, 3, KV_HEADS * GROUPS, device=DEVICE) if with_sinks else None
-    asked = {"softcap": softcap, "sinks": sinks, "two_way": True}
+    asked = {"softcap": softcap, "sinks": sinks, "two_way": True, "uncut": uncut}
     found, wanted = outputs(make_cache(torch.float32, 13), angles(None), window, **asked)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 

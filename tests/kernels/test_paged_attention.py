@@ -16,7 +16,7 @@ from corellm.attention.reference import causal_mask
 from corellm_kernels.gpu import paged_decode as decode_module
 from corellm_kernels.gpu.paged_decode import paged_decode, paged_decode_reference
 from corellm_kernels.gpu.paged_prefill import paged_prefill, paged_prefill_reference
-from tests.attention.test_backends import plain_attention, visible_lens
+from tests.attention.test_backends import UNCUT, plain_attention, visible_lens
 from tests.kernels.comparing import DEVICE, DTYPES, assert_same
 
 
@@ -86,7 +86,7 @@ CASES = st.builds(
 )
 
 
-KINDS = st.sampled_from([None, "spans", "chance"])
+KINDS = st.sampled_from([None, "spans", "uncut", "chance"])
 """Of how many tokens a query sees, as of `visible_lens`."""
 
 
@@ -141,15 +141,24 @@ def test_the_twin_is_attention(case: Case) -> None:
 
 
 def attention_of(
-    case: Case, row: int, query: Tensor, keys: Tensor, values: Tensor, tables: Tensor, visible: Tensor | None = None
+    case: Case,
+    row: int,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    visible: Tensor | None = None,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """Attention `[tokens, num_heads, value_size]` of a row's last tokens: torch's, or, where that cannot, in full."""
     length, (_, window, softcap, sinks) = case.seq_lens[row], case.options().values()
     k, v = (cache[tables[row]].flatten(0, 1)[:length] for cache in (keys, values))
     if softcap is not None or sinks is not None:
-        return plain_attention(*(x.cpu() for x in (query, k, v)), 0.3, window, softcap, visible, sinks).to(query)
+        return plain_attention(*(x.cpu() for x in (query, k, v)), 0.3, window, softcap, visible, sinks, starts).to(
+            query
+        )
     k, v = (x.transpose(0, 1).repeat_interleave(case.group, dim=0) for x in (k, v))
-    mask = causal_mask(len(query), length, window, DEVICE, visible)
+    mask = causal_mask(len(query), length, window, DEVICE, visible, starts)
     return F.scaled_dot_product_attention(query.transpose(0, 1), k, v, attn_mask=mask, scale=0.3).transpose(0, 1)
 
 
@@ -162,15 +171,16 @@ def chunk_tensors(case: Case, query_lens: tuple[int, ...], dtype: torch.dtype) -
     return query, keys, values, tables, lens, starts
 
 
-def visible_to(case: Case, query_lens: tuple[int, ...], kind: str | None) -> Tensor | None:
-    """How many tokens each query of the chunks sees; None without a kind. What no query has makes no sense."""
+def visible_to(case: Case, query_lens: tuple[int, ...], kind: str | None) -> dict[str, Tensor]:
+    """What queries of the chunks see, as arguments; none without a kind. What no query has makes no sense."""
     if kind is None:
-        return None
+        return {}
     generator = torch.Generator().manual_seed(case.seed)
     lens = zip(query_lens, case.seq_lens, strict=True)
     unused = torch.tensor([10**6])
-    seen = [unused.expand(200), *(visible_lens(n, length, kind, generator) for n, length in lens), unused]
-    return torch.cat(seen).to(DEVICE, torch.int32)
+    known = zip(*(visible_lens(n, length, kind, generator) for n, length in lens), strict=True)
+    seen, starts = (torch.cat([unused.expand(200), *part, unused]).to(DEVICE, torch.int32) for part in known)
+    return {"visible_lens": seen} | ({"span_starts": starts} if kind in UNCUT else {})
 
 
 def prefilled(
@@ -178,7 +188,7 @@ def prefilled(
 ) -> tuple[Tensor, Tensor]:
     """The kernel's result and the twin's, of chunks at the ends of the case's sequences."""
     query, keys, values, tables, lens, starts = chunk_tensors(case, query_lens, dtype)
-    options = {**case.options(), "visible_lens": visible_to(case, query_lens, kind)}
+    options = {**case.options(), **visible_to(case, query_lens, kind)}
     results = []
     for function in (paged_prefill, paged_prefill_reference):
         out = torch.full((*query.shape[:2], values.shape[3]), 7.0, dtype=dtype, device=DEVICE)
@@ -202,7 +212,7 @@ def test_prefill(dtype: torch.dtype, batch: tuple[Case, tuple[int, ...]], kind: 
 
 
 @pytest.mark.parametrize("window", [None, 1, 70, 128])
-@pytest.mark.parametrize("kind", [None, "spans", "chance"])
+@pytest.mark.parametrize("kind", [None, "spans", "uncut", "chance"])
 def test_prefill_of_more_than_a_tile(window: int | None, kind: str | None) -> None:
     """Tiles without a mask, tiles with one, tiles before the window, tiles behind a query that it sees."""
     case = Case((300, 200), kv_heads=1, window=window, has_sinks=kind == "spans")
@@ -217,12 +227,12 @@ def test_the_prefill_twin_is_attention(batch: tuple[Case, tuple[int, ...]], kind
     query, keys, values, tables, lens, starts = chunk_tensors(case, query_lens, torch.float32)
     out = torch.empty_like(query)
     paged_prefill_reference(
-        query, keys, values, tables, lens, starts, out, **case.options(), visible_lens=visible
+        query, keys, values, tables, lens, starts, out, **case.options(), **visible
     )  # fmt: skip
     for i, count in enumerate(query_lens):
         part = slice(int(starts[i]), int(starts[i]) + count)
-        seen = None if visible is None else visible[part]
-        wanted = attention_of(case, i, query[part], keys, values, tables, seen)
+        seen = {name.removesuffix("_lens").removeprefix("span_"): of_all[part] for name, of_all in visible.items()}
+        wanted = attention_of(case, i, query[part], keys, values, tables, **seen)
         torch.testing.assert_close(out[part], wanted, rtol=1e-5, atol=1e-5)
 
 

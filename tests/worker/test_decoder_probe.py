@@ -16,8 +16,9 @@ from corellm.attention.paged import register_attention
 from corellm.attention.reference import ReferenceAttention
 from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
+from corellm.modelling import visible_tokens
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-from corellm.worker.decoder_probe import causal_layers, layers_that_see_ahead
+from corellm.worker.decoder_probe import causal_layers, probe_spans
 from corellm.worker.defaults import load_transformers_model
 
 WIDTH = 64
@@ -94,7 +95,7 @@ BOTH_WAYS = ["Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
 def probe(model: nn.Module, *, names_spans: bool = False) -> frozenset[int]:
     """Run the probe on a model; return the layers that stay causal."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    ahead = layers_that_see_ahead(model, decoder, WIDTH, torch.float32, torch.device("cpu"))
+    ahead = probe_spans(model, decoder, WIDTH, torch.float32, torch.device("cpu")).ahead
     return causal_layers(model, range(2), ahead, names_spans=names_spans, backend=ReferenceAttention())
 
 
@@ -148,6 +149,31 @@ def test_a_model_that_attends_both_ways_within_an_item_is_refused(architecture: 
 def test_layers_whose_stated_mask_is_causal_stay_so(architecture: str, causal: set[int], tmp_path: Path) -> None:
     """An adapter that names spans is taken; Gemma 4's layers without a window see no later token."""
     assert probe(load(architecture, tmp_path), names_spans=True) == causal
+
+
+@pytest.mark.parametrize(
+    ("architecture", "cut"),
+    [("Gemma3ForConditionalGeneration", True), ("Gemma4ForConditionalGeneration", True), ("PaliGemma 2", False)],
+)
+def test_whether_a_window_cuts_an_item(architecture: str, cut: bool) -> None:
+    """Transformers' masks of an item longer than the window say the same, and the window is the model's own again."""
+    name = architecture.replace(" 2", "ForConditionalGeneration")
+    make_config, argument, types = MODELS[name]
+    config = make_config()
+    if name != architecture:
+        config.text_config = transformers.Gemma2Config(
+            **TEXT, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+        )
+    model = getattr(transformers, name)(config).eval()
+    spans = probe_spans(model, model.get_decoder(), WIDTH, torch.float32, torch.device("cpu"))
+    long = torch.tensor([types[1:-1] + [types[2]] * 9 + types[-1:]])
+    given = {"inputs_embeds": torch.zeros(1, long.shape[1], WIDTH), argument: long}
+    (first, last), window = long[0].eq(types[2]).nonzero().flatten()[[0, -1]].tolist(), 4
+    assert last - first > window
+    seen = visible_tokens(model, model.get_decoder(), given)[0]
+    assert bool(seen[first, last])
+    assert spans.cut == cut == (not bool(seen[last, first]))
+    assert model.get_decoder().config.sliding_window == window
 
 
 def test_a_backend_that_sees_no_later_tokens_is_refused(tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ def test_tokens_of_a_span_see_it_to_its_end() -> None:
     flat = lay_out([decode, within], [other, state], 1).to(CPU)
     assert flat.metadata.visible_lens is not None
     assert flat.metadata.visible_lens.tolist() == [4, 5, 5, 6, 7, 10, 10, 10]
+    assert flat.metadata.span_starts is None
+    uncut = lay_out([decode, within], [other, state], 1, windows_cut_spans=False).to(CPU)
+    assert uncut.metadata.span_starts is not None
+    assert uncut.metadata.span_starts.tolist() == [3, 2, 2, 5, 6, 7, 7, 7]
     before = SequenceChunk("r", 0, 2, [5] * 2, table, samples=False)
     behind = SequenceChunk("r", 10, 2, [5] * 2, table, samples=True)
     assert lay_out([before], [state], 1).visible_lens is None

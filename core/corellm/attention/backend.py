@@ -24,7 +24,7 @@ class AttentionMetadata:
     """Where each sequence of a flat batch lies, in the batch and in the cache; the same for all layers of a step."""
 
     num_decodes: int
-    """Number of decode sequences (one query token each); they come first."""
+    """Number of decode sequences (one query token each, outside of `span_starts`); they come first."""
     query_lens: list[int]
     """Query tokens per sequence; their sum is `num_tokens`."""
     seq_lens: list[int]
@@ -40,6 +40,9 @@ class AttentionMetadata:
     visible_lens: Tensor | None = None
     """`[num_tokens]` int32: how many of its sequence's leading tokens each query sees, at least those up to itself and
     at most the sequence's `seq_lens`; None where each sees those up to itself. A window cuts them from the front."""
+    span_starts: Tensor | None = None
+    """`[num_tokens]` int32: a token of its sequence up to each query, from which on no window cuts what the query sees:
+    the first of its span, or itself. None where windows cut all. Only with `visible_lens`."""
 
     def check_tokens(self, call: AttentionCall) -> None:
         """Check that a layer got every token of the step; kernels would read and write beyond fewer.
@@ -173,7 +176,7 @@ class AttentionBackend(ABC):
     softcaps: ClassVar[bool] = False
     """Whether `forward` caps scores; without, it never gets a call with `softcap`: models that cap are refused."""
     two_way: ClassVar[bool] = False
-    """Whether `forward` heeds `visible_lens`; without, it never gets them: models that need them are refused."""
+    """Whether `forward` heeds `visible_lens` and `span_starts`; without, models that need them are refused."""
     sinks: ClassVar[bool] = False
     """Whether `forward` adds attention sinks; without, it never gets them: models that have them are refused."""
 

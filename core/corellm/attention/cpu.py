@@ -49,8 +49,10 @@ class CpuAttention(AttentionBackend):
             keys, values = call.key[start:stop], call.value[start:stop]
             if len(keys) < metadata.seq_lens[i]:  # earlier chunks are in the cache
                 keys, values = _gather(cache, metadata.block_tables[i], metadata.seq_lens[i])
-            visible = None if metadata.visible_lens is None else metadata.visible_lens[start:stop]
-            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values, visible)
+            visible, spans = (
+                None if each is None else each[start:stop] for each in (metadata.visible_lens, metadata.span_starts)
+            )
+            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values, visible, spans)
         return output
 
     def _decode_groups(
@@ -134,7 +136,12 @@ def _gather(cache: LayerCache, block_table: Tensor, seq_len: int) -> tuple[Tenso
 
 
 def _attend_prefill(
-    call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, visible_lens: Tensor | None
+    call: AttentionCall,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible_lens: Tensor | None,
+    span_starts: Tensor | None,
 ) -> Tensor:
     """Return attention of the last `len(query)` tokens of a sequence over all its tokens."""
     query_len, seq_len, window = query.shape[0], keys.shape[0], call.sliding_window
@@ -147,5 +154,5 @@ def _attend_prefill(
     is_plain = is_causal and call.softcap is None and call.sinks is None
     if is_plain and query_len == seq_len and (window is None or window >= seq_len):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=call.scale)[0].transpose(0, 1)
-    mask = causal_mask(query_len, seq_len, window, query.device, None if is_causal else visible_lens)
+    mask = causal_mask(query_len, seq_len, window, query.device, None if is_causal else visible_lens, span_starts)
     return attend(q, k, v, mask, call)[0].transpose(0, 1)

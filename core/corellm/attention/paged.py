@@ -65,7 +65,7 @@ class PagedAttention(PagedStep):
         if not causal or metadata.visible_lens is None:
             return metadata
         if windowed not in self._causal:  # one for all layers of a kind: backends plan by it
-            self._causal[windowed] = replace(metadata, visible_lens=None)
+            self._causal[windowed] = replace(metadata, visible_lens=None, span_starts=None)
         return self._causal[windowed]
 
     @cached_property

@@ -18,16 +18,18 @@ def causal_mask(
     sliding_window: int | None,
     device: torch.device,
     visible_lens: Tensor | None = None,
+    span_starts: Tensor | None = None,
 ) -> Tensor:
     """Return which of `seq_len` tokens each of the last `query_len` sees: `[query_len, seq_len]`, bool.
 
-    `visible_lens [query_len]` are as in `AttentionMetadata`, but of these queries alone.
+    `visible_lens` and `span_starts`, `[query_len]`, are as in `AttentionMetadata`, but of these queries alone.
     """
     positions = torch.arange(seq_len, device=device)
     queries = positions[seq_len - query_len :, None]
     mask = positions <= queries if visible_lens is None else positions < visible_lens[:, None]
     if sliding_window is not None:
-        mask &= positions > queries - sliding_window
+        within = positions > queries - sliding_window
+        mask &= within if span_starts is None else within | (positions >= span_starts[:, None])
     return mask
 
 
@@ -77,8 +79,11 @@ class ReferenceAttention(AttentionBackend):
             keys = cache.key[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             values = cache.value[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             queries = call.query[start : start + query_len].transpose(0, 1)
-            visible = None if metadata.visible_lens is None else metadata.visible_lens[start : start + query_len]
-            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device, visible)
+            visible, spans = (
+                None if each is None else each[start : start + query_len]
+                for each in (metadata.visible_lens, metadata.span_starts)
+            )
+            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device, visible, spans)
             attended = attend(queries[None], keys[None], values[None], mask, call)
             output[start : start + query_len] = attended[0].transpose(0, 1)
             start += query_len

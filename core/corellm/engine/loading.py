@@ -182,8 +182,9 @@ def _cache_bytes(
     """Return the bytes of the KV cache by its number of blocks. `span` tokens may be added to a step's budget."""
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
     window = largest_window(weights.layout)
-    if window is None or weights.max_states is not None:  # encoders' states lie in the same blocks, and are seen whole
-        # a decoder that never attends has blocks without keys and values: sequences are counted in them
+    if window is None or weights.max_states is not None or not weights.windows_cut_spans:
+        # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
+        # blocks without keys and values: sequences are counted in them
         return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype)))
     longest = wanted_len(config, context)
     places = most_places(
@@ -255,12 +256,13 @@ def make_scheduler(
     window: int | None = None,
     longest_span: int | None = None,
 ) -> Scheduler:
-    """Return the scheduler with its block manager and an encoder cache that holds at least the largest item.
+    """Return the scheduler with its block manager and an encoder cache that holds the largest item, or a whole span.
 
     `window` is that of layers in which blocks have places of their own, `longest_span` of tokens that see both ways.
     """
     given = config.scheduler.encoder_cache_size
-    per_step = max(sizes.token_budget if given is None else given, largest_item)
+    # a span's items are needed in one step; each of their embeddings has a token there
+    per_step = max(sizes.token_budget if given is None else given, largest_item, longest_span or 0)
     kept = max(per_step, sizes.kept_embeds) if given is None else per_step
     windows = None
     if sizes.num_places is not None:
@@ -327,6 +329,7 @@ def _make_runner(
         seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
         sample=first_result("register_sampling", callable, device=context.device),
         causal_layers=weights.causal_layers,
+        windows_cut_spans=weights.windows_cut_spans,
     )
     runner.recurrent = recurrent
     return runner

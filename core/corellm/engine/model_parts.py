@@ -24,7 +24,7 @@ from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.pooling.settings import Use
 from corellm.quantization import quantize_linears
 from corellm.recurrent.finding import find_mixers, noting_widths
-from corellm.worker.decoder_probe import causal_layers, layers_that_see_ahead, probe_decoder
+from corellm.worker.decoder_probe import SpanMasks, causal_layers, probe_decoder, probe_spans
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.mapped_weights import release_mapped_weights
@@ -50,6 +50,8 @@ class ModelParts:
     """Number of token ids that can be embedded."""
     causal_layers: frozenset[int]
     """Layers in which tokens of a span do not see each other."""
+    windows_cut_spans: bool
+    """Whether a window hides the beginning of a span from tokens of the same span."""
     pooler: DispatchPooler | None = None
     """Of a model that is run for pooling: it has no logits."""
     max_states: int | None = None
@@ -95,17 +97,17 @@ def load_weights(
             stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
             **_encoder_decoder_probe(config, use, max_states),
         )
-    spans = adapter_implements(hooks.get_bidirectional_spans)
+    names_spans = adapter_implements(hooks.get_bidirectional_spans)
     takes_items = bool(hooks.get_supported_mm_limits())
-    ahead = layers_that_see_ahead(model, language_model, width, context.dtype, context.device) if takes_items else ()
-    causal = causal_layers(model, layout, ahead, names_spans=spans, backend=backend)
+    spans = probe_spans(model, language_model, width, context.dtype, context.device) if takes_items else SpanMasks()
+    causal = causal_layers(model, layout, spans.ahead, names_spans=names_spans, backend=backend)
     embedding_size = model_width(model)
     pooler = building.build_pooler(config, context, model, use, width) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     replace_layers(model, config, context)
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     return ModelParts(
-        model, language_model, layout, width, vocab_size, embedding_size, causal, pooler, max_states, found
+        model, language_model, layout, width, vocab_size, embedding_size, causal, spans.cut, pooler, max_states, found
     )
 
 

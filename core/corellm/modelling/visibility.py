@@ -35,13 +35,16 @@ class _Recorder:
 
 
 @torch.inference_mode()
-def visible_tokens(model: nn.Module, decoder: nn.Module, inputs: Mapping[str, Any]) -> dict[int, Tensor]:
+def visible_tokens(
+    model: nn.Module, decoder: nn.Module, inputs: Mapping[str, Any], *, window: int | None = None
+) -> dict[int, Tensor]:
     """Return by layer which tokens of a prompt each of its tokens sees, `[num_tokens, num_tokens]` bool.
 
     Args:
         model: the whole model.
         decoder: its text decoder, which attends through transformers' `AttentionInterface`.
         inputs: arguments of its forward pass, for one prompt.
+        window: that of layers which have one, instead of their own: a short prompt then shows what theirs cut.
 
     Raises:
         ContractError: its decoder attends in another way.
@@ -53,10 +56,11 @@ def visible_tokens(model: nn.Module, decoder: nn.Module, inputs: Mapping[str, An
     ) -> tuple[Tensor, None]:
         layer: Any = getattr(module, "layer_idx", None)
         if layer is not None:
-            recorder.note(layer, query.shape[2], attention_mask, more.get("sliding_window"), query.device)
+            own = more.get("sliding_window")
+            recorder.note(layer, query.shape[2], attention_mask, own and (window or own), query.device)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
-    with _attending(model, decoder, attend):
+    with _attending(model, decoder, attend, window):
         model(**inputs, use_cache=False)
     if not recorder.seen:
         raise ContractError(f"{type(decoder).__name__} does not attend through transformers' AttentionInterface")
@@ -72,7 +76,7 @@ def _make_mask(**arguments: Any) -> Tensor | None:
 
 
 @contextmanager
-def _attending(model: nn.Module, decoder: nn.Module, attend: Callable[..., Any]) -> Iterator[None]:
+def _attending(model: nn.Module, decoder: nn.Module, attend: Callable[..., Any], window: int | None) -> Iterator[None]:
     """Inside the block, let the layers of a text decoder call `attend`, with their masks as tensors."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -81,11 +85,20 @@ def _attending(model: nn.Module, decoder: nn.Module, attend: Callable[..., Any])
     stated: list[Any] = [getattr(module, "config", None) for module in (model, *decoder.modules())]
     stated[0] = None if stated[0] is None else stated[0].get_text_config()
     configs = {id(config): config for config in stated if config is not None}
-    before = {key: config._attn_implementation for key, config in configs.items()}
+    before = {key: (config._attn_implementation, _window_of(config)) for key, config in configs.items()}
     try:
-        for config in configs.values():
+        for key, config in configs.items():
             config._attn_implementation = _NAME
+            if window is not None and before[key][1] is not None:
+                config.sliding_window = window
         yield
     finally:
         for key, config in configs.items():
-            config._attn_implementation = before[key]
+            config._attn_implementation, own = before[key]
+            if own is not None:
+                config.sliding_window = own
+
+
+def _window_of(config: Any) -> int | None:
+    window: int | None = getattr(config, "sliding_window", None)
+    return window

@@ -115,7 +115,7 @@ class DecodeGraphs:
 
     def fits(self, arrays: StepArrays) -> bool:
         """Whether a batch can be replayed: single tokens, no more of them and no more position rows than captured."""
-        single = len(arrays.seq_lens) == len(arrays.token_ids)
+        single = len(arrays.seq_lens) == len(arrays.token_ids) and arrays.span_starts is None
         rows = arrays.positions.size // len(arrays.token_ids)
         return single and len(arrays.seq_lens) <= self._sizes[-1] and rows <= self._inputs.position_rows
 

@@ -11,7 +11,7 @@ transformers' attention and mask functions; knows no model family.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -259,11 +259,21 @@ def _count_pointwise(config: Any) -> int:
     return sum(kind in _POINTWISE for kind in getattr(config, "layer_types", None) or ())
 
 
+@dataclass(frozen=True)
+class SpanMasks:
+    """How a model's layers see an item's tokens, by the masks of the model around the decoder."""
+
+    ahead: frozenset[int] = frozenset()
+    """Those in which tokens of an item see each other."""
+    cut: bool = True
+    """Whether a window hides an item's first tokens from its last ones."""
+
+
 @torch.inference_mode()
-def layers_that_see_ahead(
+def probe_spans(
     model: nn.Module, decoder: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
-) -> frozenset[int]:
-    """Return the layers in which tokens of an item see each other, by running a model on what is said to be an image.
+) -> SpanMasks:
+    """Return how layers see an item's tokens, by running a model on what is said to be an image.
 
     A model that takes no such argument is not run. One that cannot be run so has none: its decoder was probed.
 
@@ -277,16 +287,34 @@ def layers_that_see_ahead(
     types = torch.tensor([_IMAGE_IN_TEXT], device=device)
     marks = {name: types for name in _TOKEN_TYPES if name in accepted}
     if not marks:
-        return frozenset()
+        return SpanMasks()
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
     try:
         seen = visible_tokens(model, decoder, {"inputs_embeds": embeds, **marks})
+        narrow = visible_tokens(model, decoder, {"inputs_embeds": embeds, **marks}, window=1)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         logger.debug("%s was not probed with an item: %s: %s", type(model).__name__, type(error).__name__, error)
-        return frozenset()
-    return frozenset(layer for layer, tokens in seen.items() if bool(tokens.triu(1).any()))
+        return SpanMasks()
+    ahead = frozenset(layer for layer, tokens in seen.items() if bool(tokens.triu(1).any()))
+    return SpanMasks(ahead, cut=_cuts_spans(model, [narrow[layer] for layer in ahead]))
+
+
+def _cuts_spans(model: nn.Module, masks: Iterable[Tensor]) -> bool:
+    """Return whether a window cuts spans, given masks of windows of one token: behind those only spans are seen.
+
+    Raises:
+        CheckpointError: in some layers it does, in others not.
+    """
+    windowed = [mask for mask in masks if not bool((mask | mask.new_ones(mask.shape).triu(1)).all())]
+    uncut = {bool(mask.tril(-1).any()) for mask in windowed}
+    if len(uncut) == 2:
+        raise CheckpointError(
+            f"{type(model).__name__} has layers with a window that see an item whole, and others that do not, which "
+            "corellm does not compute; run this checkpoint with transformers' own generate"
+        )
+    return uncut != {True}
 
 
 def causal_layers(

@@ -51,14 +51,20 @@ class StepArrays:
     """`[num_seqs, max_blocks]`, padded with the null block."""
     visible_lens: NDArray[np.int32] | None = None
     """`[num_tokens]`: how many of its sequence's tokens each sees, where some see tokens behind themselves."""
+    span_starts: NDArray[np.int32] | None = None
+    """`[num_tokens]`: the first token of the span that each is in, or itself; None where a window cuts spans, too."""
     windowed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Slots and block tables for layers with a window, where blocks have places of their own."""
 
     def to(self, device: torch.device) -> FlatBatch:
         """Copy all arrays to the device, without waiting."""
         tensor = partial(upload, device=device)
+        single = next((i for i, n in enumerate(self.query_lens) if n != 1), len(self.query_lens))
+        if self.span_starts is not None:
+            outside = self.span_starts[:single] == np.array(self.seq_lens[:single]) - 1
+            single = int(np.append(outside, False).argmin())
         metadata = AttentionMetadata(
-            num_decodes=next((i for i, n in enumerate(self.query_lens) if n != 1), len(self.query_lens)),
+            num_decodes=single,
             query_lens=self.query_lens,
             seq_lens=self.seq_lens,
             query_start_loc=tensor(np.cumsum([0, *self.query_lens], dtype=np.int32)),
@@ -66,6 +72,7 @@ class StepArrays:
             block_tables=tensor(self.block_tables),
             slot_mapping=tensor(self.slots),
             visible_lens=None if self.visible_lens is None else tensor(self.visible_lens),
+            span_starts=None if self.span_starts is None else tensor(self.span_starts),
         )
         windowed = None
         if self.windowed is not None:
@@ -74,7 +81,9 @@ class StepArrays:
         return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata, windowed=windowed)
 
 
-def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
+def lay_out(
+    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int, *, windows_cut_spans: bool = True
+) -> StepArrays:
     """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order."""
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
@@ -89,8 +98,11 @@ def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], bl
     index = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
     slots = tables[rows, index // block_size] * block_size + index % block_size
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
-    positions, visible = _positions(chunks, states, index), _visible_lens(chunks, states, index)
-    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, visible)
+    positions = _positions(chunks, states, index)
+    visible, starts = _spans(chunks, states, index, windows_cut_spans)
+    return StepArrays(
+        token_ids, positions, slots, query_lens, seq_lens, tables, visible, None if windows_cut_spans else starts
+    )
 
 
 def with_places(arrays: StepArrays, block_size: int, places: NDArray[np.int64]) -> StepArrays:
@@ -99,24 +111,32 @@ def with_places(arrays: StepArrays, block_size: int, places: NDArray[np.int64]) 
     return replace(arrays, windowed=(slots, places[arrays.block_tables]))
 
 
-def _visible_lens(
-    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], index: NDArray[np.int64]
-) -> NDArray[np.int32] | None:
-    """Return how many tokens each of the flat batch sees; None where each sees those up to itself.
+def _spans(
+    chunks: Sequence[SequenceChunk],
+    states: Sequence[SequenceState],
+    index: NDArray[np.int64],
+    windows_cut_spans: bool,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]] | tuple[None, None]:
+    """Return how many tokens each of the flat batch sees, and where its span begins; None where there is no span.
 
-    A chunk has all tokens of a span but those that were in the prefix cache.
+    A chunk has all tokens of a span but those that were in the prefix cache. The last one alone sees up to itself,
+    and only a window that does not cut spans shows that it is in one.
     """
-    visible: NDArray[np.int32] | None = None
+    alone = int(windows_cut_spans)
+    visible = starts = None
     row = 0
     for chunk, state in zip(chunks, states, strict=True):
         spans, stop = state.sequence.spans, chunk.start + chunk.num_tokens
-        for start, end in spans if spans and chunk.start < spans[-1][1] - 1 else ():
-            if chunk.start < end - 1 and start < stop:
+        for start, end in spans if spans and chunk.start < spans[-1][1] - alone else ():
+            if chunk.start < end - alone and start < stop:
                 assert end <= stop, f"the chunk [{chunk.start}, {stop}) cuts the span [{start}, {end})"
-                visible = index.astype(np.int32) + 1 if visible is None else visible
-                visible[row + max(start - chunk.start, 0) : row + end - chunk.start] = end
+                if visible is None or starts is None:
+                    starts = index.astype(np.int32)
+                    visible = starts + 1
+                rows = slice(row + max(start - chunk.start, 0), row + end - chunk.start)
+                visible[rows], starts[rows] = end, start
         row += chunk.num_tokens
-    return visible
+    return (None, None) if visible is None or starts is None else (visible, starts)
 
 
 def _positions(

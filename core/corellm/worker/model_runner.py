@@ -64,6 +64,7 @@ class ModelRunner:
         samples: whether steps end in sampled tokens.
         trims: whether the decoder may leave out tokens behind its last attention; `check_trimming` finds out.
         causal_layers: the decoder's layers in which tokens of a span do not see each other.
+        windows_cut_spans: whether a window hides the beginning of a span from tokens of the same span.
     """
 
     samples = True
@@ -86,13 +87,14 @@ class ModelRunner:
         seed: int = 0,
         sample: Sample | None = None,
         causal_layers: frozenset[int] = frozenset(),
+        windows_cut_spans: bool = True,
     ) -> None:
         self.hooks, self.model, self._language_model = hooks, model, language_model
         self._kv_cache, self._backend = kv_cache, backend
         self.block_size, self.vocab_size, self.device, self._seed = block_size, vocab_size, device, seed
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
         self.sampler = Sampler(sample)
-        self.causal_layers = causal_layers
+        self.causal_layers, self.windows_cut_spans = causal_layers, windows_cut_spans
         self._states: dict[str, SequenceState] = {}
         self.graphs: DecodeGraphs | None = None
 
@@ -185,7 +187,7 @@ class ModelRunner:
 
     def lay_out(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> StepArrays:
         """Return the arrays of a step."""
-        arrays = lay_out(chunks, states, self.block_size)
+        arrays = lay_out(chunks, states, self.block_size, windows_cut_spans=self.windows_cut_spans)
         return arrays if self._kv_cache.places is None else with_places(arrays, self.block_size, self._kv_cache.places)
 
     # --- the forward pass -------------------------------------------------------------------------------------------

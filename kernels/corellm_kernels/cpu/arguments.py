@@ -101,6 +101,7 @@ class AttentionArguments(Structure):
         ("lens", c_void_p),
         ("starts", c_void_p),
         ("visible", c_void_p),
+        ("span_starts", c_void_p),
         ("sinks", c_void_p),
         ("sink_size", c_int64),
         ("out", c_void_p),

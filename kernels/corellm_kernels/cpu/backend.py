@@ -63,7 +63,8 @@ class CompiledAttention(AttentionBackend):
         kv_heads, value_size = value.shape[1:]
         out = empty((num_tokens, heads, value_size), query.dtype)
         tables, starts = metadata.block_tables, metadata.query_start_loc
-        lens, slots, visible = metadata.seq_lens_tensor.long(), metadata.slot_mapping, metadata.visible_lens
+        lens, slots = metadata.seq_lens_tensor.long(), metadata.slot_mapping
+        visible, spans = metadata.visible_lens, metadata.span_starts
         sinks = None if call.sinks is None else call.sinks.contiguous()
         if sinks is not None and sinks.dtype not in _DTYPES:
             sinks = sinks.float()
@@ -89,6 +90,7 @@ class CompiledAttention(AttentionBackend):
             lens=lens.data_ptr(),
             starts=starts.data_ptr(),
             visible=pointer(visible),
+            span_starts=pointer(spans),
             sinks=pointer(sinks),
             sink_size=0 if sinks is None else sinks.element_size(),
             out=out.data_ptr(),
@@ -118,6 +120,6 @@ class CompiledAttention(AttentionBackend):
         launch(
             "attention", (query.dtype, *quantized), given,
             query, key, value, cos, sin, cache.key, cache.value, slots, tables, lens, starts, visible,
-            sinks, out,
+            spans, sinks, out,
         )  # fmt: skip
         return out

@@ -79,6 +79,6 @@ class TritonAttention(AttentionBackend):
         if metadata.num_decodes < len(lens):
             chunks = slice(metadata.num_decodes, None)
             starts = metadata.query_start_loc[chunks]
-            visible = metadata.visible_lens
-            self._prefill(query, *caches, tables[chunks], lens[chunks], starts, out, visible_lens=visible, **options)
+            options |= {"visible_lens": metadata.visible_lens, "span_starts": metadata.span_starts}
+            self._prefill(query, *caches, tables[chunks], lens[chunks], starts, out, **options)
         return out

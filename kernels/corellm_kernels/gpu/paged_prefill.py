@@ -49,16 +49,17 @@ def _sequence_of(number, query_starts, num_seqs, QUERIES: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "seq_lens", "query_starts", "visible_lens", "sinks"],
+    do_not_specialize_on_alignment=["block_tables", "seq_lens", "query_starts", "visible_lens", "span_starts", "sinks"],
 )
 def _paged_prefill_kernel(
-    query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, query_starts, visible_lens, sinks,
-    out, num_seqs, query_stride, query_head_stride, table_stride, out_stride, out_head_stride, scale,
+    query, key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, query_starts, visible_lens,
+    span_starts, sinks, out, num_seqs, query_stride, query_head_stride, table_stride, out_stride, out_head_stride,
+    scale,
     KEY_STRIDES: tl.constexpr, VALUE_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, QUERIES: tl.constexpr, HEAD: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, WINDOW: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
-    CAP: tl.constexpr, SINKS: tl.constexpr, VISIBLE: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, VISIBLE: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     number = tl.num_programs(0) - 1 - tl.program_id(0)  # the last ones have the longest way: they begin
     kv_head = tl.program_id(1)
@@ -97,7 +98,10 @@ def _paged_prefill_kernel(
     begin = 0
     whole = (context + first_query + 1) // TILE * TILE
     if WINDOW > 0:
-        begin = tl.maximum(context + first_query + 1 - WINDOW, 0) // TILE * TILE
+        first = own - WINDOW + 1  # that each row sees
+        if SPANS:
+            first = tl.minimum(tl.load(span_starts + tokens, mask=exists, other=0x7FFFFFFF), first)
+        begin = tl.maximum(tl.min(first, axis=0), 0) // TILE * TILE
         whole = begin
     for tile in tl.range(begin, whole, TILE):
         peak, total, mixed = fold_tile(
@@ -110,7 +114,7 @@ def _paged_prefill_kernel(
         positions = tile + tl.arange(0, TILE)
         seen = positions[None, :] <= last[:, None]
         if WINDOW > 0:
-            seen = seen & (positions[None, :] > own[:, None] - WINDOW)
+            seen = seen & (positions[None, :] >= first[:, None])
         peak, total, mixed = fold_tile(
             q, table, tile, stop, seen, peak, total, mixed,
             key_cache, value_cache, key_scale, value_scale, kv_head, scale,
@@ -141,6 +145,7 @@ def paged_prefill(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     visible_lens: Tensor | None = None,
+    span_starts: Tensor | None = None,
 ) -> None:
     """Attend with any number of query tokens per sequence, the last of its context.
 
@@ -160,6 +165,8 @@ def paged_prefill(
         sinks: `[num_heads]`, contiguous: one more score in each head's softmax, of a value of zero.
         visible_lens: `[num_tokens]`, integers, contiguous: how many of its sequence's first tokens each query sees, at
             least those up to itself, which it sees without; a window cuts them from the front.
+        span_starts: `[num_tokens]`, integers, contiguous: a token of its sequence up to each query, from which on the
+            window cuts nothing; without, it cuts all.
     """
     num_seqs = len(seq_lens)
     num_tokens, num_heads, head_size = query.shape
@@ -173,11 +180,12 @@ def paged_prefill(
     scales = (seq_lens, seq_lens) if key_scale is None else (key_scale, value_scale)
     _paged_prefill_kernel[(num_tokens // queries + num_seqs, num_kv_heads)](
         query, key_cache, value_cache, *scales, block_tables, seq_lens, query_starts,
-        seq_lens if visible_lens is None else visible_lens, seq_lens if sinks is None else sinks, out, num_seqs,
+        *(seq_lens if given is None else given for given in (visible_lens, span_starts, sinks)), out, num_seqs,
         query.stride(0), query.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
         tile_scale(scale, softcap),
         **tile_constants(query, key_cache, value_cache, key_scale, sliding_window, softcap, sinks),
         GROUP_BLOCK=group_block, QUERIES=queries, TILE=tile, VISIBLE=visible_lens is not None,
+        SPANS=span_starts is not None,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -198,6 +206,7 @@ def paged_prefill_reference(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     visible_lens: Tensor | None = None,
+    span_starts: Tensor | None = None,
 ) -> None:
     """Do what `paged_prefill` does in float32 torch, one sequence after another."""
     starts = query_starts.tolist()
@@ -212,7 +221,8 @@ def paged_prefill_reference(
         own = positions[length - (starts[i + 1] - starts[i]) :, None]
         seen = positions <= own if visible_lens is None else positions < visible_lens[part, None]
         if sliding_window is not None:
-            seen &= positions > own - sliding_window
+            within = positions > own - sliding_window
+            seen &= within if span_starts is None else within | (positions >= span_starts[part, None])
         scores = torch.einsum("kgqd,ktd->kgqt", chunk, keys) * scale
         weights = reference_weights(scores, seen, softcap, sinks)
         out[part] = torch.einsum("kgqt,ktd->kgqd", weights, values).flatten(0, 1).transpose(0, 1).to(out.dtype)

@@ -11,17 +11,23 @@ import torch
 import transformers
 
 from corellm import LLM, SamplingParams
-from corellm.errors import ConfigError, ProcessorKwargsError, PromptTooLongError
+from corellm.errors import ProcessorKwargsError
 from corellm.testing.items import make_image
 from corellm_paligemma import PaliGemma
 from corellm_paligemma.tiny import make_tiny_checkpoint
 
 IMAGE = "<image>"
-PROMPTS = [f"{IMAGE}caption en", f"{IMAGE}over no\n\n", f"one{IMAGE} two <loc0003>\n", IMAGE]
+PROMPTS = [
+    f"{IMAGE}caption en",
+    f"{IMAGE}over no\n\n",
+    f"one{IMAGE} two <loc0003>\n",
+    IMAGE,
+    f"{IMAGE}{IMAGE}{IMAGE}same?",
+]
 NUM_TOKENS = 6
 DECODERS: dict[str, dict[str, Any]] = {
     "gemma": {},
-    "gemma2": {"decoder": "gemma2", "sliding_window": 64},
+    "gemma2": {"decoder": "gemma2", "sliding_window": 9},
     "gemma2-without-caps": {"decoder": "gemma2", "sliding_window": 64, "softcap": None, "add_bos": False},
 }
 Tokens = tuple[list[int], list[int]]
@@ -113,6 +119,19 @@ def test_equal_prompts_share_blocks_and_longer_ones_do_not(checkpoint: Path, ref
         assert tokens_of(outputs_of(llm, list(map(prompt_of, texts)))) == wanted
 
 
+def test_tokens_left_to_compute_see_the_whole_prompt(checkpoint: Path, reference: Reference) -> None:
+    """Behind blocks of an equal prompt: one token or several, in layers with a window, too."""
+    with LLM(str(checkpoint), dtype="float32", block_size=8) as llm:
+        left = set()
+        for i in range(8):
+            text = f"{IMAGE}where is it?" + "x" * i
+            wanted = [reference.generate(text, images(text))]
+            first, again = (outputs_of(llm, [prompt_of(text)]) for _ in range(2))
+            assert tokens_of(first) == tokens_of(again) == wanted
+            left.add(len(wanted[0][0]) - again[0].num_cached_tokens)
+        assert left == {1, 2, 3, 4, 5, 6, 7, 8}
+
+
 def test_positions_count_from_one(reference: Reference) -> None:
     """As by transformers, in the prompt and behind it; rotations are relative, so no output tells."""
     seen: list[torch.Tensor] = []
@@ -155,16 +174,3 @@ def test_arguments_for_training_are_refused(llm: LLM, name: str) -> None:
     """A suffix is what a model is trained to write."""
     with pytest.raises(ProcessorKwargsError, match=name):
         llm.generate(prompt_of(PROMPTS[0]) | {"mm_processor_kwargs": {name: "yes"}}, use_tqdm=False)
-
-
-def test_sequences_are_no_longer_than_a_window(tmp_path: Path) -> None:
-    """In transformers a prompt's tokens see each other beyond the window, in corellm they would not."""
-    path = make_tiny_checkpoint(tmp_path, decoder="gemma2", sliding_window=40)
-    reference = Reference(path)
-    text = f"{IMAGE}{'0 ' * 8}"  # 18 tokens and two for each "0 "
-    with LLM(str(path), dtype="float32") as llm:
-        assert tokens_of(outputs_of(llm, [prompt_of(text)])) == [reference.generate(text, images(text))]
-        with pytest.raises(PromptTooLongError, match="40"):
-            outputs_of(llm, [prompt_of(f"{IMAGE}{'0 ' * 20}")])
-    with pytest.raises(ConfigError, match="max_model_len"):
-        LLM(str(path), dtype="float32", max_model_len=64).close()

@@ -73,7 +73,7 @@ class _Watched:
     """An attention backend that notes what each layer's tokens see, beside computing it."""
 
     backend: Any
-    visible_lens: list[Tensor | None] = field(default_factory=list)
+    steps: list[Any] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +81,7 @@ class _Watched:
 
     def forward(self, call: AttentionCall, cache: Any, metadata: Any) -> Tensor:
         """See `AttentionBackend.forward`."""
-        self.visible_lens.append(metadata.visible_lens)
+        self.steps.append(metadata)
         self.windows.append(call.sliding_window)
         attended: Tensor = self.backend.forward(call, cache, metadata)
         return attended
@@ -91,6 +91,7 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
     """Return by layer which tokens each token of a prompt sees in the engine, `[num_tokens, num_tokens]` bool."""
     import torch
 
+    from corellm.attention.reference import causal_mask
     from corellm.engine.spans import spans_of
     from corellm.worker.batch import NewSequence, SequenceChunk
 
@@ -107,7 +108,12 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
         runner._backend = watched.backend
     positions = torch.arange(count)
     seen: dict[int, Tensor] = {}
-    for layer, lens, window in zip(runner._kv_cache.layers, watched.visible_lens, watched.windows, strict=True):
-        tokens = positions < (positions + 1 if lens is None else lens.cpu())[:, None]
-        seen[layer] = tokens if window is None else tokens & (positions > positions[:, None] - window)
+    for layer, step, window in zip(runner._kv_cache.layers, watched.steps, watched.windows, strict=True):
+        seen[layer] = causal_mask(
+            count,
+            count,
+            window,
+            positions.device,
+            *(None if each is None else each.cpu() for each in (step.visible_lens, step.span_starts)),
+        )
     return seen

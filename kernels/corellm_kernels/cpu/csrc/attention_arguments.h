@@ -25,6 +25,8 @@ struct AttentionArgs {
     const int32_t* starts;                       // [seqs + 1]: a sequence's query tokens
     const int32_t* visible;                      // [tokens]: its sequence's first tokens that each sees, at least those up
                                                  // to itself; or null, if it sees just those
+    const int32_t* span_starts;                  // [tokens]: a token up to each, from which on a window cuts nothing; or
+                                                 // null
     const void* sinks;                           // [heads]: one more score of each head, of a value of zero; or null
     int64_t sink_size;                           // bytes of one: 4 of a float, 2 of a bfloat16
     void* out;                                   // [tokens, heads, value_size]

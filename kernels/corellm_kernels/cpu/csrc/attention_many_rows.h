@@ -103,7 +103,7 @@ template <class T, class C> static void attend_many(Rows<T, C>& rows) {
             if (sizeof(C) == 1) rows.read_factors(first, part.count, h, factors);
             in_blocks(h * rows.of_one + rows.blind(first), (h + 1) * rows.of_one, [&](auto block, int64_t row) {
                 int64_t count = std::min(part.count, rows.last_key(row, block) + 1 - first);
-                if (count < 1 || first + count <= rows.first_key(row)) return;  // behind what they see, or before it
+                if (count < 1 || first + count <= rows.first_key(row, block)) return;  // behind what they see, or before it
                 for (int64_t i = 0; i < count; i += COLUMNS)
                     score_columns<block, C>(rows.queries + row * units, units, keys + i, depth, scores + i);
                 for (int r = 0; r < block; r++) rows.weigh(row + r, first, count, factors, scores + r * KEYS);

@@ -41,9 +41,19 @@ struct Piece {
         return most;
     }
 
+    // The first key of query `i`, which is at `own` in its sequence: a window cuts what is before, but not its span.
+    int64_t first_key(const AttentionArgs& a, int64_t i, int64_t own) const {
+        if (!a.window) return 0;
+        int64_t key = std::max<int64_t>(0, own - a.window + 1);
+        return a.span_starts ? std::clamp<int64_t>(a.span_starts[a.starts[seq] + first + i], 0, key) : key;
+    }
+
     // Where the parts that the queries see begin.
     int64_t begin(const AttentionArgs& a) const {
-        return a.window ? std::max<int64_t>(0, position(a) - a.window + 1) / KEYS * KEYS : 0;
+        int64_t own = position(a), key = first_key(a, 0, own);
+        if (a.window && a.span_starts)
+            for (int64_t i = 1; i < count; i++) key = std::min(key, first_key(a, i, own + i));
+        return key / KEYS * KEYS;
     }
 };
 
@@ -181,14 +191,12 @@ template <class T, class C> struct Rows {
         if (a.sinks) begin_with_sinks();
     }
 
-    // The last key that a row sees, and the first: of what a query sees a window cuts the front.
+    // The last key that a row sees, and the first.
     int64_t last_key(int64_t row) const {
         if (a.visible) return piece.visible(a, token(row)) - 1;
         return a.causal ? position + token(row) : seen - 1;
     }
-    int64_t first_key(int64_t row) const {
-        return a.window ? std::max<int64_t>(0, position + token(row) - a.window + 1) : 0;
-    }
+    int64_t first_key(int64_t row) const { return piece.first_key(a, token(row), position + token(row)); }
 
     // The last key that any of `count` rows sees.
     int64_t last_key(int64_t row, int64_t count) const {
@@ -196,6 +204,14 @@ template <class T, class C> struct Rows {
         if (a.visible)
             for (int64_t r = 0; r < count - 1; r++) last = std::max(last, last_key(row + r));
         return last;
+    }
+
+    // The first key that any of `count` rows sees.
+    int64_t first_key(int64_t row, int64_t count) const {
+        int64_t key = first_key(row);
+        if (a.window && a.span_starts)
+            for (int64_t r = 1; r < count; r++) key = std::min(key, first_key(row + r));
+        return key;
     }
 
     // The first rows of a key/value head, as many as see none of the keys from `first` on.

@@ -6,11 +6,10 @@ those up to themselves. Positions count from 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import CheckpointError, ProcessorKwargsError
+from corellm.errors import ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal import MultiModalFieldConfig, PromptReplacement, collect_media, dummy_images
 
@@ -26,7 +25,7 @@ class PaliGemma:
     """The adapter."""
 
     contract = 1
-    supported_mm_limits = {"image": 1}  # a small encoder cache holds one, and all of a prompt are needed in one step
+    supported_mm_limits = {"image": None}
     mm_fields_config = {
         "pixel_values": MultiModalFieldConfig.batched("image"),  # [images, channels, height, width]
         "labels": None,  # for training
@@ -34,12 +33,6 @@ class PaliGemma:
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
-
-    @staticmethod
-    @hookimpl
-    def register_config() -> Callable[..., Any]:
-        """Sequences no longer than a window: in transformers a prompt's tokens see each other beyond it, here not."""
-        return _read_config
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
@@ -130,20 +123,6 @@ class PaliGemma:
     # --- the model --------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def load_model(self) -> None:
-        """Refuse a checkpoint that can take no image; the core loads the others.
-
-        Raises:
-            CheckpointError: an image's tokens, BOS, the line break and a generated token exceed the window.
-        """
-        config, tokens = self.context.hf_config.text_config, self.context.hf_processor.image_seq_length + 3
-        if (window := _window(config)) is not None and tokens > window:
-            raise CheckpointError(
-                f"{self.context.model_path}: an image needs a sequence of {tokens} tokens, but layers of this model "
-                f"have a window of {window}, and corellm serves no longer ones: take a checkpoint for smaller images"
-            )
-
-    @hookimpl
     def get_rope_positions(self, token_ids: Sequence[int]) -> tuple[Tensor, int]:
         """They count from 1; of text alone from 0, which shifts all alike and changes no output."""
         import torch
@@ -155,19 +134,3 @@ class PaliGemma:
         """Tower and projector: `[images, patches, hidden_size]`."""
         features: Tensor = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output
         return features
-
-
-def _read_config(path: Path) -> Any:
-    """Return the configuration, with as many positions as Gemma 2's window is long, at most."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(path)
-    if (window := _window(config.text_config)) is not None:
-        config.text_config.max_position_embeddings = min(config.text_config.max_position_embeddings, window)
-    return config
-
-
-def _window(text_config: Any) -> int | None:
-    """The window that layers of Gemma 2 have."""
-    window: int = getattr(text_config, "sliding_window", 0)
-    return window if "sliding_attention" in (getattr(text_config, "layer_types", None) or ()) else None

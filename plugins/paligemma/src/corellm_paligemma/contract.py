@@ -46,8 +46,8 @@ class TestPaliGemma(AdapterContract):
     # an image, then BOS, text and a line break, as by transformers' `PaliGemmaProcessor`; only single texts are
     # published, so further ones follow on lines of their own
     chat_prompts = (
-        "<image><bos>Be brief.\nWhat is this ?\nA circle\nWhich colour?\nIt is red.\nAnd now?\n",
-        "<bos>And now?\n",
+        "<image><image><bos>Be brief.\nWhat is this ?\nA circle\nWhich colour?\nIt is red.\nAnd now?\n",
+        "<image><bos>And now?\n",
     )
     same_roles = (("system", "developer", "user", "assistant", "tool"),)  # lines of text
     without_effect: ClassVar[Mapping[str, str]] = {
@@ -59,8 +59,4 @@ class TestPaliGemma(AdapterContract):
     exceptions: ClassVar[Mapping[str, str]] = {
         "test_every_text_is_said_in_its_place": "a conversation's image stands before its texts, as in training: "
         "behind BOS there is text alone",
-        "test_greedy_equals_the_reference": "a prompt is one span: only equal prompts share blocks, and the rule wants "
-        "shared beginnings; tests/test_paligemma.py has what else it says",
-        "test_as_many_items_as_the_reference_takes": "a prompt is computed in one step, which needs all of its images "
-        "in the encoder cache at once; a small one holds one image",
     }
