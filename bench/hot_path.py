@@ -71,7 +71,7 @@ ASIDE: dict[str, str] = {
     "engine/encoder_plan.py": "EncoderPlanner.begin_step _items_needed",
     "engine/scheduler.py": "Scheduler._note_first_start Scheduler._states",
     "worker/model_runner.py": "_scores_prompts",
-    "worker/input_batch.py": "_visible_lens",
+    "worker/input_batch.py": "_spans",
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in KVCache.move",
     "worker/step_in_flight.py": "StepInFlight.__init__",
     "worker/sampling_state.py": (

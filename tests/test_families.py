@@ -52,7 +52,7 @@ FAMILIES = {
     "florence2": Family("corellm_florence2.tiny", {}, ("image",), several=False),
     "deepseek_vl2": Family("corellm_deepseek_vl2.tiny", {}, ("image",)),
     "molmo": Family("corellm_molmo.tiny", {}, ("image",), several=False),
-    "paligemma": Family("corellm_paligemma.tiny", {}, ("image",), several=False),
+    "paligemma": Family("corellm_paligemma.tiny", {}, ("image",)),
     "chameleon": Family("corellm_chameleon.tiny", {}, ("image",)),
     "internvl": Family("corellm_internvl.tiny", {}, ("image",)),
     "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen2VLForConditionalGeneration"}, ("image", "video")),

@@ -406,7 +406,8 @@ def get_bidirectional_spans(
     """Name the spans of a prompt whose tokens see each other; all other tokens see those up to themselves.
 
     The engine computes a span in one step, whatever the chunks. At load, a model that states such masks needs this
-    hook. Of mixed layers, those whose mask the model states as causal stay causal.
+    hook. Of mixed layers, those whose mask the model states as causal stay causal; whether a window also cuts spans is
+    found in the model's masks.
 
     Args:
         token_ids: the prompt, placeholders expanded.

@@ -275,7 +275,8 @@ def probe_spans(
 ) -> SpanMasks:
     """Return how layers see an item's tokens, by running a model on what is said to be an image.
 
-    A model that takes no such argument is not run. One that cannot be run so has none: its decoder was probed.
+    A model that takes no such argument is not run: its decoder was probed. Nor is one known that cannot be run so,
+    which is logged.
 
     Args:
         model: the whole model.
@@ -295,7 +296,13 @@ def probe_spans(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        logger.debug("%s was not probed with an item: %s: %s", type(model).__name__, type(error).__name__, error)
+        logger.warning(
+            "%s cannot be asked which tokens of an item see each other (%s: %s); its masks are taken as those of its "
+            "decoder alone: compare its outputs with transformers', as the contract does",
+            type(model).__name__,
+            type(error).__name__,
+            error,
+        )
         return SpanMasks()
     ahead = frozenset(layer for layer, tokens in seen.items() if bool(tokens.triu(1).any()))
     return SpanMasks(ahead, cut=_cuts_spans(model, [narrow[layer] for layer in ahead]))

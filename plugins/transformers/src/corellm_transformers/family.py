@@ -233,7 +233,7 @@ class Family:
         for side in _SIDES[::coarse]:
             for ratio in _RATIOS[:: max(1, coarse // 2)]:
                 consider(side * ratio**0.5, side / ratio**0.5)
-        for step in (56, 28, 14, 7) if coarse == 1 else ():
+        for step in (56, 28, 14, 7) if coarse == 1 else (112, 28):
             width, height = best[2]
             for dx in (-step, 0, step):
                 for dy in (-step, 0, step):
