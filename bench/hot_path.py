@@ -71,7 +71,7 @@ ASIDE: dict[str, str] = {
     "engine/encoder_plan.py": "EncoderPlanner.begin_step _items_needed",
     "engine/scheduler.py": "Scheduler._note_first_start Scheduler._states",
     "worker/model_runner.py": "_scores_prompts",
-    "worker/input_batch.py": "_spans",
+    "worker/input_batch.py": "_spans StepArrays.num_decodes",
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in KVCache.move",
     "worker/step_in_flight.py": "StepInFlight.__init__",
     "worker/sampling_state.py": (
@@ -93,7 +93,8 @@ ASIDE: dict[str, str] = {
     "worker/defaults.py": ("floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"),
     "attention/paged.py": "_checked PagedAttention._metadata_of",
     "attention/backend.py": (
-        "AttentionMetadata.check_tokens AttentionCall.rotated LayerCache.write LayerCache.block_size"
+        "AttentionMetadata.check_tokens AttentionMetadata.spans AttentionCall.rotated LayerCache.write "
+        "LayerCache.block_size"
     ),
 }
 """By file."""

@@ -44,6 +44,11 @@ class AttentionMetadata:
     """`[num_tokens]` int32: a token of its sequence up to each query, from which on no window cuts what the query sees:
     the first of its span, or itself. None where windows cut all. Only with `visible_lens`."""
 
+    def spans(self, queries: slice) -> tuple[Tensor | None, Tensor | None]:
+        """Return `visible_lens` and `span_starts` of these queries."""
+        visible_lens, span_starts = (None if t is None else t[queries] for t in (self.visible_lens, self.span_starts))
+        return visible_lens, span_starts
+
     def check_tokens(self, call: AttentionCall) -> None:
         """Check that a layer got every token of the step; kernels would read and write beyond fewer.
 

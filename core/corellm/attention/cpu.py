@@ -49,10 +49,8 @@ class CpuAttention(AttentionBackend):
             keys, values = call.key[start:stop], call.value[start:stop]
             if len(keys) < metadata.seq_lens[i]:  # earlier chunks are in the cache
                 keys, values = _gather(cache, metadata.block_tables[i], metadata.seq_lens[i])
-            visible, spans = (
-                None if each is None else each[start:stop] for each in (metadata.visible_lens, metadata.span_starts)
-            )
-            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values, visible, spans)
+            spans = metadata.spans(slice(start, stop))
+            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values, *spans)
         return output
 
     def _decode_groups(
@@ -136,23 +134,16 @@ def _gather(cache: LayerCache, block_table: Tensor, seq_len: int) -> tuple[Tenso
 
 
 def _attend_prefill(
-    call: AttentionCall,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible_lens: Tensor | None,
-    span_starts: Tensor | None,
+    call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, starts: Tensor | None
 ) -> Tensor:
     """Return attention of the last `len(query)` tokens of a sequence over all its tokens."""
     query_len, seq_len, window = query.shape[0], keys.shape[0], call.sliding_window
-    is_causal = visible_lens is None or torch.equal(
-        visible_lens, torch.arange(seq_len - query_len + 1, seq_len + 1, dtype=visible_lens.dtype)
-    )
+    is_causal = visible is None or torch.equal(visible, torch.arange(seq_len - query_len, seq_len).int() + 1)
     groups = query.shape[1] // keys.shape[1]
     heads_first = [x.transpose(0, 1) for x in (query, keys, values)]
     q, k, v = (x[None] if i == 0 else x.repeat_interleave(groups, dim=0)[None] for i, x in enumerate(heads_first))
     is_plain = is_causal and call.softcap is None and call.sinks is None
     if is_plain and query_len == seq_len and (window is None or window >= seq_len):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=call.scale)[0].transpose(0, 1)
-    mask = causal_mask(query_len, seq_len, window, query.device, None if is_causal else visible_lens, span_starts)
+    mask = causal_mask(query_len, seq_len, window, query.device, None if is_causal else visible, starts)
     return attend(q, k, v, mask, call)[0].transpose(0, 1)

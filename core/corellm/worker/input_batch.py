@@ -56,15 +56,20 @@ class StepArrays:
     windowed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Slots and block tables for layers with a window, where blocks have places of their own."""
 
+    @property
+    def num_decodes(self) -> int:
+        """How many sequences, from the first on, have one token each that is outside of an uncut span."""
+        single = next((i for i, n in enumerate(self.query_lens) if n != 1), len(self.query_lens))
+        if self.span_starts is None:
+            return single
+        outside = self.span_starts[:single] == np.array(self.seq_lens[:single]) - 1
+        return int(np.append(outside, False).argmin())
+
     def to(self, device: torch.device) -> FlatBatch:
         """Copy all arrays to the device, without waiting."""
         tensor = partial(upload, device=device)
-        single = next((i for i, n in enumerate(self.query_lens) if n != 1), len(self.query_lens))
-        if self.span_starts is not None:
-            outside = self.span_starts[:single] == np.array(self.seq_lens[:single]) - 1
-            single = int(np.append(outside, False).argmin())
         metadata = AttentionMetadata(
-            num_decodes=single,
+            num_decodes=self.num_decodes,
             query_lens=self.query_lens,
             seq_lens=self.seq_lens,
             query_start_loc=tensor(np.cumsum([0, *self.query_lens], dtype=np.int32)),
@@ -98,11 +103,8 @@ def lay_out(
     index = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
     slots = tables[rows, index // block_size] * block_size + index % block_size
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
-    positions = _positions(chunks, states, index)
-    visible, starts = _spans(chunks, states, index, windows_cut_spans)
-    return StepArrays(
-        token_ids, positions, slots, query_lens, seq_lens, tables, visible, None if windows_cut_spans else starts
-    )
+    spans = _spans(chunks, states, index, windows_cut_spans)
+    return StepArrays(token_ids, _positions(chunks, states, index), slots, query_lens, seq_lens, tables, *spans)
 
 
 def with_places(arrays: StepArrays, block_size: int, places: NDArray[np.int64]) -> StepArrays:
@@ -116,8 +118,8 @@ def _spans(
     states: Sequence[SequenceState],
     index: NDArray[np.int64],
     windows_cut_spans: bool,
-) -> tuple[NDArray[np.int32], NDArray[np.int32]] | tuple[None, None]:
-    """Return how many tokens each of the flat batch sees, and where its span begins; None where there is no span.
+) -> tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]:
+    """Return `visible_lens` and `span_starts` of `StepArrays`; None where there is no span.
 
     A chunk has all tokens of a span but those that were in the prefix cache. The last one alone sees up to itself,
     and only a window that does not cut spans shows that it is in one.
@@ -136,7 +138,7 @@ def _spans(
                 rows = slice(row + max(start - chunk.start, 0), row + end - chunk.start)
                 visible[rows], starts[rows] = end, start
         row += chunk.num_tokens
-    return (None, None) if visible is None or starts is None else (visible, starts)
+    return visible, None if windows_cut_spans else starts
 
 
 def _positions(
