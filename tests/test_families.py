@@ -22,6 +22,7 @@ from corellm import LLM, SamplingParams
 from corellm.errors import (
     CheckpointError,
     CorellmError,
+    InvalidParameterError,
     ItemLimitError,
     MediaError,
     ProcessorKwargsError,
@@ -172,7 +173,7 @@ def test_windows_keep_the_newest_turns(load: Load, name: str) -> None:
 
 
 @pytest.mark.parametrize("template", [True, False])
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "florence2"])  # an encoder reads whole texts
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "florence2"])
 def test_a_continued_message_stays_open(load: Load, name: str, template: bool) -> None:
     """Nothing that the family puts behind every prompt ends it, with an item and without."""
     family, llm = FAMILIES[name], load(name, template)
@@ -183,6 +184,14 @@ def test_a_continued_message_stays_open(load: Load, name: str, template: bool) -
         messages = [asked, {"role": "assistant", "content": "It is a red cir"}]
         begun = inputs.process_chat(messages, continue_final_message=True)
         assert decode(begun.token_ids).endswith("It is a red cir")
+
+
+def test_an_encoder_decoder_continues_no_message(load: Load) -> None:
+    """Its encoder reads the conversation; what is begun would be part of the question."""
+    messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a red cir"}]
+    with pytest.raises(InvalidParameterError, match="its encoder reads the whole conversation") as refused:
+        load("florence2").engine.input_processor.process_chat(messages, continue_final_message=True)
+    assert refused.value.param == "continue_final_message"
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])

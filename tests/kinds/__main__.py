@@ -29,7 +29,7 @@ random checkpoint, in the generic adapter, [corellm-transformers](../../plugins/
 - *refused*: at load, with this reason. Such a model needs a plugin of its own, or transformers' own `generate`.
 - *needs*: transformers cannot make the model or its processor without that library, so nothing was tried.
 - *no checkpoint*: the recipe of tiny checkpoints does not make one.
-- *not tested*: the rules took too long, or its checkpoint does not suit them.
+- *not tested*: the rules took too long.
 
 """
 _ORDER = ("its own plugin", "passes", "refused", "needs", "no checkpoint", "not tested", "fails")

@@ -24,6 +24,11 @@ class EncoderPrompt:
     digest: bytes
     """Of everything that the states depend on, and of the cache salt: the decoder's keys and values depend on it."""
 
+    @property
+    def num_positions(self) -> int:
+        """What the encoder computes of the longer: the prompt's tokens, or the states it makes of them and its items."""
+        return max(len(self.token_ids), self.num_states)
+
     @classmethod
     def of(
         cls, token_ids: Sequence[int], num_states: int, features: Sequence[MultiModalFeature], cache_salt: str | None

@@ -317,6 +317,12 @@ class InputProcessor:
             MultiModalError: an item is wrong.
         """
         chosen = ChatOptions.of(options)
+        if chosen.continue_final_message and self.max_states is not None:
+            raise InvalidParameterError(
+                "continue_final_message has no meaning for an encoder-decoder: its encoder reads the whole conversation, "
+                "and its decoder begins an answer; leave it out",
+                param="continue_final_message",
+            )
         with _preparing():
             normalized = self._chat.normalized(messages, chosen)
         fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}

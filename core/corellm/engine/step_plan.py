@@ -56,7 +56,7 @@ class StepPlan:
     def can_encode(self, request: Request) -> bool:
         """Whether an encoder-decoder's encoder may run for a request: within the budget, or as the only one."""
         assert request.encoder_prompt is not None
-        return not self.has_encoded or len(request.encoder_prompt.token_ids) <= self.token_budget
+        return not self.has_encoded or request.encoder_prompt.num_positions <= self.token_budget
 
     def add_prefill(
         self,
@@ -66,7 +66,7 @@ class StepPlan:
         block_table: list[int],
         states: StateSlots | None,
     ) -> None:
-        """Schedule the next `num_tokens` known tokens of a request; its encoder's tokens count as well."""
+        """Schedule the next `num_tokens` known tokens of a request; its encoder's positions count as well."""
         start, stop = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         tokens, samples = request.token_ids(start, stop), stop == request.num_tokens
         chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items, states)
@@ -77,9 +77,9 @@ class StepPlan:
         self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
 
     def _count_encoder(self, request: Request) -> None:
-        """Count the tokens of an encoder-decoder's prompt, and the blocks of its states."""
+        """Count the positions of an encoder-decoder's prompt, and the blocks of its states."""
         assert request.encoder_prompt is not None
-        self.token_budget = max(0, self.token_budget - len(request.encoder_prompt.token_ids))
+        self.token_budget = max(0, self.token_budget - request.encoder_prompt.num_positions)
         self.has_encoded = True
         self.prefix_hashes.update(request.state_hashes)
 

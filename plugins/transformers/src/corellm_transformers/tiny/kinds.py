@@ -297,6 +297,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "MiniCPMV4_6ForConditionalGeneration": Kind(
         config={"insert_layer_id": 0},
+        parts={"scale_resolution": 112, "slice_mode": False},  # transformers' model takes slices of one size only
         tokens={
             name: f"<{name}>"
             for name in ("slice_start_token", "slice_end_token", "image_id_start_token", "image_id_end_token")
