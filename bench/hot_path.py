@@ -93,7 +93,7 @@ ASIDE: dict[str, str] = {
     "worker/defaults.py": ("floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"),
     "attention/paged.py": "_checked PagedAttention._metadata_of",
     "attention/backend.py": (
-        "AttentionMetadata.check_tokens AttentionMetadata.spans AttentionCall.rotated LayerCache.write "
+        "AttentionMetadata.check_tokens AttentionMetadata.seen_by AttentionCall.rotated LayerCache.write "
         "LayerCache.block_size"
     ),
 }

@@ -336,8 +336,10 @@ def call_hf_processor(
 
     Returns:
         The processor's `BatchFeature` with torch tensors. Text keys such as `input_ids` are ignored.
-        Default: calls `context.hf_processor`, after refusing arguments that it does not know. The text is left out if
-        the processor's class does not override `ProcessorMixin.__call__`: then text changes no tensor.
+        Default: calls `context.hf_processor`, after refusing arguments that it does not know, and sizes above those for
+        which memory was planned. An adapter that makes the call itself may do both with `check_processor_kwargs` and
+        `check_sizes` of `corellm.multimodal`. The text is left out if the processor's class does not override
+        `ProcessorMixin.__call__`: then text changes no tensor.
     """
 
 

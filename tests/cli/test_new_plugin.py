@@ -22,7 +22,11 @@ from corellm.testing.items import make_audio, make_image, make_video
 from tests.examples.installing import installed, pretend
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "plugin-template"
-FAMILIES = {"llava": "image", "fuyu": "image", "blip2": "image", "qwen_vl": "video", "qwen_audio": "audio"}
+FAMILIES = {
+    **dict.fromkeys(("llava", "fuyu", "blip2", "gemma3", "chameleon", "florence2"), "image"),
+    "qwen_vl": "video",
+    "qwen_audio": "audio",
+}
 """What to copy, and of what a prompt to the copy is."""
 ITEMS: dict[str, Callable[[], Any]] = {
     "image": lambda: make_image(50, 40, 1),

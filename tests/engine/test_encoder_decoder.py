@@ -62,6 +62,15 @@ def make_scheduler(
     )
 
 
+def test_states_count_against_the_budget_of_a_step() -> None:
+    """Whisper's encoder makes 1500 states of a prompt of few tokens: two of them would not fit one step's memory."""
+    scheduler = make_scheduler(budget=16)
+    for name in ("first", "second"):
+        scheduler.add_request(make_request(name, [5, len(name)], num_states=12))
+    steps = [[chunk.request_id for chunk in scheduler.schedule().chunks]]
+    assert steps == [["first"]]
+
+
 class Worker:
     """Knows, for each block, whose states were written into it; checks that chunks attend to their own."""
 

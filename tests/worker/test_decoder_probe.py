@@ -18,7 +18,7 @@ from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
 from corellm.modelling import visible_tokens
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
-from corellm.worker.decoder_probe import causal_layers, probe_spans
+from corellm.worker.decoder_probe import _cuts_spans, causal_layers, probe_spans
 from corellm.worker.defaults import load_transformers_model
 
 WIDTH = 64
@@ -174,6 +174,34 @@ def test_whether_a_window_cuts_an_item(architecture: str, cut: bool) -> None:
     assert bool(seen[first, last])
     assert spans.cut == cut == (not bool(seen[last, first]))
     assert model.get_decoder().config.sliding_window == window
+
+
+def test_a_window_that_cuts_items_in_some_layers_only_is_refused() -> None:
+    """Both are computed, but not in one model."""
+    causal = torch.ones(6, 6).tril().bool()
+    cut = causal & torch.ones(6, 6).triu().bool()
+    uncut = cut.clone()
+    uncut[1:4, 1:4] = True
+    assert _cuts_spans(nn.Module(), [cut, cut])
+    assert not _cuts_spans(nn.Module(), [uncut, causal])
+    with pytest.raises(CheckpointError, match="layers with a window that see an item whole, and others that do not"):
+        _cuts_spans(nn.Module(), [uncut, cut])
+
+
+def test_an_item_is_not_taken_as_causal_where_its_window_cannot_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of a model is not forgotten because it fails another time."""
+    model = load("Gemma3ForConditionalGeneration", tmp_path)
+
+    def failing(*arguments: Any, window: int | None = None) -> dict[int, Tensor]:
+        if window is not None:
+            raise ValueError("no such window")
+        return visible_tokens(*arguments)
+
+    monkeypatch.setattr("corellm.worker.decoder_probe.visible_tokens", failing)
+    with pytest.raises(ValueError, match="no such window"):
+        probe(model)
 
 
 def test_a_backend_that_sees_no_later_tokens_is_refused(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class AttentionMetadata:
     """`[num_tokens]` int32: a token of its sequence up to each query, from which on no window cuts what the query sees:
     the first of its span, or itself. None where windows cut all. Only with `visible_lens`."""
 
-    def spans(self, queries: slice) -> tuple[Tensor | None, Tensor | None]:
+    def seen_by(self, queries: slice) -> tuple[Tensor | None, Tensor | None]:
         """Return `visible_lens` and `span_starts` of these queries."""
         visible_lens, span_starts = (None if t is None else t[queries] for t in (self.visible_lens, self.span_starts))
         return visible_lens, span_starts

@@ -49,8 +49,8 @@ class CpuAttention(AttentionBackend):
             keys, values = call.key[start:stop], call.value[start:stop]
             if len(keys) < metadata.seq_lens[i]:  # earlier chunks are in the cache
                 keys, values = _gather(cache, metadata.block_tables[i], metadata.seq_lens[i])
-            spans = metadata.spans(slice(start, stop))
-            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values, *spans)
+            seen = metadata.seen_by(slice(start, stop))
+            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values, *seen)
         return output
 
     def _decode_groups(

@@ -79,8 +79,8 @@ class ReferenceAttention(AttentionBackend):
             keys = cache.key[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             values = cache.value[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             queries = call.query[start : start + query_len].transpose(0, 1)
-            spans = metadata.spans(slice(start, start + query_len))
-            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device, *spans)
+            seen = metadata.seen_by(slice(start, start + query_len))
+            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device, *seen)
             attended = attend(queries[None], keys[None], values[None], mask, call)
             output[start : start + query_len] = attended[0].transpose(0, 1)
             start += query_len

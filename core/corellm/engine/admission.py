@@ -114,6 +114,7 @@ class AdmissionLimits:
                     f"planned at start for {self.longest_span} such tokens, not {end - start}; put text between items, "
                     "or send smaller ones"
                 )
+            # a span may end within items, whose embeddings it needs whole
             places = ((feature, feature.placeholder) for feature in request.features)
             together = _embeds_of(feature for feature, place in places if place.offset < end and place.end > start)
             if together > self.encoder_capacity:

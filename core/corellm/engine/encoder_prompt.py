@@ -26,7 +26,7 @@ class EncoderPrompt:
 
     @property
     def num_positions(self) -> int:
-        """What the encoder computes of the longer: the prompt's tokens, or the states it makes of them and its items."""
+        """What counts against a step's budget: the prompt's tokens, or the states made of them and its items."""
         return max(len(self.token_ids), self.num_states)
 
     @classmethod

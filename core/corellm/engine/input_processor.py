@@ -319,8 +319,8 @@ class InputProcessor:
         chosen = ChatOptions.of(options)
         if chosen.continue_final_message and self.max_states is not None:
             raise InvalidParameterError(
-                "continue_final_message has no meaning for an encoder-decoder: its encoder reads the whole conversation, "
-                "and its decoder begins an answer; leave it out",
+                "continue_final_message has no meaning for an encoder-decoder: its encoder reads the whole "
+                "conversation, and its decoder begins an answer; leave it out",
                 param="continue_final_message",
             )
         with _preparing():

@@ -262,7 +262,8 @@ def make_scheduler(
     """
     given = config.scheduler.encoder_cache_size
     # a span's items are needed in one step; each of their embeddings has a token there
-    per_step = max(sizes.token_budget if given is None else given, largest_item, longest_span or 0)
+    span = min(longest_span or 0, sizes.max_model_len)
+    per_step = max(sizes.token_budget if given is None else given, largest_item, span)
     kept = max(per_step, sizes.kept_embeds) if given is None else per_step
     windows = None
     if sizes.num_places is not None:

@@ -32,6 +32,8 @@ _NOT_FOR_USERS = frozenset(
     | {"raw_speech", "sampling_rate", "return_attention_mask", "video_metadata", "return_metadata"}
     | {"text", *HF_ARGUMENT.values()}
 )
+_SIZES = ("size", "crop_size", "pad_size", "image_grid_pinpoints")
+"""Arguments of image processors that state how many pixels an image may have, or one of its parts."""
 
 
 class ProcessingDefaults:
@@ -238,16 +240,17 @@ class ProcessingChecks:
 
 
 def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> None:
-    """Refuse a `size` or `crop_size` above the operator's or the checkpoint's, for which memory was planned.
+    """Refuse a size above the operator's or the checkpoint's, for which memory was planned.
 
-    For processors whose tensors grow with the size while an item's tokens may not.
+    For processors whose tensors grow with the size while an item's tokens may not. An image is cropped or padded to no
+    more than its `size` where nothing else is planned.
 
     Raises:
         ProcessorKwargsError: names both sizes, and how to allow the larger one.
     """
     part = getattr(processor, SUBPROCESSORS.get(modality, ""), None) or getattr(processor, "image_processor", None)
-    for name in ("size", "crop_size"):
-        planned = operators.get(name, getattr(part, name, None))
+    for name in _SIZES:
+        planned = operators.get(name) or getattr(part, name, None) or operators.get("size", getattr(part, "size", None))
         if planned is not None and name in mm_kwargs and _extent(mm_kwargs[name]) > _extent(planned):
             raise ProcessorKwargsError(
                 f"mm_processor_kwargs: {name} {mm_kwargs[name]} of a request is above {plain_size(planned)}, for which "
@@ -258,10 +261,13 @@ def check_sizes(processor: Any, modality: str, operators: Mapping[str, Any], mm_
 
 
 def _extent(size: Any) -> float:
-    """Number of pixels that a size allows; 0 for what is no size, which the processor refuses."""
+    """Number of pixels that a size, or the largest of several, allows; 0 for none, which the processor refuses."""
     size = plain_size(size)
     sides = list(size.values()) if isinstance(size, Mapping) else size if isinstance(size, (list, tuple)) else [size]
+    if any(isinstance(side, (list, tuple, Mapping)) for side in sides):
+        return max(map(_extent, sides))
     numbers = [side for side in sides if isinstance(side, (int, float))]
-    if isinstance(size, Mapping) and {"height", "width"} <= set(size) and len(numbers) == len(sides):
+    is_pair = {"height", "width"} <= set(size) if isinstance(size, Mapping) else len(sides) == 2
+    if is_pair and len(numbers) == len(sides):
         return math.prod(numbers)
     return max(numbers, default=0) ** 2

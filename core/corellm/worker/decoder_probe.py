@@ -275,14 +275,17 @@ def probe_spans(
 ) -> SpanMasks:
     """Return how layers see an item's tokens, by running a model on what is said to be an image.
 
-    A model that takes no such argument is not run: its decoder was probed. Nor is one known that cannot be run so,
-    which is logged.
+    A model that takes no such argument is not run: its decoder was probed. Of one that fails nothing is known, which is
+    logged.
 
     Args:
         model: the whole model.
         decoder: the text decoder inside it.
         hidden_size: width of its embeddings.
         dtype, device: of the model.
+
+    Raises:
+        CheckpointError: a window cuts what an item's tokens see in some layers, in others not.
     """
     accepted = signature(model.forward).parameters
     types = torch.tensor([_IMAGE_IN_TEXT], device=device)
@@ -290,9 +293,9 @@ def probe_spans(
     if not marks:
         return SpanMasks()
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
+    inputs = {"inputs_embeds": embeds, **marks}
     try:
-        seen = visible_tokens(model, decoder, {"inputs_embeds": embeds, **marks})
-        narrow = visible_tokens(model, decoder, {"inputs_embeds": embeds, **marks}, window=1)
+        seen = visible_tokens(model, decoder, inputs)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -305,6 +308,9 @@ def probe_spans(
         )
         return SpanMasks()
     ahead = frozenset(layer for layer, tokens in seen.items() if bool(tokens.triu(1).any()))
+    if not ahead:
+        return SpanMasks()
+    narrow = visible_tokens(model, decoder, inputs, window=1)
     return SpanMasks(ahead, cut=_cuts_spans(model, [narrow[layer] for layer in ahead]))
 
 

@@ -64,7 +64,7 @@ class CompiledAttention(AttentionBackend):
         out = empty((num_tokens, heads, value_size), query.dtype)
         tables, starts = metadata.block_tables, metadata.query_start_loc
         lens, slots = metadata.seq_lens_tensor.long(), metadata.slot_mapping
-        visible, spans = metadata.visible_lens, metadata.span_starts
+        visible, span_starts = metadata.visible_lens, metadata.span_starts
         sinks = None if call.sinks is None else call.sinks.contiguous()
         if sinks is not None and sinks.dtype not in _DTYPES:
             sinks = sinks.float()
@@ -90,7 +90,7 @@ class CompiledAttention(AttentionBackend):
             lens=lens.data_ptr(),
             starts=starts.data_ptr(),
             visible=pointer(visible),
-            span_starts=pointer(spans),
+            span_starts=pointer(span_starts),
             sinks=pointer(sinks),
             sink_size=0 if sinks is None else sinks.element_size(),
             out=out.data_ptr(),
@@ -120,6 +120,6 @@ class CompiledAttention(AttentionBackend):
         launch(
             "attention", (query.dtype, *quantized), given,
             query, key, value, cos, sin, cache.key, cache.value, slots, tables, lens, starts, visible,
-            spans, sinks, out,
+            span_starts, sinks, out,
         )  # fmt: skip
         return out

@@ -114,6 +114,6 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
             count,
             window,
             positions.device,
-            *(None if each is None else each.cpu() for each in step.spans(slice(None))),
+            *(None if each is None else each.cpu() for each in step.seen_by(slice(None))),
         )
     return seen
