@@ -63,6 +63,35 @@ def train_tokenizer(
     return fast
 
 
+def train_sentencepiece(special_tokens: Sequence[str], *, vocab_size: int = 700) -> dict[str, Any]:
+    """Return a BPE as SentencePiece trains them: a space is a character like others, unknown characters are bytes.
+
+    Several line breaks are one token.
+
+    Args:
+        special_tokens: they get the first ids; `<unk>` must be one of them.
+        vocab_size: tokens in all.
+
+    Returns:
+        `{"vocab": {token: id}, "merges": [(left, right)]}`, arguments of transformers' tokenizers.
+    """
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*special_tokens, *(f"<0x{byte:02X}>" for byte in range(256))],
+        initial_alphabet=[chr(code) for code in range(32, 127)],
+        max_token_length=8,
+        show_progress=False,
+    )
+    words = [word for line in CORPUS for word in line.replace(" ", " \0").split("\0")]
+    tokenizer.train_from_iterator([*words * 50, *["\n" * count for count in range(1, 9)] * 50], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
+
+
 def spare(count: int) -> list[str]:
     """Return special tokens without a use: put before a family's own, they give those other ids."""
     return [f"<|spare_{i}|>" for i in range(count)]

@@ -5,12 +5,11 @@ Weights are spread wider than a default initialisation, so that errors change th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import CORPUS, randomize_weights, spare
+from corellm.testing.checkpoints import randomize_weights, spare, train_sentencepiece
 
 _IMAGE_TOKENS = {
     "boi_token": "<start_of_image>",
@@ -107,29 +106,12 @@ def make_tiny_checkpoint(
 
 
 def _tokenizer(spare_tokens: int) -> Any:
-    """As Gemma's: a space is a character like others, several line breaks are one token."""
     import transformers
-    from tokenizers import Tokenizer, models, normalizers, trainers
 
-    trained = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    trained.normalizer = normalizers.Replace(" ", "▁")
     usual = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
     special = [*usual, *spare(spare_tokens), *_IMAGE_TOKENS.values()]
-    trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
-        initial_alphabet=[chr(code) for code in range(32, 127)],
-        max_token_length=8,
-        show_progress=False,
-    )
-    words = [word for line in CORPUS for word in line.replace(" ", " \0").split("\0")]
-    trained.train_from_iterator([*words * 50, *["\n" * count for count in range(1, 9)] * 50], trainer)
-    model = json.loads(trained.to_str())["model"]
     tokenizer = transformers.GemmaTokenizer(
-        add_bos_token=True,
-        vocab=model["vocab"],
-        merges=[tuple(merge) for merge in model["merges"]],
-        extra_special_tokens=dict(_IMAGE_TOKENS),
+        **train_sentencepiece(special), add_bos_token=True, extra_special_tokens=dict(_IMAGE_TOKENS)
     )
     tokenizer.add_tokens(special, special_tokens=True)
     return tokenizer
