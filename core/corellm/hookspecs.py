@@ -559,7 +559,8 @@ def get_input_embeddings(model: nn.Module, input_ids: Tensor) -> Tensor:
         input_ids: `[num_tokens]`.
 
     Returns:
-        `[num_tokens, hidden_size]`. Default: `model.get_input_embeddings()(input_ids)`.
+        `[num_tokens, hidden_size]`, or wider rows, where the decoder takes more of a token than its embedding (Gemma 4:
+        `corellm.modelling.LayerInputs`). Default: `model.get_input_embeddings()(input_ids)`.
     """
 
 

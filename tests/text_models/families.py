@@ -20,6 +20,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 3.0,
     },
+    "Gemma3nForCausalLM": {
+        **_GROUPED,
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 400,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+        "sliding_window": 10,
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": False,
+    },
     "Gemma4ForCausalLM": {
         **_GROUPED,
         "head_dim": 16,
@@ -28,7 +41,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_kv_shared_layers": 2,
-        "hidden_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 400,
         "sliding_window": 10,
         "final_logit_softcapping": 3.0,
         "tie_word_embeddings": False,
@@ -77,5 +91,5 @@ FAMILIES: dict[str, dict[str, Any]] = {
 of a part of each head, learned positions, embeddings of another width, tied ones, several heads to a key-value head,
 values of another size than keys, layers that share those of another, experts."""
 
-CHOOSE_ON_THE_HOST = {"OlmoeForCausalLM", "GptOssForCausalLM"}
-"""Those whose experts read values, so that a step cannot be captured."""
+CHOOSE_ON_THE_HOST = {"OlmoeForCausalLM", "GptOssForCausalLM", "Gemma3nForCausalLM"}
+"""Those whose experts, or whose sparse activations, read values, so that a step cannot be captured."""

@@ -48,19 +48,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         CheckpointError,
         "ZayaCCAProjection.*keeps a state, and corellm cannot run it in chunks: .*does not return one tensor",
     ),
-    # by what the decoder is given
-    "Gemma3nForCausalLM": (
-        {
-            **_GROUPED,
-            "head_dim": 16,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "num_kv_shared_layers": 0,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 400,
-        },
-        CheckpointError,
-        "takes more of a token than its embedding",
-    ),
 }
 
 
@@ -82,6 +69,16 @@ def test_a_multimodal_model_that_no_plugin_claims_needs_a_plugin() -> None:
     config = transformers.LlamaConfig(architectures=["MysteryForCausalLM"])
     with pytest.raises(PluginNotFoundError, match="has no MysteryForCausalLM, and no installed plugin serves it"):
         check_architecture(config)
+
+
+def test_more_than_an_embedding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a decoder takes of token ids under a name that is not known: it would run wrong."""
+    sizes = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 400}
+    layers = ["sliding_attention", "full_attention"]
+    make_tiny_checkpoint(tmp_path, architecture="Gemma3nForCausalLM", **_GROUPED, **sizes, layer_types=layers)
+    monkeypatch.setattr("corellm.modelling.LayerInputs.of", lambda _: None)
+    with pytest.raises(CheckpointError, match="Gemma3nTextModel takes more of a token than its embedding"):
+        LLM(str(tmp_path), dtype="float32").close()
 
 
 def test_capped_scores_need_a_backend_that_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,18 +97,20 @@ def load_weights(
             stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
             **_encoder_decoder_probe(config, use, max_states),
         )
+    hidden_size = hidden.shape[-1]
     names_spans = adapter_implements(hooks.get_bidirectional_spans)
     takes_items = bool(hooks.get_supported_mm_limits())
-    spans = probe_spans(model, language_model, width, context.dtype, context.device) if takes_items else SpanMasks()
+    spans = SpanMasks()
+    if takes_items:
+        spans = probe_spans(model, language_model, hidden_size, context.dtype, context.device)
     causal = causal_layers(model, layout, spans.ahead, names_spans=names_spans, backend=backend)
     embedding_size = model_width(model)
-    pooler = building.build_pooler(config, context, model, use, width) if pools else None
+    pooler = building.build_pooler(config, context, model, use, hidden_size) if pools else None
     vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
     replace_layers(model, config, context)
     found = {name: (module, widths[name]) for name, module in mixers.items()}
-    return ModelParts(
-        model, language_model, layout, width, vocab_size, embedding_size, causal, spans.cut, pooler, max_states, found
-    )
+    sizes = (hidden_size, vocab_size, embedding_size)
+    return ModelParts(model, language_model, layout, *sizes, causal, spans.cut, pooler, max_states, found)
 
 
 def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ For plugins, whose adapters need not repeat what the model's own forward pass do
 package imports no torch. The files, in reading order:
 
     decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, ...
+    layer_inputs        rows that its layers take beside a token's embedding
     weights             a checkpoint's weights under their published names
     visibility          which tokens its layers let each token see
     output_head         how it makes logits of hidden states
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from corellm.modelling.configurations import load_config
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
+    from corellm.modelling.layer_inputs import LayerInputs
     from corellm.modelling.output_head import logits_function
     from corellm.modelling.visibility import visible_tokens
     from corellm.modelling.weights import check_weights, read_weights, weight_files
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DecoderInputs",
     "Front",
+    "LayerInputs",
     "check_weights",
     "load_config",
     "logits_function",
@@ -36,6 +39,7 @@ __all__ = [
 _HOMES = {
     "DecoderInputs": "decoder_inputs",
     "Front": "decoder_inputs",
+    "LayerInputs": "layer_inputs",
     "load_config": "configurations",
     "logits_function": "output_head",
     "visible_tokens": "visibility",

@@ -205,12 +205,18 @@ class Subject:
         return chat.token_ids in (tokens, tokens[1:])  # the text may begin with the token that the tokenizer adds
 
     @property
-    def hidden_size(self) -> int:
-        """Width of the decoder's embeddings."""
+    def columns(self) -> int:
+        """Width of the rows that the decoder is given."""
         import torch
 
         ids = torch.zeros(1, dtype=torch.long)
         return int(self.hooks.get_input_embeddings(model=self.model, input_ids=ids).shape[-1])
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of embeddings and hidden states: of the decoder's rows, which may have more behind an embedding."""
+        config: Any = getattr(self.hooks.get_language_model(model=self.model), "config", None)
+        return min(self.columns, getattr(config, "hidden_size", self.columns))
 
     @property
     def masked_token_ids(self) -> frozenset[int]:

@@ -15,6 +15,8 @@ from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from corellm.modelling import LayerInputs
+
 __all__ = ["TextModel"]
 
 
@@ -27,6 +29,7 @@ class TextModel:
     def __init__(self, context: ModelContext) -> None:
         self.context = context
         self._compute_logits: Callable[[nn.Module, Tensor], Tensor] | None = None
+        self._layer_inputs: LayerInputs | None = None
 
     @staticmethod
     @hookimpl
@@ -54,9 +57,18 @@ class TextModel:
     @hookimpl
     def get_language_model(self, model: nn.Module) -> None:
         """Refuse a decoder that needs more than embeddings, once its weights are there; the core's default finds it."""
+        from corellm.modelling import LayerInputs
         from corellm.text_models.embeddings import check_embeddings
 
-        check_embeddings(model)
+        self._layer_inputs = LayerInputs.of(model.get_decoder())  # type: ignore[operator]
+        check_embeddings(model, self._layer_inputs)
+
+    @hookimpl
+    def get_input_embeddings(self, model: nn.Module, input_ids: Tensor) -> Tensor | None:
+        """Return embeddings with what the layers take beside them; the core's default where they take nothing."""
+        if self._layer_inputs is None:
+            return None
+        return self._layer_inputs.behind(model.get_input_embeddings()(input_ids), input_ids)  # type: ignore[operator]
 
     @hookimpl
     def compute_logits(self, model: nn.Module, hidden_states: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from corellm.attention.backend import AttentionCall
 from corellm.attention.paged import PagedStep
 from corellm.errors import CheckpointError, ContractError
+from corellm.modelling import LayerInputs
 
 
 class _NoAttention(PagedStep):
@@ -21,23 +22,28 @@ class _NoAttention(PagedStep):
 
 
 @torch.inference_mode()
-def check_embeddings(model: Any) -> None:
+def check_embeddings(model: Any, layer_inputs: LayerInputs | None = None) -> None:
     """Compare the decoder's output for token ids and for their embeddings.
+
+    Args:
+        model: the whole model.
+        layer_inputs: what its layers take beside embeddings.
 
     Raises:
         CheckpointError: they differ.
     """
     decoder, embedding = model.get_decoder(), model.get_input_embeddings()
     ids = torch.arange(2, device=embedding.weight.device)[None]
+    embeds = embedding(ids) if layer_inputs is None else layer_inputs.behind(embedding(ids)[0], ids[0])[None]
     try:
         given, embedded = (
             decoder(**inputs, position_ids=ids, use_cache=False, paged=_NoAttention())[0]
-            for inputs in ({"input_ids": ids}, {"inputs_embeds": embedding(ids)})
+            for inputs in ({"input_ids": ids}, {"inputs_embeds": embeds})
         )
     except ContractError:
         return  # it attends in a way that the core's probe of the decoder refuses, with the reason
     if not torch.equal(given, embedded):
         raise CheckpointError(
-            f"{type(decoder).__name__} takes more of a token than its embedding, such as embeddings of its own for "
-            f"each layer, which corellm does not give it; run this checkpoint with transformers' own generate"
+            f"{type(decoder).__name__} takes more of a token than its embedding, which corellm does not give it; run "
+            f"this checkpoint with transformers' own generate"
         )

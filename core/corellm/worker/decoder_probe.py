@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
+from corellm.modelling.layer_inputs import no_rows
 from corellm.modelling.visibility import visible_tokens
 from corellm.worker.kv_cache import LayerLayout
 
@@ -192,7 +193,7 @@ def _probing(decoder: nn.Module) -> Iterator[None]:
 @torch.inference_mode()
 def probe_decoder(
     language_model: nn.Module,
-    hidden_size: int,
+    embedding_width: int,
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -206,7 +207,7 @@ def probe_decoder(
 
     Args:
         language_model: the decoder.
-        hidden_size: width of its embeddings.
+        embedding_width: width of its embeddings.
         dtype, device: of the model.
         max_len: longest sequence, for which masks are looked at.
         softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
@@ -220,7 +221,7 @@ def probe_decoder(
     probe = probe_class(type(language_model).__name__, max_len, softcaps, sinks, device)
     try:
         with _probing(language_model):
-            output = probe.run(language_model, hidden_size, dtype)
+            output = probe.run(language_model, embedding_width, dtype)
     except (CorellmError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -246,10 +247,10 @@ def probe_decoder(
             f"layers with a state that transformers' Cache does not hold"
         )
     hidden: Tensor = output[0, -1:]
-    if hidden.shape != (1, hidden_size):
+    if hidden.shape[-1] > embedding_width:  # less, where an embedding also has what the layers take of a token
         raise ContractError(
             f"get_language_model returned {probe.decoder}, whose output is {hidden.shape[-1]} wide, not "
-            f"{hidden_size}: it must return the decoder without its output layer"
+            f"{embedding_width}: it must return the decoder without its output layer"
         )
     return probe.layers, hidden
 
@@ -294,6 +295,7 @@ def probe_spans(
         return SpanMasks()
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
     inputs = {"inputs_embeds": embeds, **marks}
+    inputs |= {name: rows for name, rows in no_rows(decoder, embeds).items() if name in accepted}
     try:
         seen = visible_tokens(model, decoder, inputs)
     except torch.OutOfMemoryError:

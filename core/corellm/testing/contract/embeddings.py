@@ -85,7 +85,7 @@ class EmbeddingRules(ContractRules):
         """Merging takes exactly one embedding per placeholder token; any other number is refused."""
         import torch
 
-        width, columns = subject.embedding_width, subject.hidden_size
+        width, columns = subject.embedding_width, subject.columns
         generator = torch.Generator().manual_seed(0)
         mask = torch.tensor([False, True, True, True, False, True, False])
         text = torch.randn(len(mask), columns, generator=generator)

@@ -71,7 +71,7 @@ def _find_replaced(forward: Forward) -> None:
         except Exception as error:  # it refuses such a token without an item, and so does its `generate`
             logger.debug("token %d without an item: %s: %s", token, type(error).__name__, error)
             continue
-        if not torch.equal(row, forward.embedding(ids)[0]):
+        if not torch.equal(row, forward.table(ids)[0]):
             forward.replaced[token] = row
 
 
@@ -122,10 +122,12 @@ def _compare(
 ) -> None:
     """Compare what the decoder is given for a prompt with what is made of each item alone."""
     theirs = forward.run(ids, _on_device(forward, without_text(joint)))
-    embeds, places = forward.embedding(ids), torch.zeros_like(ids, dtype=torch.bool)
+    embeds, places = forward.table(ids), torch.zeros_like(ids, dtype=torch.bool)
     for (start, end), (modality, _, own) in zip(spans, parts, strict=True):
         places[start:end] = forward.takes_embeddings(modality, own.to(forward.device))
     _find_arguments(forward, theirs, places, what)
+    if forward.layer_inputs is not None:
+        forward.item_row = theirs.embeds[0, places][0, forward.layer_inputs.hidden_size :]
     rows = [forward.embed(modality, own.to(forward.device), _on_device(forward, data)) for modality, data, own in parts]
     embeds, more = forward.merged(embeds, torch.cat(rows), places)
     pairs = [(embeds, theirs.embeds[0])]

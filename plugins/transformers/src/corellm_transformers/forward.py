@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import PlaceholderError
-from corellm.modelling import DecoderInputs, Front, visible_tokens
+from corellm.modelling import DecoderInputs, Front, LayerInputs, visible_tokens
 from corellm.multimodal import write_rows
 from corellm_transformers.arguments import AddedRows, ItemMask
 from corellm_transformers.spans import Spans, spans_in
@@ -36,6 +36,8 @@ class Forward:
 
     Attributes:
         embedding: the model's, of text.
+        layer_inputs: what the decoder's layers take of a token beside its embedding; None where they take nothing.
+        item_row: what they take of the tokens that take items' embeddings. Set by the check at load.
         arguments: what the decoder is given beside embeddings, by name. Set by the check at load.
         spans: which tokens of a prompt see each other; None before the check at load.
         replaced: `{token of an item: the row that the forward pass embeds where no item is there}`, of those that are
@@ -47,6 +49,7 @@ class Forward:
         self._front = Front(model, decoder)
         self._takes = signature(model.forward).parameters
         self.embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+        self.layer_inputs, self.item_row = LayerInputs.of(decoder), torch.empty(0)
         self.device: torch.device = self.embedding.weight.device
         self.arguments: dict[str, ItemMask | AddedRows] = {}
         self.spans: Spans | None = None
@@ -69,7 +72,7 @@ class Forward:
             `[num_embeds, width]`, of the decoder's width; wider by that of every layer that adds rows of its own.
         """
         given = self.run(tokens, tensors)
-        rows: Tensor = given.embeds[0][self.takes_embeddings(modality, tokens)]
+        rows: Tensor = given.embeds[0][self.takes_embeddings(modality, tokens), : self._hidden_size]
         for name, added in self._added:
             value = given.more.get(name)  # some modalities have none
             more = [torch.zeros_like(rows)] * added.count if value is None else added.rows(value)
@@ -78,8 +81,11 @@ class Forward:
 
     def merged(self, inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return text embeddings with items' in their places, and the decoder's further arguments."""
-        own, *parts = torch.split(rows, inputs_embeds.shape[-1], dim=-1)
-        write_rows(inputs_embeds, own, is_multimodal)
+        hidden_size = self._hidden_size
+        own, *parts = torch.split(rows, hidden_size, dim=-1)
+        write_rows(inputs_embeds[:, :hidden_size], own, is_multimodal)
+        if self.layer_inputs is not None:
+            inputs_embeds[is_multimodal, hidden_size:] = self.item_row
         more: dict[str, Any] = {
             name: mask.of(is_multimodal) for name, mask in self.arguments.items() if isinstance(mask, ItemMask)
         }
@@ -91,9 +97,18 @@ class Forward:
     def _added(self) -> list[tuple[str, AddedRows]]:
         return [(name, added) for name, added in self.arguments.items() if isinstance(added, AddedRows)]
 
+    @property
+    def _hidden_size(self) -> int:
+        return int(self.embedding.embedding_dim) if self.layer_inputs is None else self.layer_inputs.hidden_size
+
+    def table(self, input_ids: Tensor) -> Tensor:
+        """Return rows of the embedding table `[num_tokens, width]`, with what the layers take beside them."""
+        embeds: Tensor = self.embedding(input_ids)
+        return embeds if self.layer_inputs is None else self.layer_inputs.behind(embeds, input_ids)
+
     def text(self, input_ids: Tensor) -> Tensor:
         """Return embeddings of text `[num_tokens, width]`: a model may generate an item's tokens, too."""
-        embeds: Tensor = self.embedding(input_ids)
+        embeds = self.table(input_ids)
         for token, row in self.replaced.items():
             embeds = torch.where((input_ids == token)[:, None], row, embeds)
         return embeds
@@ -108,7 +123,8 @@ class Forward:
         inputs: dict[str, Any] = {"input_ids": tokens[None], "attention_mask": torch.ones_like(tokens)[None], **tensors}
         if "mm_token_type_ids" in self._takes:
             inputs["mm_token_type_ids"] = self._token_types(tokens)[None]
-        return self._front(**inputs)
+        given = self._front(**inputs)
+        return given if self.layer_inputs is None else self.layer_inputs.joined(given)
 
     def _token_types(self, tokens: Tensor) -> Tensor:
         """Return 0 for text, and a number for each modality, `[num_tokens]`."""

@@ -98,7 +98,13 @@ def _digits(code: int) -> str:
 
 _GEMMA4 = Kind(
     config={
-        "text_config": {"global_head_dim": 16, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        "text_config": {
+            "global_head_dim": 32,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "sliding_window": 24,
+        },
         "vision_config": {**_SIZES, "patch_size": 14, "pooling_kernel_size": 3, "position_embedding_size": 640},
     },
     parts={"max_soft_tokens": 70},
