@@ -1,7 +1,7 @@
 """Decoders that take of each token, beside its embedding, a row for each of their layers (Gemma 3n, Gemma 4).
 
-What the engine knows of a token is one row: its embedding, and behind that the rows of the layers. They come apart where
-the decoder is called. Knows transformers' name for the argument; knows no model family.
+What the engine knows of a token is one row: its embedding, and behind that the rows of the layers. They come apart
+where the decoder is called. Knows transformers' name for the argument; knows no model family.
 """
 
 from __future__ import annotations
@@ -40,19 +40,22 @@ class LayerInputs:
         decoder.register_forward_pre_hook(self._take_apart, with_kwargs=True)
 
     @classmethod
-    def of(cls, decoder: nn.Module) -> LayerInputs | None:
+    def of(cls, decoder: Any) -> LayerInputs | None:
         """Return those of a decoder; None of one that takes embeddings alone."""
-        takes = _ARGUMENT in signature(decoder.forward).parameters
-        return cls(decoder) if takes and getattr(decoder, "hidden_size_per_layer_input", 0) else None
+        width: int = getattr(decoder, "hidden_size_per_layer_input", 0)
+        return cls(decoder) if width and _ARGUMENT in signature(decoder.forward).parameters else None
 
     def behind(self, embeds: Tensor, input_ids: Tensor) -> Tensor:
         """Return embeddings of tokens with the rows of layers behind them.
+
+        Tokens that are not in the table have the rows of token 0, as in transformers' Gemma 3n.
 
         Args:
             embeds: `[num_tokens, hidden_size]`.
             input_ids: `[num_tokens]`.
         """
-        return torch.cat([embeds, self._table(input_ids).to(embeds.dtype)], dim=-1)
+        rows = self._table(input_ids.where(input_ids < self._table.num_embeddings, 0))
+        return torch.cat([embeds, rows.to(embeds.dtype)], dim=-1)
 
     def joined(self, given: DecoderInputs) -> DecoderInputs:
         """Return what a model gives its decoder, with the rows behind the embeddings."""

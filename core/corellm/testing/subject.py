@@ -50,6 +50,7 @@ class Subject:
         self.model = engine.runner.model
         self.end_token_ids = reference.end_token_ids = engine._eos_token_ids
         self.encoders = engine.runner.encoders
+        self._decoder_config: Any = getattr(engine.runner._language_model, "config", None)
 
     @cached_property
     def modalities(self) -> list[str]:
@@ -215,8 +216,7 @@ class Subject:
     @property
     def hidden_size(self) -> int:
         """Width of embeddings and hidden states: of the decoder's rows, which may have more behind an embedding."""
-        config: Any = getattr(self.hooks.get_language_model(model=self.model), "config", None)
-        return min(self.columns, getattr(config, "hidden_size", self.columns))
+        return min(self.columns, getattr(self._decoder_config, "hidden_size", self.columns))
 
     @property
     def masked_token_ids(self) -> frozenset[int]:
