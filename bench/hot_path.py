@@ -62,7 +62,7 @@ ASIDE: dict[str, str] = {
         "BlockManager.block_table BlockManager.reach BlockManager.take_window_changes BlockManager._missing_states"
     ),
     "engine/block_pool.py": "BlockPool.num_free BlockPool.find BlockPool.take",
-    "engine/block_hash.py": "extend_block_hashes hash_block _extra_keys",
+    "engine/block_hash.py": "extend_block_hashes hash_block _extra_keys _item_keys",
     "engine/encoder_cache.py": (
         "EncoderCache.referenced_embeds EncoderCache.is_referenced EncoderCache.__contains__ EncoderCache.acquire "
         "EncoderCache.allocate EncoderCache.can_allocate EncoderCache.take_freed"

@@ -10,9 +10,10 @@ block in which it begins covers it whole.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import takewhile
 
 from corellm.engine.request import Request
 
@@ -53,25 +54,20 @@ def _extra_keys(request: Request, start: int, stop: int) -> Iterable[bytes]:
             yield b"encoder"
             yield request.encoder_prompt.digest
         return
+    yield from _item_keys(request, start, stop, start)
+    first = bisect_left(request.spans, start, key=lambda span: span[0])
+    for span in takewhile(lambda span: span[0] < stop, request.spans[first:]):
+        yield b"span"
+        yield array("q", (span[0] - start, span[1] - start)).tobytes()
+        yield array("q", request.token_ids(*span)).tobytes()
+        yield from _item_keys(request, *span, start)
+
+
+def _item_keys(request: Request, first: int, stop: int, start: int) -> Iterable[bytes]:
+    """The items whose tokens are among those from `first` to `stop`, for the block that begins at `start`."""
     features = request.features
-    first = bisect_right(features, start, key=lambda feature: feature.placeholder.end)
-    for feature in features[first:]:
-        if feature.placeholder.offset >= stop:
-            break
+    index = bisect_right(features, first, key=lambda feature: feature.placeholder.end)
+    for feature in takewhile(lambda feature: feature.placeholder.offset < stop, features[index:]):
         yield b"item"
         yield feature.identifier.encode()
         yield (feature.placeholder.offset - start).to_bytes(8, "little", signed=True)
-    for span in request.spans:
-        if start <= span[0] < stop:
-            yield from _span_keys(request, *span, start)
-
-
-def _span_keys(request: Request, first: int, end: int, start: int) -> Iterable[bytes]:
-    """Everything in a span, for the block that begins at `start`."""
-    yield b"span"
-    yield array("q", (first - start, end - start)).tobytes()
-    yield array("q", request.token_ids(first, end)).tobytes()
-    for feature in request.features:
-        if feature.placeholder.offset < end and feature.placeholder.end > first:
-            yield feature.identifier.encode()
-            yield (feature.placeholder.offset - start).to_bytes(8, "little", signed=True)
