@@ -70,7 +70,7 @@ def main() -> int:
     """Ask about the images, then about the videos; return the exit code."""
     counts = [ask("demo", HERE / "images", "image"), ask("demo-video", HERE / "videos", "video")]
     total, wrong = (sum(numbers) for numbers in zip(*counts, strict=True))
-    print(f'\n{total - wrong} of {total} right. Ask about your own: corellm run demo image.png "How many?"')
+    print(f'\n{total - wrong} of {total} right. Ask about your own: .venv/bin/corellm run demo image.png "How many?"')
     return int(wrong > 0)
 
 

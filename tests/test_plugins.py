@@ -176,7 +176,7 @@ def test_a_good_plugin_loads(install: Install) -> None:
 def test_no_plugin_for_a_known_family_names_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what to install and lists what is installed."""
     monkeypatch.setitem(adapters.KNOWN_FAMILIES, "ToyForCausalLM", "corellm-toy")
-    with pytest.raises(PluginNotFoundError, match=r"pip install corellm-toy.*Installed: .*corellm-llava"):
+    with pytest.raises(PluginNotFoundError, match=r"pip install ./plugins/toy.*Installed: .*corellm-llava"):
         find_adapter(["ToyForCausalLM"])
 
 
@@ -217,8 +217,18 @@ def test_two_fallbacks_for_one_end(install: Install) -> None:
 def test_a_known_family_is_not_for_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fuyu's architecture ends like a text model's: without its plugin the error names what to install."""
     monkeypatch.setattr(adapters, "installed_adapters", list)
-    with pytest.raises(PluginNotFoundError, match=r"pip install corellm-fuyu.*Installed: \*ForCausalLM \(corellm\)"):
+    with pytest.raises(PluginNotFoundError, match=r"pip install ./plugins/fuyu.*Installed: \*ForCausalLM \(corellm\)"):
         find_adapter(["FuyuForCausalLM"])
+
+
+def test_the_generic_adapter_is_named_where_it_would_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only for architectures that it may serve."""
+    others = [entry for entry in adapters.installed_fallbacks() if entry.distribution != "corellm-transformers"]
+    monkeypatch.setattr(adapters, "installed_fallbacks", lambda: others)
+    with pytest.raises(PluginNotFoundError, match="install corellm-transformers, .* ./plugins/transformers"):
+        find_adapter(["MysteryForConditionalGeneration"])
+    with pytest.raises(PluginNotFoundError, match="serves MysteryModel; install a plugin for it, or write one"):
+        find_adapter(["MysteryModel"])
 
 
 def test_an_adapter_without_modality_needs_no_hooks_of_items(install: Install) -> None:

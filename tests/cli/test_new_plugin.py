@@ -196,7 +196,7 @@ STRANGERS = {"stranger": "nowhere.at", "single": "single_module", "bare": "bare_
         (["kernels"], "a package corellm_kernels is installed already"),
         (["Qwen2Audio", "--like", "llava"], "Qwen2AudioForConditionalGeneration, which corellm-qwen-audio"),
         (["mapping"], "Mapping means something else in corellm-llava"),
-        (["toyvl", "--like", "emu"], "install it: pip install corellm-emu"),
+        (["toyvl", "--like", "emu"], "take one of those, or install it"),
         (["toyvl", "--like", "lava"], "did you mean 'corellm-llava'?"),
         (["toyvl", "--like", "emu"], "corellm-qwen-audio, corellm-qwen-vl"),
         (["toyvl", "--into", "full"], "full is there already and not empty"),

@@ -226,7 +226,7 @@ def test_mistakes_get_one_line(
         ("EMPTY", "has no config.json"),
         ("FILE", "is a file; give the checkpoint's directory"),
         ("BROKEN", "not a readable JSON object"),
-        ("TOY", "no installed plugin serves ToyForCausalLM; install it: pip install corellm-toy"),
+        ("TOY", "no installed plugin serves ToyForCausalLM; install corellm-toy, from a checkout: pip"),
         ("NOWEIGHTS", "the weights cannot be loaded"),
         ("CUTWEIGHTS", "the weights cannot be read"),
     ],

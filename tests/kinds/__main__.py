@@ -19,12 +19,13 @@ PAGE = ROOT / "docs" / "run" / "kinds.md"
 _HEAD = """# Kinds of models
 
 Every architecture of transformers' image-text-to-text and multimodal-LM mappings, tried by `make families` with a tiny
-random checkpoint, in the generic adapter, [corellm-transformers](../../plugins/transformers/README.md).
+random checkpoint, in the generic adapter, [corellm-transformers](families.md#corellm-transformers).
 
-- *passes*: greedy outputs are those of transformers' `generate`, text alone and with several items: in chunks of 16, 64
-  and any number of tokens, with and without prefix caching; where memory is so short that requests are preempted, by
-  recompute and by swap, in blocks of 8, 16 and 32; with compiled kernels and with plain torch. Each setting was tried,
-  not each with every other. Kinds of one architecture are tried with one checkpoint.
+- *passes*: greedy outputs are those of transformers' `generate`, text alone and with several items, or with one where a
+  prompt may have one: in chunks of 16, 64 and any number of tokens, with and without prefix caching; where memory is so
+  short that requests are preempted, by recompute and by swap, in blocks of 8, 16 and 32; with compiled kernels and with
+  plain torch. Each setting was tried, not each with every other. Kinds of one architecture are tried with one
+  checkpoint.
 - *its own plugin*: a distribution of this project serves it, and is tested there.
 - *refused*: at load, with this reason. Such a model needs a plugin of its own, or transformers' own `generate`.
 - *needs*: transformers cannot make the model or its processor without that library, so nothing was tried.

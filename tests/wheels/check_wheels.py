@@ -72,8 +72,7 @@ class Model:
 
     def advice(self, plugin: str) -> str:
         """What to do where the plugin is missing, in the error."""
-        known = f"install it: pip install {plugin}"
-        return "install a plugin for it, or write one" if self.is_fallback else known
+        return f"install {plugin},"
 
 
 PLUGINS = {

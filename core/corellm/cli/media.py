@@ -55,9 +55,9 @@ def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def is_path(word: str) -> bool:
-    """Whether there is a file of that name, or the word looks like a path."""
+    """Whether there is a file of that name, or the word looks like a path, as of a folder within another."""
     try:
-        if word and Path(word).is_file():
+        if word and (Path(word).is_file() or ("/" in word and Path(word).is_dir())):
             return True
     except (OSError, ValueError):  # a whole question is too long for a name
         return False

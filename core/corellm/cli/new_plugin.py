@@ -23,6 +23,7 @@ change it hook by hook, and the contract says what is still missing.
   fuyu         images of any size, one line of patches after the other with separators, before the prompt
   qwen_vl      images and videos of any size, a processor and positions of its own
   qwen_audio   audio
+  internvl     an image becomes tiles
   gemma3       as llava; an image's tokens see each other
   chameleon    an image becomes tokens of the vocabulary, which the model must not write
   florence2    an encoder-decoder

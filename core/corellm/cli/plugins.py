@@ -82,7 +82,7 @@ def _print_table(rows: list[_Row]) -> None:
         ),
     )
     if all(name.startswith("*") for row in rows for name in row.architectures):
-        print("no plugins installed; each multimodal family is one, e.g. pip install corellm-llava")
+        print("no plugins installed; each multimodal family is one, e.g. in a checkout: pip install ./plugins/llava")
     print()
     _print_columns(
         ("DISTRIBUTION", "VERSION", "EXTENSIONS"),

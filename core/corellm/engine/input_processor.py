@@ -320,7 +320,7 @@ class InputProcessor:
         if chosen.continue_final_message and self.max_states is not None:
             raise InvalidParameterError(
                 "continue_final_message has no meaning for an encoder-decoder: its encoder reads the whole "
-                "conversation, and its decoder begins an answer; leave it out",
+                "conversation, and its decoder begins a new output; leave it out",
                 param="continue_final_message",
             )
         with _preparing():

@@ -23,6 +23,7 @@ from corellm.plugin.tracebacks import own_traceback
 MODELS_GROUP = "corellm.models"
 FALLBACKS_GROUP = "corellm.fallbacks"
 CHECKPOINTS_GROUP = "corellm.checkpoints"
+_GENERIC = "corellm-transformers"
 
 KNOWN_FAMILIES = {
     "LlavaForConditionalGeneration": "corellm-llava",
@@ -158,13 +159,27 @@ def _same_name(one: str, other: str) -> bool:
 
 def _not_found_message(wanted: str, architectures: Sequence[str], entries: Sequence[AdapterEntry]) -> str:
     served = ", ".join(f"{e.architecture} ({e.distribution})" for e in (*entries, *installed_fallbacks())) or "none"
-    homes = {KNOWN_FAMILIES[name] for name in architectures if name in KNOWN_FAMILIES}
-    advice = (
-        f"install it: pip install {' '.join(sorted(homes))}"
-        if homes
-        else "install a plugin for it, or write one (see CONTRIBUTING.md)"
-    )
+    homes = sorted({KNOWN_FAMILIES[name] for name in architectures if name in KNOWN_FAMILIES})
+    advice = "install a plugin for it, or write one (see CONTRIBUTING.md)"
+    if homes:
+        advice = f"install {' or '.join(homes)}, from a checkout: pip install {' '.join(map(folder_of, homes))}"
+    elif _is_generic(architectures):
+        advice = (
+            f"install {_GENERIC}, which serves many models without a plugin of their own, from a checkout: "
+            f"pip install {folder_of(_GENERIC)}"
+        )
     return f"no installed plugin serves {wanted}; {advice}. Installed: {served}"
+
+
+def folder_of(distribution: str) -> str:
+    """Where a checkout of this project has a distribution of a family."""
+    return "./plugins/" + distribution.removeprefix("corellm-").replace("-", "_")
+
+
+def _is_generic(architectures: Sequence[str]) -> bool:
+    """Whether the generic adapter, which is not installed, would be asked."""
+    absent = all(entry.distribution != _GENERIC for entry in installed_fallbacks())
+    return absent and any(name.endswith("ForConditionalGeneration") for name in architectures)
 
 
 def shipped_checkpoints() -> dict[str, Path]:

@@ -113,7 +113,7 @@ def _entries_of(like: str) -> list[AdapterEntry]:
         installed = ", ".join(distributions) or "none"
         name = PREFIX + canonical(like).removeprefix(PREFIX)
         near = difflib.get_close_matches(name, map(canonical, distributions), n=1, cutoff=0.9)
-        way_out = f"did you mean {near[0]!r}?" if near else f"take one of those, or install it: pip install {name}"
+        way_out = f"did you mean {near[0]!r}?" if near else "take one of those, or install it"
         raise PluginNotFoundError(f"no plugin {like!r} is installed to begin from (installed: {installed}); {way_out}")
     return found
 

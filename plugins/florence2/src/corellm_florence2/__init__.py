@@ -1,8 +1,8 @@
 """Florence-2 for corellm: `Florence2ForConditionalGeneration`, an encoder-decoder.
 
-The encoder (BART's) reads the image's tokens and then the text between `<s>` and `</s>`; the decoder writes the answer.
+The encoder (BART's) reads the image's tokens and then the text between `<s>` and `</s>`; the decoder writes the output.
 The text may be the name of a task, such as `<OD>`, which the processor writes out; how is in `tasks`. One image per
-prompt, without a placeholder. Does not read the answer's boxes: the processor's `post_process_generation` does.
+prompt, without a placeholder. Does not read the output's boxes: the processor's `post_process_generation` does.
 """
 
 from __future__ import annotations

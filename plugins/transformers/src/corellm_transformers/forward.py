@@ -176,7 +176,7 @@ class Forward:
         except (RuntimeError, StopIteration, IndexError) as error:
             raise PlaceholderError(
                 f"{type(self.model).__name__} has no positions for a prompt with its {len(items)} items there; put "
-                "text between them"
+                "text between them, or use a chat template, which usually does"
             ) from error
         return positions[:, 0].cpu(), int(torch.as_tensor(delta).flatten()[0])
 
