@@ -225,7 +225,7 @@ def test_the_generic_adapter_is_named_where_it_would_be_asked(monkeypatch: pytes
     """Only for architectures that it may serve."""
     others = [entry for entry in adapters.installed_fallbacks() if entry.distribution != "corellm-transformers"]
     monkeypatch.setattr(adapters, "installed_fallbacks", lambda: others)
-    with pytest.raises(PluginNotFoundError, match="install corellm-transformers, .* ./plugins/transformers"):
+    with pytest.raises(PluginNotFoundError, match=r"install corellm-transformers, .* ./plugins/transformers"):
         find_adapter(["MysteryForConditionalGeneration"])
     with pytest.raises(PluginNotFoundError, match="serves MysteryModel; install a plugin for it, or write one"):
         find_adapter(["MysteryModel"])
