@@ -81,11 +81,11 @@ class Forward:
 
     def merged(self, inputs_embeds: Tensor, rows: Tensor, is_multimodal: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return text embeddings with items' in their places, and the decoder's further arguments."""
-        hidden_size = self._hidden_size
-        own, *parts = torch.split(rows, hidden_size, dim=-1)
-        write_rows(inputs_embeds[:, :hidden_size], own, is_multimodal)
+        embeds = inputs_embeds[:, : self._hidden_size]
+        own, *parts = torch.split(rows, embeds.shape[-1], dim=-1)
+        write_rows(embeds, own, is_multimodal)
         if self.layer_inputs is not None:
-            inputs_embeds[is_multimodal, hidden_size:] = self.item_row
+            inputs_embeds[is_multimodal, self._hidden_size :] = self.item_row
         more: dict[str, Any] = {
             name: mask.of(is_multimodal) for name, mask in self.arguments.items() if isinstance(mask, ItemMask)
         }
@@ -98,8 +98,9 @@ class Forward:
         return [(name, added) for name, added in self.arguments.items() if isinstance(added, AddedRows)]
 
     @property
-    def _hidden_size(self) -> int:
-        return int(self.embedding.embedding_dim) if self.layer_inputs is None else self.layer_inputs.hidden_size
+    def _hidden_size(self) -> int | None:
+        """Where an embedding ends, and the rows of layers begin; None where there are none."""
+        return None if self.layer_inputs is None else self.layer_inputs.hidden_size
 
     def table(self, input_ids: Tensor) -> Tensor:
         """Return rows of the embedding table `[num_tokens, width]`, with what the layers take beside them."""
