@@ -56,8 +56,8 @@ class InternVLChat:
         """Return the processor factory; the checkpoints have no processor."""
         from corellm_internvl.processor import InternVLChatProcessor
 
-        context, operators = self.context, self.context.kwargs_for("image")
-        return lambda _: InternVLChatProcessor(context.tokenizer, context.hf_config, operators.get("max_dynamic_patch"))
+        context, most = self.context, self.context.kwargs_for("image").get("max_dynamic_patch")
+        return lambda _: InternVLChatProcessor(context.tokenizer, context.hf_config, most)
 
     @hookimpl
     def get_dummy_mm_data(
