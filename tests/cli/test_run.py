@@ -194,6 +194,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, video: Path, audio: Pat
         (["--media-formats", "png,jpg", "image.png", QUESTION], "unknown media format 'jpg'; known: jpeg, png, gif"),
         (["missing.png", QUESTION], "no such file: 'missing.png'"),
         (["notes.txt", QUESTION], "'notes.txt' is no image (JPEG"),
+        (["shots/day", QUESTION], "'shots/day' is a directory"),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
         (["--temperature", "-3", "hi"], "temperature must be at least 0, got -3.0"),
@@ -208,6 +209,7 @@ def test_mistakes_get_one_line(
 ) -> None:  # fmt: skip
     """Exit status 1 and one readable line, no traceback."""
     (tmp_path / "notes.txt").write_text("these are notes")
+    (tmp_path / "shots" / "day").mkdir(parents=True)
     random_image(40, 30, 5).save(tmp_path / "image.png")
     (tmp_path / "broken.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(500))
     monkeypatch.chdir(tmp_path)

@@ -67,8 +67,7 @@ def test_states_count_against_the_budget_of_a_step() -> None:
     scheduler = make_scheduler(budget=16)
     for name in ("first", "second"):
         scheduler.add_request(make_request(name, [5, len(name)], num_states=12))
-    steps = [[chunk.request_id for chunk in scheduler.schedule().chunks]]
-    assert steps == [["first"]]
+    assert [chunk.request_id for chunk in scheduler.schedule().chunks] == ["first"]
 
 
 class Worker:

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
+from PIL import Image
 
 from corellm.errors import ProcessorKwargsError
 from corellm.multimodal import check_sizes
@@ -42,6 +44,41 @@ def test_the_operator_plans() -> None:
     """Then a request may have as much."""
     check({"size": {"shortest_edge": 50}}, {"size": {"shortest_edge": 50}})
     check({"crop_size": {"height": 50, "width": 50}}, {"crop_size": {"height": 50, "width": 50}})
+
+
+@pytest.mark.parametrize(
+    ("make", "mm_kwargs", "pixels"),
+    [
+        (lambda: transformers.CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size=SQUARE), {}, 30**2),
+        (
+            lambda: transformers.CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size=SQUARE),
+            {"crop_size": {"height": 90, "width": 60}},
+            90 * 60,
+        ),
+        (
+            lambda: transformers.SiglipImageProcessorPil(size=SQUARE),
+            {"do_pad": True, "pad_size": {"height": 90, "width": 60}},
+            90 * 60,
+        ),
+        (
+            lambda: transformers.LlavaNextImageProcessorPil(
+                size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=PINPOINTS
+            ),
+            {"image_grid_pinpoints": [[224, 224]]},
+            17 * 56**2,
+        ),
+    ],
+)
+def test_transformers_processors_would_make_more(make: Any, mm_kwargs: dict[str, Any], pixels: int) -> None:
+    """What is refused is what makes an image of 40 x 30 pixels larger than the checkpoint's own arguments do."""
+    part, image = make(), Image.new("RGB", (40, 30), "red")
+    assert part(image, return_tensors="pt", **mm_kwargs)["pixel_values"].numel() == 3 * pixels
+    processor = SimpleNamespace(image_processor=part)
+    if not mm_kwargs:
+        check_sizes(processor, "image", {}, {"size": {"shortest_edge": 30}, "crop_size": SQUARE})
+        return
+    with pytest.raises(ProcessorKwargsError, match="of a request is above"):
+        check_sizes(processor, "image", {}, mm_kwargs)
 
 
 def test_parts_of_an_image_are_counted() -> None:

@@ -91,5 +91,5 @@ FAMILIES: dict[str, dict[str, Any]] = {
 of a part of each head, learned positions, embeddings of another width, tied ones, several heads to a key-value head,
 values of another size than keys, layers that share those of another, experts."""
 
-CHOOSE_ON_THE_HOST = {"OlmoeForCausalLM", "GptOssForCausalLM", "Gemma3nForCausalLM"}
+READ_VALUES = {"OlmoeForCausalLM", "GptOssForCausalLM", "Gemma3nForCausalLM"}
 """Those whose experts, or whose sparse activations, read values, so that a step cannot be captured."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, PromptError, UnsupportedModalityError
@@ -69,6 +70,22 @@ def test_a_multimodal_model_that_no_plugin_claims_needs_a_plugin() -> None:
     config = transformers.LlamaConfig(architectures=["MysteryForCausalLM"])
     with pytest.raises(PluginNotFoundError, match="has no MysteryForCausalLM, and no installed plugin serves it"):
         check_architecture(config)
+
+
+@pytest.mark.parametrize("width", [63, 65, 400])
+def test_a_decoder_of_another_width_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """With an output layer, or of less than it is given: its embeddings are 64 wide."""
+    make_tiny_checkpoint(tmp_path)
+    forward = LlamaModel.forward
+
+    def other(*args: Any, **more: Any) -> Any:
+        output = forward(*args, **more)
+        wide = torch.nn.functional.pad(output.last_hidden_state, (0, width - 64))
+        return type(output)(last_hidden_state=wide)
+
+    monkeypatch.setattr(LlamaModel, "forward", other)
+    with pytest.raises(ContractError, match=f"LlamaModel, whose output is {width} wide, not 64: it must return"):
+        LLM(str(tmp_path), dtype="float32").close()
 
 
 def test_more_than_an_embedding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_an_item_is_not_taken_as_causal_where_its_window_cannot_be_asked_for(
         return visible_tokens(*arguments)
 
     monkeypatch.setattr("corellm.worker.decoder_probe.visible_tokens", failing)
-    with pytest.raises(ValueError, match="no such window"):
+    with pytest.raises(CheckpointError, match=r"cannot be asked whether a window hides some \(ValueError: no such w"):
         probe(model)
 
 

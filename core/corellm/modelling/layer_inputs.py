@@ -15,13 +15,28 @@ from torch import Tensor, nn
 
 from corellm.modelling.decoder_inputs import DecoderInputs
 
-_ARGUMENT = "per_layer_inputs"
+_ARGUMENT, _WIDTH = "per_layer_inputs", "hidden_size_per_layer_input"
+
+
+def rows_width(decoder: Any) -> int:
+    """Return the width of one token's rows for all layers; 0 for a decoder that takes embeddings alone."""
+    if not getattr(decoder, _WIDTH, 0) or _ARGUMENT not in signature(decoder.forward).parameters:
+        return 0
+    return int(decoder.embed_tokens_per_layer.embedding_dim)
 
 
 def no_rows(decoder: Any, embeds: Tensor) -> dict[str, Tensor]:
-    """Return zeros as the argument for embeddings `[1, num_tokens, hidden_size]`; nothing where it takes none."""
-    width = getattr(decoder, "hidden_size_per_layer_input", 0)
-    return {_ARGUMENT: embeds.new_zeros(*embeds.shape[:2], len(decoder.layers), width)} if width else {}
+    """Return the decoder's argument with zeros for its layers, or no argument where it takes none.
+
+    Args:
+        decoder: the text decoder.
+        embeds: what it is given beside it, `[1, num_tokens, hidden_size]`.
+    """
+    width = rows_width(decoder)
+    if not width:
+        return {}
+    each: int = getattr(decoder, _WIDTH)
+    return {_ARGUMENT: embeds.new_zeros(*embeds.shape[:2], width // each, each)}
 
 
 class LayerInputs:
@@ -35,15 +50,14 @@ class LayerInputs:
     """
 
     def __init__(self, decoder: Any) -> None:
-        self._table, self._width = decoder.embed_tokens_per_layer, decoder.hidden_size_per_layer_input
+        self._table, self._width = decoder.embed_tokens_per_layer, getattr(decoder, _WIDTH)
         self.hidden_size: int = decoder.config.hidden_size
         decoder.register_forward_pre_hook(self._take_apart, with_kwargs=True)
 
     @classmethod
     def of(cls, decoder: Any) -> LayerInputs | None:
         """Return those of a decoder; None of one that takes embeddings alone."""
-        width: int = getattr(decoder, "hidden_size_per_layer_input", 0)
-        return cls(decoder) if width and _ARGUMENT in signature(decoder.forward).parameters else None
+        return cls(decoder) if rows_width(decoder) else None
 
     def behind(self, embeds: Tensor, input_ids: Tensor) -> Tensor:
         """Return embeddings of tokens with the rows of layers behind them.

@@ -215,7 +215,7 @@ class Subject:
 
     @property
     def hidden_size(self) -> int:
-        """Width of embeddings and hidden states: of the decoder's rows, which may have more behind an embedding."""
+        """Width of embeddings and hidden states. The decoder's rows may be wider, its configuration's number larger."""
         return min(self.columns, getattr(self._decoder_config, "hidden_size", self.columns))
 
     @property

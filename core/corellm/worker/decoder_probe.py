@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
-from corellm.modelling.layer_inputs import no_rows
+from corellm.modelling.layer_inputs import no_rows, rows_width
 from corellm.modelling.visibility import visible_tokens
 from corellm.worker.kv_cache import LayerLayout
 
@@ -207,7 +207,7 @@ def probe_decoder(
 
     Args:
         language_model: the decoder.
-        embedding_width: width of its embeddings.
+        embedding_width: of the rows that it is given: an embedding, with what its layers take of a token behind it.
         dtype, device: of the model.
         max_len: longest sequence, for which masks are looked at.
         softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
@@ -247,10 +247,11 @@ def probe_decoder(
             f"layers with a state that transformers' Cache does not hold"
         )
     hidden: Tensor = output[0, -1:]
-    if hidden.shape[-1] > embedding_width:  # less, where an embedding also has what the layers take of a token
+    widths = (embedding_width - rows_width(language_model), embedding_width)  # with rows of its layers, or without
+    if hidden.shape not in {(1, width) for width in widths}:
         raise ContractError(
             f"get_language_model returned {probe.decoder}, whose output is {hidden.shape[-1]} wide, not "
-            f"{embedding_width}: it must return the decoder without its output layer"
+            f"{widths[0]}: it must return the decoder without its output layer"
         )
     return probe.layers, hidden
 
@@ -286,7 +287,7 @@ def probe_spans(
         dtype, device: of the model.
 
     Raises:
-        CheckpointError: a window cuts what an item's tokens see in some layers, in others not.
+        CheckpointError: a window cuts what an item's tokens see in some layers, in others not, or nobody knows.
     """
     accepted = signature(model.forward).parameters
     types = torch.tensor([_IMAGE_IN_TEXT], device=device)
@@ -312,7 +313,15 @@ def probe_spans(
     ahead = frozenset(layer for layer, tokens in seen.items() if bool(tokens.triu(1).any()))
     if not ahead:
         return SpanMasks()
-    narrow = visible_tokens(model, decoder, inputs, window=1)
+    try:
+        narrow = visible_tokens(model, decoder, inputs, window=1)
+    except torch.OutOfMemoryError:
+        raise
+    except (ContractError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{type(model).__name__} lets tokens of an item see each other, and cannot be asked whether a window hides "
+            f"some ({type(error).__name__}: {error}); run this checkpoint with transformers' own generate"
+        ) from error
     return SpanMasks(ahead, cut=_cuts_spans(model, [narrow[layer] for layer in ahead]))
 
 

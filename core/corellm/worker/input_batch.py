@@ -124,13 +124,13 @@ def _spans(
     A chunk has all tokens of a span but those that were in the prefix cache. The last one alone sees up to itself,
     and only a window that does not cut spans shows that it is in one.
     """
-    last_is_outside = int(windows_cut_spans)
+    num_plain = int(windows_cut_spans)  # tokens at a span's end that see as those outside do
     visible = starts = None
     row = 0
     for chunk, state in zip(chunks, states, strict=True):
         spans, stop = state.sequence.spans, chunk.start + chunk.num_tokens
-        for start, end in spans if spans and chunk.start < spans[-1][1] - last_is_outside else ():
-            if chunk.start < end - last_is_outside and start < stop:
+        for start, end in spans if spans and chunk.start < spans[-1][1] - num_plain else ():
+            if chunk.start < end - num_plain and start < stop:
                 assert end <= stop, f"the chunk [{chunk.start}, {stop}) cuts the span [{start}, {end})"
                 if visible is None or starts is None:
                     starts = index.astype(np.int32)
