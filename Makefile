@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 MINUTES ?= 20
 # two threads that spin on one core slow each other down a thousandfold
 export OMP_WAIT_POLICY ?= PASSIVE
+# a class or a file is one process's; conftest.py says which start first
+PARALLEL := -n auto --maxprocesses=8 --dist loadscope --no-loadscope-reorder
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -37,10 +39,10 @@ demo-video-train: setup ## train `demo-video` from scratch, into demo/runs/new-v
 	$(BIN)/python -m demo.video.train demo/runs/new-video
 
 test: setup      ## all tests, in as many processes as there are processors
-	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadscope
+	$(BIN)/python -m pytest $(PARALLEL)
 
 parity-torch: setup ## the tests that compare with transformers, on torch's kernels instead of the compiled ones
-	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadscope tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
+	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
 
 kernels: setup   ## compile the kernels for CPUs again, after their sources changed
 	$(BIN)/python -m corellm_kernels.cpu.build
@@ -64,8 +66,12 @@ promises: setup  ## what is promised of faults and bad input, at full scale; nee
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-mutants: setup   ## which rule of the contract catches which broken adapter first (an hour)
+mutants: setup   ## every broken adapter is caught by its rule; then which rule of the whole contract catches it first (an hour)
+	$(BIN)/python -m pytest $(PARALLEL) tests/mutants --mutants all --mutants-caught
 	$(BIN)/python -m tests.mutants.survey
+
+mutants-touched: setup ## broken adapters of the families and rules that a change touches; notes which are caught
+	$(BIN)/python -m pytest $(PARALLEL) tests/mutants --mutants-caught
 
 changes: setup   ## which single changes of adapters' own source the contract catches (hours; FAMILIES=llava for one)
 	$(BIN)/python -m tests.mutants.systematic_survey $(FAMILIES)

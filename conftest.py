@@ -22,7 +22,14 @@ hypothesis.settings.register_profile("corellm", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("corellm")
 
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.processor_time", "tests.mutants.selection"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let classes with contracts start first: each runs in one process, and none should begin when the others end."""
+    from corellm.testing.rules import Rules
+
+    items.sort(key=lambda item: not issubclass(getattr(item, "cls", None) or object, Rules))
 
 
 @pytest.fixture(scope="session", autouse=True)

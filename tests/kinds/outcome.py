@@ -25,9 +25,8 @@ _WAYS_OUT = (
 _ABSENT = re.compile(r"(torchvision|torchaudio|timm|mistral.?common|num2words|pytesseract)", re.IGNORECASE)
 
 
-_ONCE = "not whole_prompts and not 16-no-prefix and not 64-no-prefix and not 8192-prefix"
-_OPTIONS = ("-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-k", _ONCE)
-"""Warnings are those of transformers about itself. Every setting is tried, but not with every other."""
+_OPTIONS = ("-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
+"""Warnings are those of transformers about itself."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ MUTANTS = (
     # --- the decoder ------------------------------------------------------------------------------------------------
     LLAVA.given(
         "logits are scaled",
-        "test_the_reference_attention",
+        "test_whole_prompts",
         "compute_logits",
         """
         @hookimpl
@@ -164,7 +164,7 @@ MUTANTS = (
     # --- what is remembered -----------------------------------------------------------------------------------------
     LLAVA.edited(
         "an image is embedded once, and zeros after that",
-        "test_eviction_in_mid_request[16]",
+        "test_preemption",
         "get_multimodal_embeddings",
         old="        return features\n",
         new="        seen = self.__dict__.setdefault('seen', set())\n"
@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     LLAVA.given(
         "embeddings of text are centred in each step",
-        "test_preemption[8-recompute]",
+        "test_preemption",
         "get_input_embeddings",
         """
         @hookimpl
@@ -186,7 +186,7 @@ MUTANTS = (
     ),
     LLAVA.given(
         "many tokens are embedded otherwise than few",
-        "test_whole_prompts[0.5]",
+        "test_whole_prompts",
         "get_input_embeddings",
         """
         @hookimpl

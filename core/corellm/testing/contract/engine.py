@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pytest
-
-from corellm.llm import LLM
 from corellm.multimodal.defaults import SUBPROCESSORS, declared_types
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
@@ -19,66 +16,61 @@ from corellm.testing.subject import Subject, same_data
 
 
 class EngineRules(GreedyRules):
-    """Preemption, whole prompts, attention backends: with items or without."""
+    """Short memory, whole prompts, other attention backends: with items or without.
+
+    With the cases of `test_greedy_equals_the_reference` four engines, which together have every setting that changes
+    what the hooks are called with, once; that the engine keeps its promises in all combinations its own tests prove.
+    """
 
     @slow()
-    @pytest.mark.parametrize(("block_size", "mode"), [(8, "recompute"), (16, "swap"), (32, "recompute")])
-    def test_preemption(self, subject: Subject, examination: Examination, block_size: int, mode: str) -> None:
-        """Where memory is short and requests are preempted, by recompute or by swap, tokens are the same."""
-        blocks = -(-examination.longest // block_size) + 1
+    def test_preemption(self, subject: Subject, examination: Examination) -> None:
+        """Where requests are preempted and recomputed, and the caches hold one item, tokens are the same.
+
+        Items are evicted while requests are in flight. On a CPU with plain torch's attention, where compiled kernels
+        are chosen.
+        """
+        process = subject.inputs.process
+        features = [feature for case in examination.cases for feature in process(case.prompt).features]
         outputs = self.check_outputs(
             subject,
             examination,
-            num_kv_blocks=blocks + 1,
-            block_size=block_size,
-            preemption_mode=mode,
+            num_kv_blocks=-(-examination.longest // 8) + 2,
+            block_size=8,
             max_model_len=examination.longest,
             max_num_batched_tokens=64,
+            encoder_cache_size=0,
+            mm_processor_cache_gb=max((feature.data.nbytes for feature in features), default=0) / 2**30,
+            attention_backend="cpu" if subject.context.device.type == "cpu" else None,
         )
-        preempted = sum(output.metrics.num_preemptions for output in outputs if output.metrics)
-        assert preempted > 0, "the requests of this rule are too short to be preempted"
+        _require_preemptions(outputs)
 
     @slow()
-    @pytest.mark.parametrize("delay", [0.0, 0.5])
-    def test_whole_prompts(self, subject: Subject, examination: Examination, delay: float) -> None:
-        """Without chunked prefill, with few blocks and with a delay factor, tokens are the same."""
-        longest = examination.longest
-        self.check_outputs(
+    def test_whole_prompts(self, subject: Subject, examination: Examination) -> None:
+        """Without chunked prefill, with a delay factor, swapped where memory is short, tokens are the same.
+
+        With the reference attention instead of the backend chosen here.
+        """
+        outputs = self.check_outputs(
             subject,
             examination,
             enable_chunked_prefill=False,
-            scheduler_delay_factor=delay,
-            max_model_len=longest,
-            num_kv_blocks=longest // 16 + 2,
+            scheduler_delay_factor=0.5,
+            num_kv_blocks=-(-examination.longest // 32) + 2,
+            block_size=32,
+            max_model_len=examination.longest,
+            preemption_mode="swap",
+            attention_backend="reference",
         )
+        _require_preemptions(outputs)
 
-    @slow()
-    def test_the_reference_attention(self, subject: Subject, examination: Examination) -> None:
-        """With the reference attention instead of the backend chosen here, tokens are the same.
 
-        On a CPU with plain torch's, too, where compiled kernels are chosen.
-        """
-        self.check_outputs(subject, examination, attention_backend="reference")
-        if subject.context.device.type == "cpu":
-            self.check_outputs(subject, examination, attention_backend="cpu", block_size=8)
+def _require_preemptions(outputs: Sequence[RequestOutput]) -> None:
+    preempted = sum(output.metrics.num_preemptions for output in outputs if output.metrics)
+    assert preempted > 0, "the requests of this rule are too short to be preempted"
 
 
 class ItemEngineRules(EngineRules):
-    """The caches of items, and arguments of processors."""
-
-    @slow()
-    @pytest.mark.parametrize("chunk", [16, 8192])
-    def test_eviction_in_mid_request(self, subject: Subject, examination: Examination, chunk: int) -> None:
-        """Where the caches hold a single item, evicted while requests are in flight, tokens are the same."""
-        process = subject.inputs.process
-        nbytes = max(feature.data.nbytes for case in examination.cases for feature in process(case.prompt).features)
-        self.check_outputs(
-            subject,
-            examination,
-            encoder_cache_size=0,
-            mm_processor_cache_gb=nbytes / 2**30,
-            max_num_batched_tokens=chunk,
-        )
+    """The blocks of items, and arguments of processors."""
 
     def test_arguments_reach_the_answers(self, subject: Subject) -> None:
         """With `mm_processor_kwargs`, too, greedy tokens are the reference's.
@@ -167,6 +159,7 @@ class ItemEngineRules(EngineRules):
     def test_different_items_share_no_blocks(self, subject: Subject) -> None:
         """Two items behind equal token ids never share blocks of the prefix cache; an item and itself do."""
         params = SamplingParams(temperature=0, max_tokens=8, min_tokens=8, logprobs=0)
+        shares_prefixes = subject.llm.engine.scheduler.blocks.enable_prefix_caching  # not if the decoder keeps a state
         for modality in subject.modalities:
             item, other = (subject.alike(modality, seed) for seed in (1, 2))
             text = subject.placeholder(modality) + QUESTIONS[2] * 2
@@ -188,12 +181,8 @@ class ItemEngineRules(EngineRules):
                 fix="remember nothing by a size, a name or an address",
             )
             (before,) = {feature.placeholder.offset for feature in features}
-            with (
-                LLM(str(subject.checkpoint), dtype="float32", block_size=8) as llm,
-                self.expecting("requests are served"),
-            ):
-                outputs = [llm.generate(request, params, use_tqdm=False)[0] for request in requests]
-                shares_prefixes = llm.engine.scheduler.blocks.enable_prefix_caching  # not if the decoder keeps a state
+            with self.expecting("requests are served"):
+                outputs = [subject.llm.generate(request, params, use_tqdm=False)[0] for request in requests]
             first, second, again = outputs
             assert first.prompt_token_ids == second.prompt_token_ids, "the items of this rule differ in tokens"
             self.require(
