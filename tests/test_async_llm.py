@@ -41,14 +41,13 @@ async def collect(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY) -
 
 async def free_blocks(llm: AsyncLLM) -> tuple[int, int]:
     """Free and all blocks, once the engine is idle."""
-    for _ in range(500):
+    while True:
         running, free, capacity = await llm._in_engine(
             lambda e: (e.has_unfinished_requests(), e.scheduler.blocks.num_free_blocks, e.scheduler.blocks.capacity)
         )
         if not running:
-            break
+            return free, capacity
         await asyncio.sleep(0.01)
-    return free, capacity
 
 
 def test_concurrent_streams_equal_single_ones(llm: AsyncLLM) -> None:
@@ -137,9 +136,10 @@ def test_leaving_the_loop_aborts(llm: AsyncLLM) -> None:
         async for _ in stream:
             break
         await stream.aclose()
-        for moment in (0, 0.005, 0.05):
+        for turns in (0, 1, 5, 20):
             task = asyncio.create_task(collect(llm, make_image(2), endless))
-            await asyncio.sleep(moment)
+            for _ in range(turns):
+                await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -208,8 +208,11 @@ def test_abort_while_the_prompt_is_prepared(llm: AsyncLLM, monkeypatch: pytest.M
     """An abort that comes before the engine knows of the request is not lost."""
     right = llm.engine.input_processor.process
 
+    began, go_on = threading.Event(), threading.Event()
+
     def slow(prompt: Any, **_: Any) -> Any:
-        time.sleep(0.2)
+        began.set()
+        assert go_on.wait(120)
         return right(prompt)
 
     async def main() -> None:
@@ -217,8 +220,9 @@ def test_abort_while_the_prompt_is_prepared(llm: AsyncLLM, monkeypatch: pytest.M
         params = SamplingParams(max_tokens=900, ignore_eos=True)
         stream = llm.generate("USER: a ASSISTANT:", params, request_id="early")
         task = asyncio.create_task(anext(stream))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(began.wait, 120)
         await llm.abort("early")
+        go_on.set()
         outputs = [await task, *[output async for output in stream]]
         assert outputs[-1].outputs[0].finish_reason == "abort"
 
@@ -241,8 +245,13 @@ def test_a_cancelled_call_harms_no_request(llm: AsyncLLM) -> None:
     """Cancelling the wait for a call into the engine does not end the engine."""
 
     async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(llm.apply_model(lambda _: time.sleep(0.3)), 0.05)
+        began, go_on = threading.Event(), threading.Event()
+        call = asyncio.create_task(llm.apply_model(lambda _: (began.set(), go_on.wait(120))))
+        assert await asyncio.to_thread(began.wait, 120)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        go_on.set()
         assert await collect(llm, "hi")
 
     asyncio.run(main())
@@ -267,7 +276,7 @@ def test_calls_after_the_end_fail(llm: AsyncLLM) -> None:
     """A call into a closed engine fails at once."""
     llm.close()
     with pytest.raises(EngineDeadError, match="shut down"):
-        asyncio.run(asyncio.wait_for(llm.get_metrics(), 5))
+        asyncio.run(asyncio.wait_for(llm.get_metrics(), 120))
 
 
 def test_duplicate_id(llm: AsyncLLM) -> None:
@@ -322,15 +331,15 @@ def test_closing_fails_prompts_that_wait_to_be_prepared(llm: AsyncLLM, monkeypat
 
     def slow(prompt: Any, **_: Any) -> Any:
         began.set()
-        go_on.wait(30)
+        go_on.wait(120)
         return process(prompt)
 
     async def main() -> None:
         monkeypatch.setattr(llm.engine.input_processor, "process", slow)
         waiting = [asyncio.ensure_future(collect(llm, "hi")) for _ in range(3)]
-        await asyncio.to_thread(began.wait, 30)
+        await asyncio.to_thread(began.wait, 120)
         await asyncio.to_thread(llm.close)
-        results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+        results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 120)
         assert all(isinstance(r, EngineDeadError) and "shut down" in str(r) for r in results), results
         go_on.set()
 
@@ -362,7 +371,8 @@ def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
 
 def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused, other text is completed after it, and the engine closes."""
-    monkeypatch.setattr(llm.engine._templates, "_seconds", 1.0)
+    renderer = llm.engine._templates
+    monkeypatch.setattr(renderer, "_seconds", 1.0)
     loops = "".join("{% for _ in range(99999) %}" for _ in range(9)) + "".join("{% endfor %}" for _ in range(9))
     messages = [{"role": "user", "content": "Hello"}]
 
@@ -372,16 +382,16 @@ def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypat
 
     async def main() -> None:
         hostile = asyncio.create_task(ask_hostile())
-        await asyncio.sleep(0.1)
-        assert len(await asyncio.wait_for(collect(llm, "USER: hello ASSISTANT:"), 30)) == 12
-        with pytest.raises(PromptError, match="the chat template does not end within 1 s"):
+        assert len(await asyncio.wait_for(collect(llm, "USER: hello ASSISTANT:"), 120)) == 12
+        with pytest.raises(PromptError, match="template does not end within 1 s"):
             await hostile
+        renderer._seconds = 60.0
         outputs = [output async for output in llm.chat(messages, GREEDY)]
         assert outputs[-1].finished
 
     asyncio.run(main())
     llm.close()
-    assert llm.engine._templates._first[1]._running is None
+    assert renderer._first[1]._running is None
 
 
 def test_unknown_arguments_of_chat(llm: AsyncLLM) -> None:

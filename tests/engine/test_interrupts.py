@@ -277,6 +277,6 @@ def test_interrupts_of_every_moment(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert interrupted > 10
+    assert interrupted
     assert outputs(llm) == wanted
     check_idle(llm)

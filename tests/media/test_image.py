@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import time
-import tracemalloc
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -509,15 +507,9 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.usefixtures("no_decoding")
 def test_bombs_are_refused_before_decoding(name: str) -> None:
-    """By the header, in no time and no memory, whatever Pillow's own limit is; warnings would be errors here."""
-    tracemalloc.start()
-    start = time.perf_counter()
+    """By the header, whatever Pillow's own limit is; warnings would be errors here."""
     with pytest.raises(MediaTooLargeError) as caught:
         load_image(BOMBS[name], LIMIT)
-    elapsed, peak = time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert elapsed < 0.5
-    assert peak < 16 * 2**20
     assert caught.value.expected == LIMIT
     assert str(LIMIT) in str(caught.value)
 
@@ -573,13 +565,11 @@ def test_paths_that_are_no_images(tmp_path: Path) -> None:
 
 
 def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
-    """A FIFO without a writer would block an ordinary open for ever."""
+    """A FIFO without a writer would block an ordinary open, and this test, for ever."""
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     link = tmp_path / "link.png"
     link.symlink_to(pipe)
-    start = time.perf_counter()
     for path in (pipe, link, "/dev/zero"):
         with pytest.raises(MediaError, match="not a regular file"):
             load_image(path, LIMIT)
-    assert time.perf_counter() - start < 1

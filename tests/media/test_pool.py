@@ -6,6 +6,7 @@ costs its own request alone, and leaves nothing behind.
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import signal
@@ -28,6 +29,7 @@ from corellm.children.memory import KEPT_BYTES, SharedMemory, TooShortError
 from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
 from corellm.errors import (
     ConfigError,
+    MediaBusyError,
     MediaError,
     MediaTimeoutError,
     MediaTooLargeError,
@@ -44,19 +46,31 @@ from tests.media.videos import encode, moving, plain
 
 LIMIT = test_image.LIMIT
 PNG = test_image.FILES["PNG"]
-SECONDS = 3.0
 ROOT = str(Path(__file__).parents[2])
 
 
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaPool]:
-    """Two children that do what files say."""
+    """Two children that do what files say, and have the time of a busy machine."""
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    pool = MediaPool(2, SECONDS, "tests.media.odd_worker")
+    pool = MediaPool(2, 60.0, "tests.media.odd_worker")
     for child in pool._children._children:
         child.start()
     yield pool
     pool.close()
+
+
+def hasty(pool: MediaPool) -> MediaPool:
+    """The same children, for a second."""
+    other = copy.copy(pool)
+    other._seconds = 1.0
+    return other
+
+
+def kill_children(pool: MediaPool) -> None:
+    """End what they are doing."""
+    for pid in [child._running.process.pid for child in pool._children._children if child._running]:
+        os.kill(pid, signal.SIGKILL)
 
 
 def children() -> set[int]:
@@ -232,8 +246,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 FAULTS = {
-    "hang": (MediaTimeoutError, r"the data takes longer than 3 s to decode; .*raise media_timeout"),
-    "loop": (MediaTimeoutError, r"the data takes longer than 3 s to decode"),
+    "hang": (MediaTimeoutError, r"the data takes longer than 1 s to decode; .*raise media_timeout"),
+    "loop": (MediaTimeoutError, r"the data takes longer than 1 s to decode"),
     "crash": (MediaError, "the data is broken: its decoder crashed"),
     "exit": (MediaError, "the data is broken: its decoder crashed"),
     "eat": (MediaTooLargeError, r"the data takes more than \d+ MiB of memory to decode"),
@@ -255,7 +269,7 @@ def test_a_fault_costs_its_own_request_alone(odd: MediaPool, name: str) -> None:
 
     def fail() -> None:
         with pytest.raises(kind, match=words):
-            load_image(f"{name}! and more".encode(), LIMIT, pool=odd)
+            load_image(f"{name}! and more".encode(), LIMIT, pool=hasty(odd) if kind is MediaTimeoutError else odd)
 
     with ThreadPoolExecutor(2) as threads:
         failing = threads.submit(fail)
@@ -334,28 +348,34 @@ def test_when_all_are_busy_others_wait_no_longer_than_the_limit(odd: MediaPool) 
         hanging = [threads.submit(load_image, b"hang!", LIMIT, pool=odd) for _ in range(2)]
         while len(odd._children._free()):
             time.sleep(0.01)
-        odd._seconds = 0.1
-        with pytest.raises(MediaTimeoutError, match=r"not decoded: all 2 processes were busy for 0\.1 s; .*media_work"):
-            load_image(PNG, LIMIT, pool=odd)
-        odd._seconds = 20.0
-        assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
-        assert all(isinstance(one.exception(), MediaTimeoutError) for one in hanging)
+        with pytest.raises(MediaBusyError, match=r"all 2 processes .* media_workers") as caught:
+            load_image(PNG, LIMIT, pool=hasty(odd))
+        assert caught.value.expected == 1.0
+        waiting = threads.submit(load_image, PNG, LIMIT, pool=odd)
+        kill_children(odd)
+        assert waiting.result().size == (40, 30)
+        assert all(isinstance(one.exception(), MediaError) for one in hanging)
 
 
-def test_children_are_started_again_and_closed(odd: MediaPool) -> None:
+def test_children_are_started_again_and_closed(odd: MediaPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However one died; closing ends them all, also those at work."""
+    kill_children(odd)
     for child in odd._children._children:
         assert child._running is not None
-        os.kill(child._running.process.pid, signal.SIGKILL)
         while is_running(child._running.process.pid):
             time.sleep(0.01)
     assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
     others = children() - {child._running.process.pid for child in odd._children._children if child._running}
+    exchange, sending = Child._exchange, threading.Event()
+
+    def noted(child: Child, data: bytes | None, seconds: float) -> Any:
+        sending.set()
+        return exchange(child, data, seconds)
+
+    monkeypatch.setattr(Child, "_exchange", noted)
     with ThreadPoolExecutor(1) as threads:
         failing = threads.submit(load_image, b"hang!", LIMIT, pool=odd)
-        while len(odd._children._free()) == 2:
-            time.sleep(0.01)
-        time.sleep(0.1)
+        assert sending.wait(60)
         odd.close()
         with pytest.raises(ProcessingError, match="not decoded any more: the engine was shut down"):
             failing.result()
@@ -382,7 +402,7 @@ def test_a_child_that_starts_while_its_pool_is_closed_is_ended(monkeypatch: pyte
         waiting = threads.submit(load_image, PNG, LIMIT, pool=pool)
         pool.close()
         with pytest.raises(ProcessingError, match="shut down"):
-            waiting.result(30)
+            waiting.result(120)
         closed.set()
         assert late.result().size == (40, 30)
     assert children() == before
@@ -390,11 +410,16 @@ def test_a_child_that_starts_while_its_pool_is_closed_is_ended(monkeypatch: pyte
 
 def test_an_interrupt_leaves_the_pool_usable(odd: MediaPool) -> None:
     """Ctrl-C while a decoder hangs: the child is ended, and its result is not taken for another's."""
-    odd._seconds = 60.0
     main = threading.main_thread().ident
     assert main is not None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs this beside others
-    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    def interrupt() -> None:
+        while len(odd._children._free()) == 2:
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             load_image(b"hang!", LIMIT, pool=odd)
@@ -407,7 +432,7 @@ def test_interrupts_of_every_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals between any two bytecodes, also before a child is ready: the only child is not lost, nor any file."""
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # in a callback they are lost to Python itself
     rng, interrupted = Random(3), 0
-    pool = MediaPool(1, 10.0)
+    pool = MediaPool(1, 60.0)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         while frame is not None:
@@ -429,7 +454,7 @@ def test_interrupts_of_every_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert interrupted > 5
+    assert interrupted
     pool.close()
 
 
@@ -441,7 +466,7 @@ def test_a_child_ends_where_an_interrupt_left_its_lock(odd: MediaPool) -> None:
     lock.acquire()
     closing = threading.Thread(target=odd.close, daemon=True)
     closing.start()
-    closing.join(30.0)
+    closing.join(120.0)
     assert not closing.is_alive()
     lock.release()
     running.process.wait()
@@ -456,12 +481,13 @@ def test_a_forked_process_has_children_of_its_own(odd: MediaPool) -> None:
             time.sleep(0.01)
         pid = os.fork()
         if pid == 0:
-            odd._seconds = 60.0
             size = load_image(PNG, LIMIT, pool=odd).size
             odd.close()
             os._exit(0 if size == (40, 30) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert all(isinstance(one.exception(), MediaTimeoutError) for one in hanging)
+        assert not any(one.done() for one in hanging)
+        kill_children(odd)
+        assert all(isinstance(one.exception(), MediaError) for one in hanging)
     assert load_image(PNG, LIMIT, pool=odd).size == (40, 30)
 
 
@@ -469,8 +495,9 @@ PARENT = """
 import sys
 from corellm.media.image import load_image
 from corellm.media.pool import MediaPool
-pool = MediaPool(1, 1.0, "tests.media.odd_worker")
+pool = MediaPool(1, 60.0, "tests.media.odd_worker")
 load_image(open(sys.argv[1], "rb").read(), 10**6, pool=pool)
+pool._seconds = 1.0
 print(pool._children._children[0]._running.process.pid, flush=True)
 if sys.argv[2] == "busy":
     load_image(b"loop!", 10**6, pool=pool)
@@ -488,10 +515,10 @@ def test_children_end_with_a_parent_that_is_killed(state: str, tmp_path: Path) -
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 20
-    while is_running(child) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 120
+    while is_running(child):
+        assert time.monotonic() < deadline, "it runs on"
         time.sleep(0.02)
-    assert not is_running(child)
 
 
 def is_running(pid: int) -> bool:

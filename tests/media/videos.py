@@ -137,7 +137,7 @@ def peak():
     lines = [line for path in status if path.exists() for line in path.read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith('VmHWM'))
 limits = MultiModalConfig(**json.loads(sys.argv[2]))
-pool = MediaPool(1, 30.0) if sys.argv[3] == 'pooled' else None
+pool = MediaPool(1, 300.0) if sys.argv[3] == 'pooled' else None
 for path in sys.argv[4:]:
     before, frames, error = peak(), 0, None
     try:
@@ -173,5 +173,5 @@ def measure(
     chosen = "null" if indices is None else json.dumps(list(indices))
     paths = [str(folder / str(number)) for number in range(len(videos))]
     command = [sys.executable, "-c", _MEASURE, chosen, json.dumps(limits), "pooled" if pooled else "", *paths]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout.splitlines()
     return {name: Measured(*json.loads(line)) for name, line in zip(videos, lines, strict=True)}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from corellm.multimodal.cache import ProcessorCache
 
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 KEYS = st.sampled_from("abcdef")
 OPERATIONS = st.lists(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -192,15 +191,19 @@ def test_arguments_of_tool_calls_are_guarded_after_they_are_read() -> None:
     assert got == [{"a": f"<{GUARD}/s>"}, f"<{GUARD}/s>", "[1]", "1" * 5000]
 
 
-def test_media_are_not_searched() -> None:
-    """A `data:` URL of any length is passed on as it is, and text is searched in one pass: both take no time."""
+def test_media_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `data:` URL of any length is passed on as it is; text is searched once, for what all literals begin with."""
     guards = Guards(others=Guard([f"<|reserved_{i}|>" for i in range(1000)]), operator=Guard([]))
-    url, text = "data:image/png;base64," + "<|reserved_" * 2_000_000, "<|reserved_" * 200_000
-    start = time.monotonic()
+    assert guards.others._pattern is not None
+    assert guards.others._pattern.pattern.count("reserved_") == 1
+    url, text = "data:image/png;base64," + "<|reserved_" * 20_000, "<|reserved_" * 20_000
+    searched: list[str] = []
+    search = Guard.text
+    monkeypatch.setattr(Guard, "text", lambda guard, given: (searched.append(given), search(guard, given))[1])
     (message,) = normalize_messages(
         [user({"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text})], guards
     )
-    assert time.monotonic() - start < 10
+    assert sum(map(len, searched)) < len(text) + 1000
     assert message["content"][0]["image"] is url
     assert message["content"][1]["text"] == text
 

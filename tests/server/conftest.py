@@ -77,11 +77,11 @@ def serving(client: Any, fetch: Any = None, **options: Any) -> Iterator[Running]
     thread = threading.Thread(target=lambda: running.statuses.append(server.run(listening.set)))
     thread.start()
     try:
-        assert listening.wait(30)
+        assert listening.wait(120)
         yield running
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(120)
     assert not thread.is_alive()
     assert fetcher is None or fetcher.is_closed
 
@@ -137,10 +137,10 @@ def idle(running: Running) -> bool:
         running.service.client,
         lambda e: not e.has_unfinished_requests() and e.scheduler.blocks.num_free_blocks == e.scheduler.blocks.capacity,
     )
-    return bool(future.result(30))
+    return bool(future.result(120))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Return once a condition holds; fail if it never does."""
     import time
 

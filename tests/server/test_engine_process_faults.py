@@ -59,7 +59,7 @@ def is_engine(pid: int) -> bool:
 
 async def until(condition: Any) -> None:
     """Wait until a condition holds, for as long as a busy machine may need."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         await asyncio.sleep(0.02)
@@ -85,7 +85,7 @@ def test_a_killed_engine_fails_every_request_at_once(llm: ProcessLLM) -> None:
         await llm.check_health()
         os.kill(llm.pid, signal.SIGKILL)
         metrics = asyncio.ensure_future(llm.get_metrics())
-        results = await asyncio.wait_for(asyncio.gather(*streams, metrics, return_exceptions=True), 30)
+        results = await asyncio.wait_for(asyncio.gather(*streams, metrics, return_exceptions=True), 120)
         assert {type(result) for result in results} == {EngineDeadError}
         assert "SIGKILL" in str(results[0])
         assert llm.dead is not None
@@ -108,8 +108,7 @@ def test_a_hung_engine_can_be_told_from_a_busy_one(llm: ProcessLLM) -> None:
         task = asyncio.ensure_future(stream(llm, begun))
         steps = llm.num_steps
         os.kill(llm.pid, signal.SIGCONT)
-        await until(lambda: llm.num_steps > steps)
-        assert llm.seconds_silent < 3
+        await until(lambda: llm.num_steps > steps and llm.seconds_silent < 3)
         os.kill(llm.pid, signal.SIGSTOP)
         await until(lambda: llm.seconds_silent > 3)
         await asyncio.to_thread(llm.close)

@@ -136,12 +136,15 @@ def test_an_image_by_http(llm: AsyncLLM) -> None:
 
 def test_a_failed_fetch_cancels_the_others(llm: AsyncLLM) -> None:
     """The part that failed is named; no other fetch goes on."""
+    begun: list[str] = []
     cancelled: list[str] = []
 
     async def fetch(url: str, *, kind: str) -> bytes:
         if "bad" in url:
-            await asyncio.sleep(0.05)
+            while len(begun) < 2:
+                await asyncio.sleep(0)
             raise MediaError("could not fetch")
+        begun.append(url)
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:

@@ -7,7 +7,9 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,15 +21,24 @@ from tests.server.footprint import Footprint, assert_no_leak
 from tests.server.test_engine_process_faults import exists
 
 ENDLESS = chat(user("go on"), max_tokens=900, ignore_eos=True)
-PATIENCE = pytest.mark.parametrize("patience", [10, pytest.param(1, marks=pytest.mark.full)])
-"""The promised seconds hold on a machine that does nothing else; elsewhere they are so many times as long."""
+PATIENCE = pytest.mark.parametrize("patience", [60, pytest.param(1, marks=pytest.mark.full)])
+"""The promised seconds hold on a machine that does nothing else; elsewhere they are so many times as long, and only end
+a test that hangs."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fail if what is inside takes longer."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
 
 
 def ask(running: Command, pool: ThreadPoolExecutor, count: int) -> list[Future[str]]:
     """Send endless requests, half of them as streams; returns their responses' texts once they are in the engine."""
 
     def send(index: int) -> str:
-        with httpx.Client(base_url=running.http.base_url, timeout=120) as client:
+        with httpx.Client(base_url=running.http.base_url, timeout=600) as client:
             return client.post(CHAT, json={**ENDLESS, "stream": index % 2 == 0}).text
 
     sent = [pool.submit(send, index) for index in range(count)]
@@ -62,7 +73,9 @@ def test_row_26_a_hung_engine(tiny_llava: Path, tmp_path: Path, patience: int) -
 
     Told to end meanwhile, the server does not wait for it.
     """
-    with command(tiny_llava, tmp_path, request_timeout=5, ready_timeout=3) as running, ThreadPoolExecutor(4) as pool:
+    seconds = 5 if patience == 1 else 20
+    options = {"request_timeout": seconds, "ready_timeout": 3}
+    with command(tiny_llava, tmp_path, **options) as running, ThreadPoolExecutor(4) as pool:
         text, before = running.text_of("hello"), Footprint.of(running.process.pid, running.http)
         engine = running.engine
         sent = ask(running, pool, 4)
@@ -82,7 +95,7 @@ def test_row_26_a_hung_engine(tiny_llava: Path, tmp_path: Path, patience: int) -
 
 
 MOMENTS = pytest.mark.parametrize(
-    ("seed", "patience"), [(0, 10), *[pytest.param(seed, 2, marks=pytest.mark.full) for seed in range(20)]]
+    ("seed", "patience"), [(0, 60), *[pytest.param(seed, 2, marks=pytest.mark.full) for seed in range(20)]]
 )
 
 
@@ -98,7 +111,7 @@ def test_row_29_told_to_end_at_any_moment(
         with subprocess.Popen(
             starting(tiny_llava, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
-            wait_until(lambda: bool(children(process.pid)), 60)  # the engine's; from here on it takes some seconds
+            wait_until(lambda: bool(children(process.pid)))  # the engine's; from here on it takes some seconds
             time.sleep(4 * moment)
             others = children(process.pid)
             end(process, number, patience)
@@ -109,7 +122,7 @@ def test_row_29_told_to_end_at_any_moment(
             time.sleep(moment)
             end(running.process, number, patience)
             for future in sent:
-                assert number == signal.SIGTERM or isinstance(future.exception(60), httpx.HTTPError)
+                assert number == signal.SIGTERM or isinstance(future.exception(600), httpx.HTTPError)
     wait_until(lambda: not any(map(exists, others)), 10 * patience)
 
 

@@ -306,15 +306,15 @@ def test_a_client_that_leaves(running: Running, *, stream: bool) -> None:
         if stream:
             with client.stream("POST", PATH, json=body) as response:
                 assert next(response.iter_lines()) == "event: response.created"
-                in_engine(running.service.client, lambda _: stall.wait(20))
+                in_engine(running.service.client, lambda _: stall.wait(120))
         else:
-            in_engine(running.service.client, lambda _: stall.wait(20))
+            in_engine(running.service.client, lambda _: stall.wait(120))
             with pytest.raises(httpx.ReadTimeout):
                 client.post(PATH, json=body)
     wait_until(lambda: len(running.service.intake) == 0)
     goes_on = in_engine(running.service.client, lambda engine: engine.has_unfinished_requests())
     stall.set()
-    assert goes_on.result(30) is False
+    assert goes_on.result(120) is False
     assert idle(running)
 
 
@@ -326,7 +326,7 @@ def test_a_stream_that_fails(llm: AsyncLLM) -> None:
         with client.stream("POST", PATH, json=body) as response:
             lines = response.iter_lines()
             sent = [next(lines)]
-            in_engine(llm, lambda _: stall.wait(20))
+            in_engine(llm, lambda _: stall.wait(120))
             running.server.stop()
             sent += list(lines)
             stall.set()
@@ -348,7 +348,7 @@ def test_the_client_raises_when_a_stream_fails(llm: AsyncLLM) -> None:
         stall = threading.Event()
         stream = running.client().responses.create(**ask("go on", max_output_tokens=900), stream=True, extra_body=ON)
         assert next(iter(stream)).type == "response.created"
-        in_engine(llm, lambda _: stall.wait(20))
+        in_engine(llm, lambda _: stall.wait(120))
         running.server.stop()
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)

@@ -123,7 +123,7 @@ def test_row_23_a_fault_costs_its_own_request(served: Command, times: int, *, st
                 assert incident is not None
                 assert incident[1] in served.log.read_text()
     assert faulty.SECRET in served.log.read_text()
-    assert_no_leak(served.process.pid, served.http, before)
+    assert_no_leak(served.process.pid, served.http, before, memory=times == 20)
 
 
 def test_row_24_the_batch_fails_and_the_queue_goes_on(tiny_llava: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_row_24_the_batch_fails_and_the_queue_goes_on(tiny_llava: Path, tmp_path
         results = [future.result() for future in sent]
         assert {response.status_code for response in results} <= {500, 503}
         assert {response.json()["error"]["code"] for response in results} <= {"internal_error", "engine_dead"}
-        assert running.process.wait(60) == 1
+        assert running.process.wait(300) == 1
         assert "steps in a row failed" in running.log.read_text()
 
 

@@ -145,7 +145,7 @@ def test_a_client_that_leaves(traced: Traced) -> None:
         client.stream("POST", CHAT, json=body) as response,
     ):
         next(response.iter_lines())
-        in_engine(traced.running.service.client, lambda _: stall.wait(20))
+        in_engine(traced.running.service.client, lambda _: stall.wait(120))
     wait_until(lambda: len(traced.running.service.intake) == 0)
     stall.set()
     server, stages = traced.spans()
@@ -220,7 +220,7 @@ class HangingExporter(InMemorySpanExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         self.asked.set()
-        self.may_return.wait(60)
+        self.may_return.wait(120)
         return super().export(spans)
 
 
@@ -232,7 +232,7 @@ def test_a_receiver_that_hangs(llm: AsyncLLM) -> None:
         with httpx.Client(base_url=running.url, timeout=60) as client:
             for _ in range(600):
                 assert client.post("/tokenize", json={"prompt": "x"}).status_code == 200
-        assert exporter.asked.wait(20)
+        assert exporter.asked.wait(120)
         assert not exporter.get_finished_spans()
     assert running.statuses == [0]
     exporter.may_return.set()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from corellm.children.child import Child
 from corellm.errors import ProcessingError, PromptError
 from corellm.templates.renderer import TemplateRenderer
 
@@ -25,9 +28,17 @@ IN_C = "{{ ('9' * 400000) | int }}{{ (9 ** 999999) ** 9 }}"
 
 @pytest.fixture
 def renderer() -> Any:
-    made = TemplateRenderer(seconds=1.0)
+    """One that has the time of a busy machine."""
+    made = TemplateRenderer(seconds=60.0)
     yield made
     made.close()
+
+
+def hasty(renderer: TemplateRenderer) -> TemplateRenderer:
+    """The same children, for a second."""
+    other = copy.copy(renderer)
+    other._seconds = 1.0
+    return other
 
 
 def ask(renderer: TemplateRenderer, template: str, **variables: Any) -> str:
@@ -56,10 +67,9 @@ def children() -> set[int]:
 )
 def test_hostile_templates(renderer: TemplateRenderer, template: str, words: str) -> None:
     """Each is a PromptError of bounded length, soon; the next request succeeds."""
-    start = time.monotonic()
+    ends = "does not end" in words
     with pytest.raises(PromptError, match=words) as caught:
-        ask(renderer, template)
-    assert time.monotonic() - start < 5
+        ask(hasty(renderer) if ends else renderer, template)
     assert len(str(caught.value)) < 1000
     assert ask(renderer, "{{ x }}", x="é\ud800") == "é\ud800"
 
@@ -76,18 +86,23 @@ def test_what_cannot_be_sent(renderer: TemplateRenderer) -> None:
     assert ask(renderer, "{{ x }}", x=2) == "2"
 
 
-def test_the_time_is_the_conversations(renderer: TemplateRenderer) -> None:
-    """Not each template's: several that nearly take all of it are too many."""
-    slow = "{% for _ in range(99999) %}{% for _ in range(10) %}{% endfor %}{% endfor %}"
-    start = time.monotonic()
-    with renderer.session() as render, pytest.raises(PromptError, match="does not end"):
-        deque((render(slow, {}) for _ in range(1000)), maxlen=0)
-    assert time.monotonic() - start < 5
+def test_the_time_is_the_conversations(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not each template's: what earlier ones took is no more there for the next."""
+    seconds: list[float] = []
+    monkeypatch.setattr(Child, "call", lambda child, request, left: seconds.append(left))
+    clock = itertools.count(100.0, 10.0)
+    monkeypatch.setattr("corellm.templates.renderer.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with renderer.session() as render:
+        for _ in range(3):
+            render("a", {})
+    with renderer.session() as render:
+        render("a", {})
+    assert seconds == [50.0, 40.0, 30.0, 50.0]
 
 
 def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> None:
     """A second child renders meanwhile; any number of threads may render."""
-    slow = TemplateRenderer(seconds=30)
+    slow = TemplateRenderer(seconds=300)
 
     def hang() -> None:
         with pytest.raises(ProcessingError):
@@ -101,12 +116,12 @@ def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> N
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
         assert sorted(got) == [str(i) for i in range(8)]
         assert hanging.is_alive()
     finally:
         slow.close()
-        hanging.join(10)
+        hanging.join(120)
     assert not hanging.is_alive()
 
 
@@ -148,9 +163,11 @@ def test_an_interrupt_leaves_it_usable(renderer: TemplateRenderer, monkeypatch: 
 PARENT = f"""
 import sys, threading
 from corellm.templates.renderer import TemplateRenderer
-renderer = TemplateRenderer(seconds=1.0)
+renderer = TemplateRenderer(seconds=60.0)
 with renderer.session() as render:
     render("a", {{}})
+renderer._seconds = 1.0
+with renderer.session() as render:
     print(renderer._first[1]._running.process.pid, flush=True)
     if sys.argv[1] == "busy":
         render({LOOPS!r}, {{}})
@@ -168,10 +185,10 @@ def test_children_end_with_their_parent(state: str) -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 20
-    while _runs(child) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 120
+    while _runs(child):
+        assert time.monotonic() < deadline, "it runs on"
         time.sleep(0.02)
-    assert not _runs(child)
 
 
 def _runs(pid: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,6 +17,7 @@ from corellm.attention.reference import ReferenceAttention
 from corellm.errors import ContractError
 from corellm_kernels.cpu.backend import CompiledAttention
 from corellm_kernels.gpu.rotary import rotate_and_cache_reference
+from tests.allocated import needs_glibc
 
 BLOCK, LENS = 16, [(1, 70), (1, 1), (1, 129), (40, 40), (7, 100), (33, 65)]
 """Query tokens and tokens of each sequence."""
@@ -281,27 +283,51 @@ def test_mixed_types_are_refused(key: torch.dtype, cached: torch.dtype) -> None:
         CompiledAttention().forward(call, cache, step.metadata())
 
 
+SCRATCH = """
+import os, threading, time
+import torch
+from corellm.attention.backend import LayerCache
+from tests.allocated import in_use
+from tests.kernels.cpu.test_attention import Step
+
+torch.set_num_threads(1)
+step = Step(4, 2, 64)
+cache = LayerCache(torch.zeros(step.shape), torch.zeros(step.shape))
+
+def held(count):
+    "Bytes of the allocator while so many threads that ran the step live, and after they ended."
+    ran, may_end = threading.Barrier(count + 1), threading.Event()
+    def run():
+        step.run(cache)
+        ran.wait()
+        may_end.wait()
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    native = [thread.native_id for thread in threads]
+    ran.wait()
+    while_alive = in_use()
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    while any(os.path.exists(f"/proc/self/task/{thread}") for thread in native):
+        time.sleep(0.01)
+    return while_alive, in_use()
+
+held(30)
+_, before = held(30)
+print(before, *held(30))
+"""
+
+
+@needs_glibc
 def test_threads_leave_no_memory_behind() -> None:
-    """Each has memory of its own inside the library."""
-    step = Step(4, 2, 64)
-    cache = LayerCache(torch.zeros(step.shape), torch.zeros(step.shape))
-
-    def grown(count: int) -> int:
-        before = status_kib("VmRSS")
-        for _ in range(count):
-            thread = threading.Thread(target=step.run, args=(cache,))
-            thread.start()
-            thread.join()
-        return status_kib("VmRSS") - before
-
-    grown(50)
-    assert grown(100) < 4_000
-
-
-def status_kib(name: str) -> int:
-    """A number of `/proc/self/status`."""
-    with open("/proc/self/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    """Each has memory of its own inside the library, by the allocator's own count."""
+    command = [sys.executable, "-c", SCRATCH]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    before, while_alive, after = map(int, done.stdout.split())
+    assert while_alive - before > 30 * 4096
+    assert after - before < 4096
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

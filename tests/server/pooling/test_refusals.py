@@ -150,9 +150,11 @@ def test_a_client_that_leaves(tiny_llava: Path, convert: dict[str, Any]) -> None
     llm = AsyncLLM(str(tiny_llava), **convert, **ENGINE)
     with serving(llm) as running:
         event = threading.Event()
-        in_engine(llm, lambda _: event.wait(60))
+        in_engine(llm, lambda _: event.wait(120))
         with pytest.raises(httpx.ReadTimeout):
-            running.post(SCORE, {"model": MODEL, "text_1": "x", "text_2": ["y"] * 200}, timeout=1.0)
+            running.post(
+                SCORE, {"model": MODEL, "text_1": "x", "text_2": ["y"] * 200}, timeout=httpx.Timeout(60, read=1)
+            )
         event.set()
         wait_until(lambda: not len(running.service.intake) and idle(running))
         assert running.service.intake.num_bytes == 0
