@@ -28,6 +28,7 @@ from corellm.modelling.weights import check_names, check_weights
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.checkpoint_files import check_files
 from corellm.worker.remote_code import no_questions
+from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
 from tests.conftest import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -330,10 +331,45 @@ def test_a_layer_too_many_of_a_whole_model_in_its_inner_one(tmp_path: Path) -> N
     check_names(tmp_path, wanted, missing=(), surplus=["cls.bias"], misshapen=(), prefix="bert")
 
 
+@pytest.mark.parametrize("kept", [1, 2])
+def test_shards_without_an_index_are_named(checkpoint: Path, kept: int) -> None:
+    """Transformers reads none of them: which weight is where is not known, nor whether all are there."""
+    weights = load_file(checkpoint / WEIGHTS)
+    (checkpoint / WEIGHTS).unlink()
+    for number, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])[:kept], 1):
+        save_file({name: weights[name] for name in names}, checkpoint / f"model-0000{number}-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"it has model-00001-of-00002.safetensors, but neither .*index.json"):
+        LLM(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        ("processor_config.json", r"processor cannot be made: .*\(preprocessor_config.json, processor_config.json\)"),
+        ("tokenizer.json", r"tokenizer cannot be loaded: it has none of the files for it \(tokenizer.json, "),
+    ],
+)
+def test_files_that_are_not_there_are_named(checkpoint: Path, removed: str, words: str) -> None:
+    """Not by the library's advice about hubs and directories of the same name."""
+    (checkpoint / removed).unlink()
+    with pytest.raises(CheckpointError, match=words) as caught:
+        LLM(str(checkpoint))
+    assert "http" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["image_token_id", "video_token_id"])
+def test_a_token_that_the_tokenizer_lacks_is_named(tmp_path: Path, name: str) -> None:
+    """The id, and the two files that do not fit together."""
+    make_qwen_vl(tmp_path)
+    edit(tmp_path / "config.json", **{name: 99999})
+    with pytest.raises(CheckpointError, match=rf"config.json: {name} is 99999, .*tokenizer.json\) does not have"):
+        LLM(str(tmp_path))
+
+
 def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
     """A checkpoint with pickles only is refused with the reason."""
     (checkpoint / WEIGHTS).unlink()
-    with pytest.raises(CheckpointError, match=r"has no .*safetensors; download all files"):
+    with pytest.raises(CheckpointError, match=r"has no .*safetensors: download all files"):
         LLM(str(checkpoint))
     (checkpoint / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"pickles, which can run code and are not loaded: .*safetensors"):

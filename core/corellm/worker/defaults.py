@@ -22,6 +22,8 @@ from corellm.modelling.weights import check_names
 from corellm.multimodal.merging import check_embeddings, write_rows
 from corellm.worker.unused_layers import skip_unused_layers
 
+_READ = ("model.safetensors", "model.safetensors.index.json")
+
 
 class MergeRows(Protocol):
     """A function of an extension that writes item embeddings over the text embeddings of their tokens."""
@@ -198,17 +200,22 @@ def attention_of(cls: Any) -> str:
 
 
 def _require_weights(path: Path) -> None:
-    if not any(path.glob("*.safetensors")):
-        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
-        raise CheckpointError(
-            f"{path}: the weights cannot be loaded: it has no *.safetensors"
-            + (
-                "; its weights are pickles, which can run code and are not loaded: take a revision with safetensors, "
-                "or convert them (transformers: load the model once, then save_pretrained)"
-                if pickled
-                else "; download all files"
-            )
+    """Raise if there are no safetensors, or none by the names that transformers reads."""
+    files = sorted(file.name for file in path.glob("*.safetensors"))
+    if any((path / name).is_file() for name in _READ) and files:
+        return
+    if files:
+        reason = f"it has {files[0]}, but neither {' nor '.join(_READ)}, which says what is in which file"
+        way_out = "download all files"
+    elif any(path.glob("*.bin")) or any(path.glob("*.pt*")):
+        reason = "it has no *.safetensors; its weights are pickles, which can run code and are not loaded"
+        way_out = (
+            "take a revision with safetensors, or convert them (transformers: load the model once, then "
+            "save_pretrained)"
         )
+    else:
+        reason, way_out = "it has no *.safetensors", "download all files"
+    raise CheckpointError(f"{path}: the weights cannot be loaded: {reason}: {way_out}")
 
 
 def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:
