@@ -502,8 +502,9 @@ def load_model(load_config: LoadConfig) -> nn.Module:
 
     Default: the transformers class that the checkpoint's `architectures` names, else the one transformers has for its
     class of configuration, with the text decoder on `load_config.attn_implementation`; every weight of the checkpoint
-    must belong to the model. With `load_config.load_format="dummy"` weights are random and no file of weights is read.
-    The configuration is the context's, which the operator may have changed (`hf_overrides`).
+    that is of one of the model's modules must have its place. With `load_config.load_format="dummy"` weights are random
+    and no file of weights is read. The configuration is the context's, which the operator may have changed
+    (`hf_overrides`).
 
     Example, for an architecture that transformers knows by another name:
 

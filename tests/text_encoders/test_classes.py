@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from corellm import LLM, AsyncLLM, PoolingParams
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError, PromptError
@@ -99,6 +100,24 @@ def test_wrong_heads_are_refused(tmp_path: Path) -> None:
     bare = make_tiny_encoder(tmp_path / "bare", "BertModel", type_vocab_size=2)
     with pytest.raises(CheckpointError, match=r"lacks weights the model needs: classifier\.bias"):
         LLM(bare, hf_overrides={"architectures": ["BertForSequenceClassification"]}, **OPTIONS)
+
+
+def test_surplus_weights_are_those_of_decoders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pooler that the class runs without, and positions of older files: a warning; a layer too many: refused."""
+    architecture = "RobertaForSequenceClassification"
+    make_tiny_encoder(tmp_path, architecture, num_labels=1, pad_token_id=1)
+    weights, file = load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors"
+    surplus = {"roberta.pooler.dense.weight": torch.zeros(32, 32), "roberta.embeddings.position_ids": torch.zeros(1, 9)}
+    save_file(weights | surplus, file, {"format": "pt"})
+    for options, left_out in (({}, "roberta.pooler.dense.weight"), ({"convert": "embed"}, "classifier.dense.bias")):
+        caplog.clear()
+        LLM(tmp_path, **options, **OPTIONS).close()
+        (told,) = [record.getMessage() for record in caplog.records if "are not used" in record.getMessage()]
+        assert left_out in told
+    save_file(weights | {"roberta.encoder.layer.2.output.dense.bias": torch.zeros(32)}, file, {"format": "pt"})
+    for options in ({}, {"convert": "embed"}):
+        with pytest.raises(CheckpointError, match=r"has no place for: (roberta\.)?encoder\.layer\.2"):
+            LLM(tmp_path, **options, **OPTIONS)
 
 
 def test_pairs_at_once_through_async_llm(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel
 
 from corellm import LLM, SamplingParams
-from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, PromptError, UnsupportedModalityError
+from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, UnsupportedModalityError
 from corellm.text_models.refusals import check_architecture
 from corellm.text_models.tiny import make_tiny_checkpoint
 from tests.conftest import random_image
@@ -130,9 +130,9 @@ def test_media_are_refused(tmp_path: Path) -> None:
     message = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]}
     make_tiny_checkpoint(tmp_path)
     with LLM(str(tmp_path), dtype="float32") as llm:
-        with pytest.raises(UnsupportedModalityError, match="takes no image; it takes text only"):
+        with pytest.raises(UnsupportedModalityError, match="takes no image; it takes text alone"):
             llm.generate([prompt], use_tqdm=False)
-        with pytest.raises(PromptError, match="no way to place image parts in a conversation"):
+        with pytest.raises(UnsupportedModalityError, match="takes no image; it takes text alone"):
             llm.chat([message], use_tqdm=False)
         (output,) = llm.chat([{"role": "user", "content": "What?"}], SamplingParams(max_tokens=2), use_tqdm=False)
     assert output.prompt == "USER: What?\nASSISTANT:"

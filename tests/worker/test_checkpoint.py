@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -23,9 +24,11 @@ from transformers import dynamic_module_utils as transformers_code
 from corellm import LLM, SamplingParams
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
+from corellm.modelling.weights import check_names, check_weights
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.checkpoint_files import check_files
 from corellm.worker.remote_code import no_questions
+from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
 from tests.conftest import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -259,7 +262,8 @@ NORM = "language_model.model.norm.weight"
     [
         ({NORM: None}, "lacks weights the model needs: .*norm.weight"),
         ({NORM: (3, 3)}, r"another shape than the model's: .*norm.weight \[3, 3\] \(the model has \["),
-        ({"more": (1,)}, "has no place for: more"),
+        ({NORM.replace("norm", "more"): (1,)}, "has no place for: .*more.weight"),
+        ({"language_model.model.layers.9.mlp.up_proj.weight": (1,)}, "has no place for: .*layers.9.mlp.up_proj"),
     ],
 )
 def test_weights_of_another_model(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
@@ -274,10 +278,98 @@ def test_weights_of_another_model(checkpoint: Path, changes: dict[str, Any], mes
         LLM(str(checkpoint))
 
 
+def test_weights_of_no_module_are_left_out(
+    checkpoint: Path, tiny_llava: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value head, what older transformers wrote, a trainer's: one warning names them, and outputs stay the same."""
+    surplus = {
+        "v_head.summary.weight": torch.zeros(1, 64),
+        "language_model.model.layers.0.self_attn.other.inv_freq": torch.zeros(4),
+        "vision_tower.vision_model.embeddings.position_ids": torch.zeros(1, 5, dtype=torch.long),
+        "optimizer.state.0.exp_avg": torch.zeros(3),
+    }
+    save_file(load_file(checkpoint / WEIGHTS) | surplus, checkpoint / WEIGHTS, metadata={"format": "pt"})
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level("WARNING"), LLM(str(checkpoint)) as llm:
+        (told,) = [record.getMessage() for record in caplog.records if "v_head" in record.getMessage()]
+        found = tokens(llm)
+    assert "optimizer.state.0.exp_avg" in told
+    assert "LOAD REPORT" not in caplog.text
+    with LLM(str(tiny_llava)) as plain:
+        assert found == tokens(plain)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name", "is_used"),
+    [
+        ("model", "model.layers.2.mlp.weight", True),
+        ("model", "layers.2.mlp.weight", True),  # of a checkpoint of the inner model
+        ("model", "model.extra.weight", True),
+        ("model", "score.weight", False),
+        ("", "model.layers.0.mlp.scale", True),
+        ("", "v_head.weight", False),
+        ("", "model.layers.0.rotary_emb.inv_freq", False),
+    ],
+)
+def test_which_surplus_weights_a_model_would_use(tmp_path: Path, prefix: str, name: str, is_used: bool) -> None:
+    """One in a module that the model has, or where a layer would be, is refused."""
+    wanted = {"model.layers.0.mlp.weight": torch.zeros(1), "lm_head.weight": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match="has no place for: " + re.escape(name)) if is_used else nullcontext():
+        check_names(tmp_path, wanted, missing=(), surplus=[name], misshapen=(), prefix=prefix)
+    if not prefix:
+        found = wanted | {name: torch.zeros(1)}
+        with nullcontext() if not is_used else pytest.raises(CheckpointError):
+            check_weights(tmp_path, wanted, found)
+        assert (name in found) is is_used
+
+
+def test_a_layer_too_many_of_a_whole_model_in_its_inner_one(tmp_path: Path) -> None:
+    """Names of the inner model have no prefix there; those of the checkpoint do."""
+    wanted = ["encoder.layer.0.weight"]
+    with pytest.raises(CheckpointError, match=r"no place for: bert\.encoder\.layer\.1"):
+        check_names(tmp_path, wanted, missing=(), surplus=["bert.encoder.layer.1.weight"], misshapen=(), prefix="bert")
+    check_names(tmp_path, wanted, missing=(), surplus=["cls.bias"], misshapen=(), prefix="bert")
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_shards_without_an_index_are_named(checkpoint: Path, kept: int) -> None:
+    """Transformers reads none of them: which weight is where is not known, nor whether all are there."""
+    weights = load_file(checkpoint / WEIGHTS)
+    (checkpoint / WEIGHTS).unlink()
+    for number, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])[:kept], 1):
+        save_file({name: weights[name] for name in names}, checkpoint / f"model-0000{number}-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"it has model-00001-of-00002.safetensors, but neither .*index.json"):
+        LLM(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        ("processor_config.json", r"processor cannot be made: .*\(preprocessor_config.json, processor_config.json\)"),
+        ("tokenizer.json", r"tokenizer cannot be loaded: it has none of the files for it \(tokenizer.json, "),
+    ],
+)
+def test_files_that_are_not_there_are_named(checkpoint: Path, removed: str, words: str) -> None:
+    """Not by the library's advice about hubs and directories of the same name."""
+    (checkpoint / removed).unlink()
+    with pytest.raises(CheckpointError, match=words) as caught:
+        LLM(str(checkpoint))
+    assert "http" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["image_token_id", "video_token_id"])
+def test_a_token_that_the_tokenizer_lacks_is_named(tmp_path: Path, name: str) -> None:
+    """The id, and the two files that do not fit together."""
+    make_qwen_vl(tmp_path)
+    edit(tmp_path / "config.json", **{name: 99999})
+    with pytest.raises(CheckpointError, match=rf"config.json: {name} is 99999, .*tokenizer.json\) does not have"):
+        LLM(str(tmp_path))
+
+
 def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
     """A checkpoint with pickles only is refused with the reason."""
     (checkpoint / WEIGHTS).unlink()
-    with pytest.raises(CheckpointError, match=r"has no .*safetensors; download all files"):
+    with pytest.raises(CheckpointError, match=r"has no .*safetensors: download all files"):
         LLM(str(checkpoint))
     (checkpoint / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"pickles, which can run code and are not loaded: .*safetensors"):

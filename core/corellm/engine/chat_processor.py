@@ -18,8 +18,9 @@ from corellm.hookspecs import ChatPrompt
 from corellm.multimodal.chat.continuing import cut_at_end, mark_end
 from corellm.multimodal.chat.guarding import Guard, pieces, unguarded
 from corellm.multimodal.chat.joining import join_chat
-from corellm.multimodal.chat.messages import Guards, collect_uuids, normalize_messages
+from corellm.multimodal.chat.messages import Guards, collect_uuids, media_parts, normalize_messages
 from corellm.multimodal.chat.rendering import RESERVED_VARIABLES
+from corellm.multimodal.item_limits import check_modality
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
 from corellm.sampling_params import shown
@@ -153,8 +154,12 @@ class ChatProcessor:
         Raises:
             PromptError: malformed messages.
             InvalidParameterError: the options do not fit the model.
+            UnsupportedModalityError: the model does not take a part's modality.
         """
-        return normalize_messages(messages, self._guards(self._allowed(options.allowed_special)))
+        normalized = normalize_messages(messages, self._guards(self._allowed(options.allowed_special)))
+        for part in media_parts(normalized):
+            check_modality(part["type"], self._mm_processor.limits)
+        return normalized
 
     def render(
         self, normalized: Sequence[Mapping[str, Any]], options: ChatOptions, chat_template: str | None

@@ -44,6 +44,7 @@ from corellm.plugin.extensions import first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
+from corellm.worker.checkpoint import naming_unknown_tokens
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
 from corellm.worker.devices import on_device
 from corellm.worker.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
@@ -132,7 +133,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
     mm_processor.start()
-    profile = mm_processor.profile
+    with naming_unknown_tokens(context):
+        profile = mm_processor.profile
     span = longest_span(hooks, profile.prompts, profile.features, wanted_len(config, context))
     _measure_profile_run(config, context, make_runner, profile, span, memory)
 

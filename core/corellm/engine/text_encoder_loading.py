@@ -92,7 +92,7 @@ def _load_weights(config: EngineConfig, opened: OpenedModel) -> Any:
         attn_implementation="eager",
         trust_remote_code=context.trust_remote_code,
         load_format="dummy" if config.model.load_format == "dummy" else "auto",
-        adapt_class=adapter_of_classes(context.hf_config, context.model_path, opened.use),
+        adapt_class=adapter_of_classes(context.hf_config, opened.use),
     )
     model: Any = freeze(opened.hooks.load_model(load_config=load_config))
     model.base_model.config._attn_implementation = attention_of(model)

@@ -183,7 +183,9 @@ def _errors_as_media(message: str, max_pixels: int) -> Iterator[None]:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         # Where frames or tiles exceed their image, Pillow's plugins apply Pillow's own limit first.
-        raise MediaTooLargeError(f"more pixels than allowed ({max_pixels})", expected=max_pixels) from error
+        raise MediaTooLargeError(
+            f"more pixels than the {max_pixels} allowed (max_image_pixels)", expected=max_pixels
+        ) from error
     except Exception as error:
         raise MediaError(message) from error
 
@@ -193,7 +195,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise MediaError(f"the image is empty ({width} x {height} pixels)", got=(width, height))
     if width * height > max_pixels:
         raise MediaTooLargeError(
-            f"{width} x {height} = {width * height} pixels, more than the {max_pixels} allowed",
+            f"{width} x {height} = {width * height} pixels, more than the {max_pixels} allowed (max_image_pixels)",
             expected=max_pixels,
             got=width * height,
         )

@@ -6,14 +6,19 @@ Safetensors only, in one file or many: pickles can run code. Knows files and sha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from torch import Tensor
 
 from corellm.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
+
 _INDEX = "model.safetensors.index.json"
+_COMPUTED = frozenset({"position_ids", "token_type_ids", "inv_freq", "cos_cached", "sin_cached", "masked_bias"})
+"""Last parts of names under which older versions of transformers wrote what today's compute."""
 
 
 def weight_files(path: Path, *, advice: str = "download all files") -> list[Path]:
@@ -64,27 +69,72 @@ def read_weights(path: Path, *, advice: str = "download all files") -> Iterator[
             raise CheckpointError(f"{file}: the weights cannot be read ({error}); download the file again") from error
 
 
-def check_weights(path: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Check that a checkpoint has all weights of a model, and no others, in their shapes.
+def check_weights(path: Path, wanted: Mapping[str, Tensor], found: MutableMapping[str, Tensor]) -> None:
+    """Check that a checkpoint has all weights of a model, in their shapes, and none that a module has no place for.
 
     Args:
         path: of the checkpoint, for the error.
         wanted: the model's, by name; only shapes are looked at.
-        found: the checkpoint's, by the model's names.
+        found: the checkpoint's, by the model's names; those of no module of the model are taken out, with one warning.
 
     Raises:
-        CheckpointError: one is missing, misshapen, or has no place.
+        CheckpointError: one is missing, misshapen, or has no place in a module.
     """
     misshapen = [
-        f"{name} {list(tensor.shape)} (not {list(wanted[name].shape)})"
+        f"{name} {list(tensor.shape)} (the model has {list(wanted[name].shape)})"
         for name, tensor in found.items()
         if name in wanted and tensor.shape != wanted[name].shape
     ]
+    surplus = found.keys() - wanted.keys()
+    check_names(path, wanted, missing=wanted.keys() - found.keys(), surplus=surplus, misshapen=misshapen)
+    for name in surplus:
+        del found[name]
+
+
+def check_names(
+    path: Path,
+    wanted: Collection[str],
+    *,
+    missing: Collection[str],
+    surplus: Collection[str],
+    misshapen: Collection[str],
+    prefix: str = "",
+) -> None:
+    """Refuse a checkpoint whose weights are not the model's; warn of those that no module of the model misses.
+
+    Those are of modules beside the model's own, as a value head, of the pooler of an inner model that is run without
+    one, and numbers that are computed, as positions.
+
+    Args:
+        path: of the checkpoint.
+        wanted: names of the model's weights.
+        missing, surplus: names of weights that only the model has, or only the checkpoint.
+        misshapen: names and shapes of weights that differ.
+        prefix: of the inner model, with which names may or may not begin.
+
+    Raises:
+        CheckpointError: there are such; a surplus weight is of one of the model's modules, as of a layer too many.
+    """
+    inner = f"{prefix}."
+    modules = {name.removeprefix(start).partition(".")[0] for name in wanted for start in ("", inner)} | {prefix}
+    foreign = {name for name in surplus if _is_apart(name) or name.partition(".")[0] not in modules}
     for names, meaning in (
-        (sorted(wanted.keys() - found.keys()), "the checkpoint lacks weights the model needs"),
-        (sorted(found.keys() - wanted.keys()), "the checkpoint has weights the model has no place for"),
-        (sorted(misshapen), "weights have another shape than the model's"),
+        (missing, "the checkpoint lacks weights the model needs"),
+        (misshapen, "weights have another shape than the model's"),
+        (set(surplus) - foreign, "the checkpoint has weights the model has no place for"),
     ):
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(f"{path}: {meaning}: {', '.join(names[:3])}{more}")
+            raise CheckpointError(f"{path}: {meaning}: {_listed(names, 3)}")
+    if foreign:
+        logger.warning(
+            "%s: these weights are not used, as the model has no module for them: %s", path, _listed(foreign, 20)
+        )
+
+
+def _is_apart(name: str) -> bool:
+    return name.rpartition(".")[2] in _COMPUTED or "pooler" in name.split(".")
+
+
+def _listed(names: Collection[str], most: int) -> str:
+    known = sorted(names)
+    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")

@@ -43,7 +43,7 @@ def check_scaled(image: Image, processor: Any, mm_kwargs: Mapping[str, Any], max
         raise MediaTooLargeError(
             f"{image.width} x {image.height} pixels: one side is {long / short:.0f} times the other, and this model's "
             f"processor scales the shorter one to {edge}, to {scaled} pixels in all, more than the {max_pixels} "
-            "allowed; crop it",
+            "allowed (max_image_pixels); crop it",
             expected=max_pixels, got=scaled,
         )  # fmt: skip
 

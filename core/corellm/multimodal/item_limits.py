@@ -61,10 +61,7 @@ def check_counts(counts: Mapping[str, int], limits: Mapping[str, int | None], co
         UnsupportedModalityError, ItemLimitError: with the limit and the count.
     """
     for modality, count in counts.items():
-        if modality not in limits:
-            raise UnsupportedModalityError(
-                f"this model takes no {modality}; it takes {_listed(limits)}", modality=modality
-            )
+        check_modality(modality, limits)
         limit = limits[modality]
         if limit is not None and count > limit:
             raise ItemLimitError(
@@ -74,6 +71,16 @@ def check_counts(counts: Mapping[str, int], limits: Mapping[str, int | None], co
             )  # fmt: skip
 
 
+def check_modality(modality: str, limits: Mapping[str, int | None]) -> None:
+    """Check that the model takes a modality.
+
+    Raises:
+        UnsupportedModalityError: says what it takes.
+    """
+    if modality not in limits:
+        raise UnsupportedModalityError(f"this model takes no {modality}; it takes {_listed(limits)}", modality=modality)
+
+
 def _listed(limits: Mapping[str, int | None]) -> str:
     """Return the modalities that a model takes, for messages."""
-    return ", ".join(limits) or "text only"
+    return ", ".join(limits) or "text alone"

@@ -102,11 +102,6 @@ def read_output_rows(
     return rows, torch.zeros(len(token_ids)) if bias is None else bias
 
 
-def weight_names(path: Path) -> list[str]:
-    """Return the names of all weights of a checkpoint."""
-    return [name for name, _ in _tensors(path)]
-
-
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Return a frozen linear layer in float32."""
     with torch.device("meta"):

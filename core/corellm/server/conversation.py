@@ -140,7 +140,7 @@ def check_counts(sources: Sequence[Source], max_items: int, item_limits: Mapping
     counts: dict[str, int] = {}
     for total, source in enumerate(sources, 1):
         if source.modality not in item_limits:
-            takes = ", ".join(item_limits) or "text only"
+            takes = ", ".join(item_limits) or "text alone"
             raise _wrong(source.where, f"this model takes no {source.modality}; it takes {takes}")
         count = counts[source.modality] = counts.get(source.modality, 0) + 1
         limit = item_limits[source.modality]

@@ -1,17 +1,14 @@
 """Which models are encoder-only, and which of their classes is loaded for embeddings or for classes.
 
-Knows configurations, classes and names of weights; loads nothing.
+Knows configurations and classes; loads nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from corellm.errors import ConfigError
-from corellm.pooling.head_weights import weight_names
 from corellm.pooling.settings import Use
 
 
@@ -25,17 +22,17 @@ def is_text_encoder(hf_config: Any) -> bool:
     return stated or type(hf_config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
-def adapter_of_classes(hf_config: Any, path: Path, use: Use) -> Any:
+def adapter_of_classes(hf_config: Any, use: Use) -> Any:
     """Return the function from the stated class to the class to load.
 
     Raises:
         ConfigError: the model cannot be run for that.
     """
-    return partial(_embedding_class if use.convert == "embed" else _classifying_class, hf_config, path)
+    return partial(_embedding_class if use.convert == "embed" else _classifying_class, hf_config)
 
 
-def _embedding_class(hf_config: Any, path: Path, stated: Any) -> Any:
-    """Return a class of the encoder alone: it needs no pooler, and weights of heads are not read."""
+def _embedding_class(hf_config: Any, stated: Any) -> Any:
+    """Return a class of the encoder alone: it needs no pooler."""
     from transformers import MODEL_MAPPING
 
     found = MODEL_MAPPING[type(hf_config)]
@@ -46,21 +43,11 @@ def _embedding_class(hf_config: Any, path: Path, stated: Any) -> Any:
         {
             "__module__": cls.__module__,
             "_keys_to_ignore_on_load_missing": {*(cls._keys_to_ignore_on_load_missing or ()), r"^pooler\."},
-            "_keys_to_ignore_on_load_unexpected": {
-                *(cls._keys_to_ignore_on_load_unexpected or ()),
-                *_weights_of_heads(cls.base_model_prefix, weight_names(path)),
-            },
         },
     )
 
 
-def _weights_of_heads(prefix: str, names: Iterable[str]) -> set[str]:
-    """Return the pattern of weights outside of the encoder; none where the checkpoint is the encoder alone."""
-    is_inside = bool(prefix) and any(name.startswith(f"{prefix}.") for name in names)
-    return {rf"^(?!{prefix}\.)"} if is_inside else set()
-
-
-def _classifying_class(hf_config: Any, path: Path, stated: Any) -> Any:
+def _classifying_class(hf_config: Any, stated: Any) -> Any:
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
     known = (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING)

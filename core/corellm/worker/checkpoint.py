@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ _HUB_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _HUB_WEIGHTS = ["*.safetensors"]
 _HUB_CODE = ["*.py"]
 """Downloaded as well if the checkpoint's code may run."""
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_MEDIA_TOKEN = re.compile(r"(image|video|audio|vision)\w*_token_(id|index)$")
 
 
 def resolve_checkpoint(config: ModelConfig) -> Path:
@@ -135,7 +139,7 @@ def load_tokenizer(path: Path, factory: Callable[..., Any] | None = None, *, tru
     """
     from transformers import AutoTokenizer
 
-    with _explaining(path, "the tokenizer cannot be loaded", trust_remote_code):
+    with _explaining(path, "the tokenizer cannot be loaded", trust_remote_code, needs=_TOKENIZER_FILES):
         return _made_by(factory or AutoTokenizer, path, trust_remote_code)
 
 
@@ -152,8 +156,9 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None, *,
     """
     from transformers import AutoProcessor
 
-    with _explaining(context.model_path, "the processor cannot be made", context.trust_remote_code):
-        processor = _made_by(factory or AutoProcessor, context.model_path, context.trust_remote_code)
+    path, trusted = context.model_path, context.trust_remote_code
+    with _explaining(path, "the processor cannot be made", trusted, needs=_PROCESSOR_FILES):
+        processor = _made_by(factory or AutoProcessor, path, trusted)
         if not own_tokenizer and hasattr(processor, "tokenizer"):
             processor.tokenizer = context.tokenizer
         patch_processor(processor)
@@ -172,8 +177,11 @@ def _made_by(factory: Callable[..., Any], path: Path, trust_remote_code: bool) -
 
 
 @contextmanager
-def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[None]:
-    """Raise errors of libraries as a `CheckpointError` that names the checkpoint; nothing prompts the user."""
+def _explaining(path: Path, failure: str, trust_remote_code: bool, needs: Sequence[str] = ()) -> Iterator[None]:
+    """Raise errors of libraries as a `CheckpointError` that names the checkpoint; nothing prompts the user.
+
+    Of the files in `needs`, which may be patterns, one must be there; where none is, that is the reason.
+    """
     try:
         with no_questions():
             yield
@@ -181,12 +189,39 @@ def _explaining(path: Path, failure: str, trust_remote_code: bool) -> Iterator[N
         raise
     except Exception as error:
         reason = way_out(error) or _one_line(error)
+        if needs and not any(found for name in needs for found in path.glob(name)):
+            reason = f"it has none of the files for it ({', '.join(needs)}); download all files of the checkpoint"
         if "trust_remote_code" in str(error) and not trust_remote_code:
             reason = (
                 "it is Python code in the checkpoint, which runs only with trust_remote_code=True "
                 "(--trust-remote-code); read that code first, or install a plugin that does without"
             )
         raise CheckpointError(f"{path}: {failure}: {reason}") from error
+
+
+@contextmanager
+def naming_unknown_tokens(context: ModelContext) -> Iterator[None]:
+    """Name the media tokens that the tokenizer lacks, where placeholders cannot be made of them.
+
+    Raises:
+        CheckpointError: instead of any error inside the block, if there is such a token.
+    """
+    try:
+        yield
+    except Exception as error:
+        for name, token in vars(context.hf_config).items():
+            if _MEDIA_TOKEN.search(name) and isinstance(token, int) and not _has_token(context.tokenizer, token):
+                folder = Path(context.tokenizer.name_or_path or context.model_path)
+                raise CheckpointError(
+                    f"{context.model_path / 'config.json'}: {name} is {token}, a token that the tokenizer "
+                    f"({folder / 'tokenizer.json'}) does not have; correct one of the two files, or set "
+                    f"hf_overrides={{{name!r}: ...}}"
+                ) from error
+        raise
+
+
+def _has_token(tokenizer: Any, token: int) -> bool:
+    return 0 <= token < len(tokenizer) and tokenizer.convert_ids_to_tokens(token) is not None
 
 
 def resolve_device(name: str) -> torch.device:

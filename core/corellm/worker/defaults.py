@@ -5,6 +5,7 @@ Registered last in every model's plugin manager, so an adapter's own implementat
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError
 from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
+from corellm.modelling.weights import check_names
 from corellm.multimodal.merging import check_embeddings, write_rows
 from corellm.worker.unused_layers import skip_unused_layers
+
+_READ = ("model.safetensors", "model.safetensors.index.json")
 
 
 class MergeRows(Protocol):
@@ -117,7 +121,7 @@ def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -
         load_config: where from, and how.
 
     Raises:
-        CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in the model.
+        CheckpointError: a file is broken, a weight is missing, has the wrong shape, or finds no place in its module.
     """
     if load_config.adapt_class is not None:
         cls = load_config.adapt_class(cls)
@@ -169,7 +173,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
     placement: dict[str, Any] = {"device_map": {"": load_config.device}} if straight else {}
     try:
-        with _progress_bar_if_long(load_config.model_path):
+        with _progress_bar_if_long(load_config.model_path), _without_their_report():
             model, report = cls.from_pretrained(
                 load_config.model_path,
                 config=hf_config,
@@ -186,7 +190,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error
-    _check_report(load_config, report)
+    _check_report(load_config, model, report)
     return model
 
 
@@ -196,17 +200,22 @@ def attention_of(cls: Any) -> str:
 
 
 def _require_weights(path: Path) -> None:
-    if not any(path.glob("*.safetensors")):
-        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
-        raise CheckpointError(
-            f"{path}: the weights cannot be loaded: it has no *.safetensors"
-            + (
-                "; its weights are pickles, which can run code and are not loaded: take a revision with safetensors, "
-                "or convert them (transformers: load the model once, then save_pretrained)"
-                if pickled
-                else "; download all files"
-            )
+    """Raise if there are no safetensors, or none by the names that transformers reads."""
+    files = sorted(file.name for file in path.glob("*.safetensors"))
+    if any((path / name).is_file() for name in _READ) and files:
+        return
+    if files:
+        reason = f"it has {files[0]}, but neither {' nor '.join(_READ)}, which says what is in which file"
+        way_out = "download all files"
+    elif any(path.glob("*.bin")) or any(path.glob("*.pt*")):
+        reason = "it has no *.safetensors; its weights are pickles, which can run code and are not loaded"
+        way_out = (
+            "take a revision with safetensors, or convert them (transformers: load the model once, then "
+            "save_pretrained)"
         )
+    else:
+        reason, way_out = "it has no *.safetensors", "download all files"
+    raise CheckpointError(f"{path}: the weights cannot be loaded: {reason}: {way_out}")
 
 
 def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:
@@ -230,17 +239,39 @@ def no_progress_bars() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _check_report(load_config: LoadConfig, report: Mapping[str, Any]) -> None:
-    for kind, meaning in (
-        ("missing_keys", "the checkpoint lacks weights the model needs"),
-        ("mismatched_keys", "weights have another shape than the model's"),
-        ("unexpected_keys", "the checkpoint has weights the model has no place for"),
-        ("error_msgs", "weights could not be read"),
-    ):
-        keys = sorted(map(_key_text, report.get(kind) or ()))
-        if keys:
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise CheckpointError(f"{load_config.model_path}: {meaning}: {', '.join(keys[:3])}{more}")
+@contextmanager
+def _without_their_report() -> Iterator[None]:
+    """Keep transformers' table of weights that do not fit out of the log inside the block: ours says it in a line.
+
+    Save where weights could not be converted, of which that table alone has the reasons.
+    """
+    theirs = logging.getLogger("transformers.modeling_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.funcName != "log_state_dict_report" or "CONVERSION" in record.getMessage()
+
+    theirs.addFilter(is_other)
+    try:
+        yield
+    finally:
+        theirs.removeFilter(is_other)
+
+
+def _check_report(load_config: LoadConfig, model: Any, report: Mapping[str, Any]) -> None:
+    if report.get("error_msgs"):
+        raise CheckpointError(f"{load_config.model_path}: weights could not be read: {report['error_msgs'][0]}")
+    missing, surplus, misshapen = (
+        {_key_text(key) for key in report.get(kind) or ()}
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
+    check_names(
+        load_config.model_path,
+        model.state_dict(),
+        missing=missing,
+        surplus=surplus,
+        misshapen=misshapen,
+        prefix=model.base_model_prefix,
+    )
 
 
 def _key_text(key: Any) -> str:
