@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corellm.cli.media import SUFFIXES, MediaFile, open_file
+from corellm.cli.media import SUFFIXES, MediaFile, open_files
 from corellm.errors import CorellmError, PromptTooLongError, RequestError
 from corellm.sampling_params import SamplingParams
 
@@ -116,12 +116,13 @@ class Conversation:
 
     def _add(self, modality: str, name: str) -> None:
         try:
-            file = open_file(name, modality, self._engine.config.multimodal.media_formats)
+            files = open_files(name, modality, self._engine.config.multimodal)
         except RequestError as error:
             print(f"corellm: error: {error}", file=sys.stderr)
             return
-        self._next_media.append(file)
-        print(f"({Path(file.path).name}, {file.about}, goes with your next message)")
+        self._next_media += files
+        for file in files:
+            print(f"({Path(file.path).name}, {file.about}, goes with your next message)")
 
     def _complete(self, text: str) -> None:
         """Complete one message; if that fails, the message and its media are dropped."""
