@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -16,6 +17,7 @@ import soundfile
 
 from corellm import LLM, SamplingParams
 from corellm.cli import build_parser, main
+from corellm.cli.conversation import Conversation
 from corellm.cli.media import MOST_OF_A_FOLDER, MediaFile, files_of, open_file, open_files
 from corellm.config import MultiModalConfig
 from corellm.errors import RequestError
@@ -239,6 +241,19 @@ def test_conversation(
     assert "no such file: 'nowhere.png'" in err
     assert out.count("/what is no command. /image, ") == 1
     assert "/image is no command" not in out
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_conversation_edits_lines_where_it_can(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`input` edits and recalls lines once readline is imported; without one it reads them as they are."""
+    monkeypatch.delitem(sys.modules, "readline", raising=False)
+    if not is_there:
+        monkeypatch.setitem(sys.modules, "readline", None)  # what an import of it then raises is an ImportError
+    seen: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda _: seen.append(sys.modules.get("readline")) or "/exit")
+    engine: Any = None
+    assert Conversation(engine, SamplingParams(), "demo", None, []).run() == 0
+    assert [found is not None for found in seen] == [is_there]
 
 
 def test_a_conversation_keeps_to_the_formats(

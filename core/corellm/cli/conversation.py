@@ -5,6 +5,7 @@ A wrong message or file loses that message, never the conversation. Knows the en
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,6 +90,8 @@ class Conversation:
 
     def run(self) -> int:
         """Read and complete messages until the end of input; returns the exit status."""
+        with contextlib.suppress(ImportError):  # not every Python has it; from here on `input` edits and recalls lines
+            import readline  # noqa: F401
         print(f"{self._name} is listening. {_HELP}")
         while True:
             try:
