@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
 
-_TITLE = "Processed prompts"
+_TITLE = "Prompts"
+BAR_FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+"""Leaves room for all of it on 80 columns: tqdm cuts off what does not fit, beginning with the rates."""
 
 
 class Progress:
@@ -28,12 +30,15 @@ class Progress:
         self._engine = engine
         self._start = (engine.num_prompt_tokens, engine.num_generated_tokens)
         self._began = time.monotonic()
+        self._finished = 0
         if callable(wanted):
             self._bar = wanted(total=total, desc=_TITLE)
         else:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(total=total, disable=not wanted, delay=1.0, desc=_TITLE, unit="prompt", dynamic_ncols=True)
+            self._bar = tqdm(
+                total=total, disable=not wanted, delay=1.0, desc=_TITLE, dynamic_ncols=True, bar_format=BAR_FORMAT
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -43,8 +48,10 @@ class Progress:
 
     def update(self) -> None:
         """Count one finished request."""
+        self._finished += 1
         elapsed = max(time.monotonic() - self._began, 1e-6)
         prompt_rate = (self._engine.num_prompt_tokens - self._start[0]) / elapsed
         output_rate = (self._engine.num_generated_tokens - self._start[1]) / elapsed
-        self._bar.set_postfix_str(f"prompt {prompt_rate:.0f} tok/s, output {output_rate:.0f} tok/s", refresh=False)
+        rates = f"{self._finished / elapsed:.3g}/s, tok/s: {output_rate:.0f} output, {prompt_rate:.0f} prompt"
+        self._bar.set_postfix_str(rates, refresh=False)
         self._bar.update()

@@ -115,6 +115,21 @@ def test_json_lines(
     assert written.read_text(encoding="utf-8") == out
 
 
+def test_folders_and_standard_input(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, images: Path, make_vectors: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A folder gives each of its images, and - the one that is piped in."""
+    files = [images / "a.png", images / "b.PNG"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(files[1].read_bytes())))
+    status, out, _ = run(capsys, tiny_llava, images, "-", "--format", "jsonl")
+    assert status == 0
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [one["image"] for one in found] == [*map(str, files), "-"]
+    _, expected = make_vectors([], files)
+    np.testing.assert_allclose([one["embedding"] for one in found], expected[[0, 1, 1]], atol=1e-7)
+
+
 def test_safetensors(capsys: pytest.CaptureFixture[str], tiny_llava: Path, images: Path, tmp_path: Path) -> None:
     """Tensors of what was embedded, with their names; nothing is printed where there is nothing to compare."""
     path = tmp_path / "out.safetensors"
@@ -165,7 +180,9 @@ def test_a_mistake_costs_one_row(
         (["nowhere.png", "a text"], "no such file: 'nowhere.png'"),
         (["--images", "nowhere"], "--images nowhere: no such folder"),
         (["--images", "a.png"], "--images a.png: a file; give it without --images"),
-        (["--images", "empty"], "--images empty: it has no images (.avif, .bmp"),
+        (["--images", "empty"], "the folder 'empty' has no image files (.avif, .bmp"),
+        (["empty", "a text"], "the folder 'empty' has no images, videos or audio files"),
+        (["-", "a text"], "- is the file on standard input, which has none"),
         (
             ["a.png", "--texts", "nowhere.txt"],
             "--texts nowhere.txt: No such file or directory; give a text itself without --texts",
@@ -184,6 +201,7 @@ def test_wrong_input_is_refused_before_loading(
 ) -> None:
     """In one line: there is no such model, and that is not what is reported."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     random_image(8, 8, 0).save("a.png")
     Path("empty").mkdir()
     Path("empty.txt").write_text(" \n")

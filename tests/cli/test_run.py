@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -13,7 +17,10 @@ import soundfile
 
 from corellm import LLM, SamplingParams
 from corellm.cli import build_parser, main
-from corellm.cli.media import MediaFile, open_file
+from corellm.cli.conversation import Conversation
+from corellm.cli.media import MOST_OF_A_FOLDER, MediaFile, files_of, open_file, open_files
+from corellm.config import MultiModalConfig
+from corellm.errors import RequestError
 from corellm.plugin.adapters import KNOWN_FAMILIES
 from tests.conftest import random_image
 
@@ -103,6 +110,106 @@ def test_question_from_standard_input(
     assert run(capsys, "run", tiny_llava, image, "--max-tokens", 6)[1] == expected([image]) + "\n"
 
 
+def pipe_in(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Put a file on standard input."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_folder(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, tmp_path: Path, expected: Callable[[list[Path]], str]
+) -> None:
+    """A folder is its images, in the order of their names, whatever else it holds."""
+    folder = tmp_path / "shots"
+    (folder / "older.png").mkdir(parents=True)
+    files = [folder / name for name in ("a.PNG", "b.jpg", "c.png")]
+    for seed, path in enumerate(reversed(files)):
+        random_image(40, 30, seed).save(path)
+    (folder / "notes.txt").write_text("these are notes")
+    (folder / "._a.png").write_bytes(b"of another system")
+    want = expected(files) + "\n"
+    for arguments in ([folder, QUESTION], ["--image", folder, QUESTION], [QUESTION, f"{folder}/"]):
+        assert run(capsys, "run", tiny_llava, "--max-tokens", 6, *arguments) == (0, want, "")
+
+
+def test_image_from_standard_input(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, expected: Callable[[list[Path]], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`-` is the piped image, before or after options, and beside files."""
+    for images, arguments in (
+        ([image], ["-", QUESTION, "--max-tokens", 6]),
+        ([image], ["--max-tokens", 6, QUESTION, "-"]),
+        ([image], ["--image", "-", QUESTION, "--max-tokens", 6]),
+        ([image, image], [image, "-", QUESTION, "--max-tokens", 6]),
+    ):
+        pipe_in(monkeypatch, image.read_bytes())
+        assert run(capsys, "run", tiny_llava, *arguments) == (0, expected(images) + "\n", "")
+
+
+def test_the_kind_of_standard_input_is_told_from_its_bytes(
+    video: Path, audio: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's bytes go into the prompt under their modality."""
+    for modality, path in {"image": image, "video": video, "audio": audio}.items():
+        pipe_in(monkeypatch, path.read_bytes())
+        file = open_file("-")
+        assert (file.path, file.modality) == ("-", modality)
+        assert file.part == {"type": modality, modality: path.read_bytes()}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "- is the file on standard input, which has none; pipe one in"),
+        (b"What shape?", "standard input is no image (JPEG"),
+        (b"\x89PNG\r\n\x1a\n", "standard input is no image (JPEG"),
+    ],
+)
+def test_wrong_standard_input(content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, a text, and a cut image are errors of their own."""
+    pipe_in(monkeypatch, content)
+    with pytest.raises(RequestError) as refused:
+        open_file("-")
+    assert str(refused.value).startswith(message)
+
+
+def test_inspect_takes_folders_and_standard_input(
+    capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`corellm inspect` names each file of the folder, and what was piped in."""
+    pipe_in(monkeypatch, image.read_bytes())
+    status, out, _ = run(capsys, "inspect", tiny_llava, image.parent, "-", QUESTION)
+    assert status == 0
+    assert "image 0  image.png\n" in out
+    assert "image 1  standard input\n" in out
+
+
+def test_limits_hold_for_files(tmp_path: Path, image: Path) -> None:
+    """How many files of a folder are taken, and how large they may be, is what the engine's options say."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(MOST_OF_A_FOLDER + 1):
+        (folder / f"{number}.png").write_bytes(image.read_bytes())
+    default, more, small = MultiModalConfig(), MultiModalConfig(limit_mm_per_prompt={"image": 100}), 40 * 30 - 1
+    with pytest.raises(RequestError, match=f"{MOST_OF_A_FOLDER + 1} image files, more than the {MOST_OF_A_FOLDER} "):
+        open_files(str(folder), None, default)
+    assert len(open_files(str(folder), None, more)) == MOST_OF_A_FOLDER + 1
+    assert len(files_of(str(folder))) == MOST_OF_A_FOLDER + 1
+    with pytest.raises(RequestError, match=f"more than the {small} allowed"):
+        open_files(str(image), None, MultiModalConfig(max_image_pixels=small))
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_closed_streams(stream: int) -> None:
+    """A caller that closed a standard stream (`<&-`) gets no traceback: nothing is read, or nothing is seen."""
+    command = shlex.join([sys.executable, "-m", "corellm", "run", "demo"]) + f" {stream}{'<' if stream == 0 else '>'}&-"
+    done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    if stream != 2:
+        assert done.stderr.startswith("corellm: error: the prompt is empty")
+
+
 def test_conversation(
     capsys: pytest.CaptureFixture[str], tiny_llava: Path, image: Path, expected: Callable[[list[Path]], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -134,6 +241,19 @@ def test_conversation(
     assert "no such file: 'nowhere.png'" in err
     assert out.count("/what is no command. /image, ") == 1
     assert "/image is no command" not in out
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_conversation_edits_lines_where_it_can(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`input` edits and recalls lines once readline is imported; without one it reads them as they are."""
+    monkeypatch.delitem(sys.modules, "readline", raising=False)
+    if not is_there:
+        monkeypatch.setitem(sys.modules, "readline", None)  # what an import of it then raises is an ImportError
+    seen: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda _: seen.append(sys.modules.get("readline")) or "/exit")
+    engine: Any = None
+    assert Conversation(engine, SamplingParams(), "demo", None, []).run() == 0
+    assert [found is not None for found in seen] == [is_there]
 
 
 def test_a_conversation_keeps_to_the_formats(
@@ -194,7 +314,9 @@ def test_files_are_told_apart_by_content(tmp_path: Path, video: Path, audio: Pat
         (["--media-formats", "png,jpg", "image.png", QUESTION], "unknown media format 'jpg'; known: jpeg, png, gif"),
         (["missing.png", QUESTION], "no such file: 'missing.png'"),
         (["notes.txt", QUESTION], "'notes.txt' is no image (JPEG"),
-        (["shots/day", QUESTION], "'shots/day' is a directory"),
+        (["shots/day", QUESTION], "the folder 'shots/day' has no images, videos or audio files"),
+        (["shots", QUESTION], "the folder 'shots' has no images, videos or audio files"),
+        (["--video", "films", QUESTION], "the folder 'films' has no video files (.avi, "),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
         (["--temperature", "-3", "hi"], "temperature must be at least 0, got -3.0"),
@@ -210,6 +332,8 @@ def test_mistakes_get_one_line(
     """Exit status 1 and one readable line, no traceback."""
     (tmp_path / "notes.txt").write_text("these are notes")
     (tmp_path / "shots" / "day").mkdir(parents=True)
+    (tmp_path / "films").mkdir()
+    random_image(40, 30, 5).save(tmp_path / "films" / "still.png")
     random_image(40, 30, 5).save(tmp_path / "image.png")
     (tmp_path / "broken.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(500))
     monkeypatch.chdir(tmp_path)
@@ -281,7 +405,8 @@ def test_sizes_may_have_units(text: str, size: int) -> None:
     ("arguments", "message"),
     [
         (["--kv-cache-memory", "1Q"], "not a size: '1Q'; write bytes, or 512M, 2G"),
-        (["--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
+        (["--scheduling-policy", "lifo"], "invalid choice: 'lifo'; choose from fcfs, priority"),
+        (["--scheduling-policy", "priorty"], "invalid choice: 'priorty'; did you mean priority?"),
         (["--attention-bakend", "cpu"], "unknown option --attention-bakend; did you mean --attention-backend?"),
         (["--nonsense"], "unknown option --nonsense (see"),
     ],
@@ -294,4 +419,16 @@ def test_wrong_options_get_one_line(arguments: list[str], message: str, capsys: 
     assert told.startswith("corellm run: error: ")
     assert message in told
     assert told.endswith("(see corellm run --help)\n")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"), [("rnu", "did you mean run?"), ("embedd", "did you mean embed?"), ("xyz", "choose from run, ")]
+)
+def test_wrong_commands_get_one_line(command: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "demo"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.startswith(f"corellm: error: there is no command '{command}'; {hint}")
     assert told.count("\n") == 1

@@ -19,6 +19,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from packaging.requirements import Requirement
 
@@ -76,13 +77,17 @@ class Shell:
             AssertionError: it failed, is unknown, or names what is not there.
         """
         words = [word.removeprefix(".venv/bin/") for word in shlex.split(command, comments=True)]
-        piped = None
+        stdin: TextIO | None = None
         if "|" in words and "corellm" in words:
             left, words = words[: words.index("|")], words[words.index("|") + 1 :]
-            piped = self._bash(shlex.join(left))[1]
+            stdin = io.StringIO(self._bash(shlex.join(left))[1])
+        elif "<" in words and words[0] == "corellm":
+            file = self.cwd / words[words.index("<") + 1]
+            words = words[: words.index("<")]
+            stdin = io.TextIOWrapper(io.BytesIO(file.read_bytes()))
         run = self._kind(words)
         assert run is not None, f"{where}: no kind of command begins with {words[0]!r}; see tests/docs/shell.py"
-        status, printed = run() if piped is None else self._corellm(words[1:], io.StringIO(piped))
+        status, printed = run() if stdin is None else self._corellm(words[1:], stdin)
         may_fail = re.search("error|fail", expected, re.IGNORECASE)
         assert status == 0 or may_fail, f"{where}: `{command}` ended with {status}:\n{printed}"
         return printed
@@ -115,7 +120,7 @@ class Shell:
 
     # --- kinds of commands ------------------------------------------------------------------------------------------
 
-    def _corellm(self, arguments: list[str], stdin: io.StringIO) -> tuple[int, str]:
+    def _corellm(self, arguments: list[str], stdin: TextIO) -> tuple[int, str]:
         """Run in this process, because starting another takes as long as ten short outputs."""
         before, sys.stdin = sys.stdin, stdin
         try:

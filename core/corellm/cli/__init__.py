@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from corellm import __version__
 from corellm.cli import batch, bench, embed, inspect, new_plugin, plugins, run, serve
@@ -33,7 +33,17 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line instead of the whole usage."""
+    """Reports errors in one line instead of the whole usage, and what may have been meant."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(known)}"
+        if isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(None, f"there is no command {value!r}{hint}")
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -83,7 +93,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     given = list(sys.argv[1:] if argv is None else argv)
     cut = given.index("--") if "--" in given else len(given)  # after it everything is text
     args, rest = parser.parse_known_args(given[:cut])
-    unknown = rest if not hasattr(args, "words") else [word for word in rest if word.startswith("-")]
+    unknown = rest if not hasattr(args, "words") else [word for word in rest if _is_option(word)]
     if unknown:
         command = _subparser(parser, args.command)
         known = {option.lstrip("-"): option for action in command._actions for option in action.option_strings}
@@ -95,8 +105,24 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     return args
 
 
+def _is_option(word: str) -> bool:
+    """Whether a word is an option that no command knows; `-` is standard input, and text may begin with a dash."""
+    return word.startswith("-") and word != "-" and " " not in word
+
+
+def _open_closed_streams() -> None:
+    """Where the caller closed a standard stream (`<&-`), read nothing from it or write into nothing.
+
+    Otherwise Python has None in its place, and the next file that is opened gets its number, which children inherit.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lives
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    _open_closed_streams()
     parser = build_parser()
     _add_extension_commands(parser)
     args = _parse(parser, argv)

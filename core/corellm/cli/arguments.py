@@ -9,12 +9,12 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.fields import add_fields, given_fields
-from corellm.cli.media import MediaFile, open_file, sort_words
-from corellm.config import MEDIA_FORMATS, CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
+from corellm.cli.media import MediaFile, open_files, sort_words
+from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def add_prompt(
     for modality, name in (("image", "an image file"), ("video", "a video file"), ("audio", "an audio file")):
         parser.add_argument(
             f"--{modality}", action=_AppendMedia, dest="media", default=[], metavar="FILE",
-            help=f"{name}, whatever its name ends with; may be repeated",
+            help=f"{name}, whatever its name ends with, or a folder of them, or -; may be repeated",
         )  # fmt: skip
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--raw", action="store_true", help="take the prompt as it is, without a chat template")
@@ -63,18 +63,18 @@ def open_media(args: argparse.Namespace) -> tuple[list[MediaFile], str | None]:
 
     Raises:
         RequestError: a file cannot be read, or is of a format that is not let in.
-        ConfigError: there is no such format.
+        ConfigError: there is no such format or limit.
     """
     names, words = sort_words(args.words)
-    formats = getattr(args, "media_formats", MEDIA_FORMATS)
-    media = [open_file(name, modality, formats) for modality, name in args.media]
-    media += [_open(name, formats, has_text=bool(words)) for name in names]
+    limits = MultiModalConfig(**given_fields(vars(args), [MultiModalConfig]))
+    media = [file for modality, name in args.media for file in open_files(name, modality, limits)]
+    media += [file for name in names for file in _open(name, limits, has_text=bool(words))]
     return media, " ".join(words) if words else None
 
 
-def _open(name: str, formats: Collection[str], *, has_text: bool) -> MediaFile:
+def _open(name: str, limits: MultiModalConfig, *, has_text: bool) -> list[MediaFile]:
     try:
-        return open_file(name, formats=formats)
+        return open_files(name, None, limits)
     except RequestError as error:
         if has_text and "no such file" in str(error):
             raise RequestError(f"{error} (a question with spaces must be in quotes)") from error

@@ -14,6 +14,7 @@ from corellm.cli.fields import json_object
 from corellm.cli.outputs import check_plotting, check_writable
 from corellm.loadgen.result import RequestResult
 from corellm.loadgen.settings import LoadSettings
+from corellm.progress import BAR_FORMAT
 
 _HELP = """\
 Send chat completions to a server at random times (a Poisson process), and measure what clients wait for. Each request
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         check_plotting(args.plot)
     if args.json:
         check_writable(args.json)
-    with tqdm(total=settings.num, delay=1.0, desc="Requests", unit="request", dynamic_ncols=True) as bar:
+    with tqdm(total=settings.num, delay=1.0, desc="Requests", dynamic_ncols=True, bar_format=BAR_FORMAT) as bar:
         model, results = _measure(settings, bar)
     print(report.as_text(settings, model, results))
     if args.json:
@@ -109,8 +110,9 @@ def _measure(settings: LoadSettings, bar: Any) -> tuple[str, list[RequestResult]
         nonlocal num_tokens, num_failed
         num_tokens += result.output_tokens
         num_failed += result.error is not None
-        rate = num_tokens / max(result.ended, 1e-6)
-        bar.set_postfix_str(f"output {rate:.0f} tok/s, {num_failed} failed", refresh=False)
+        elapsed = max(result.ended, 1e-6)
+        rates = f"{(bar.n + 1) / elapsed:.3g}/s, {num_tokens / elapsed:.0f} output tok/s"
+        bar.set_postfix_str(f"{rates}, {num_failed} failed", refresh=False)
         bar.update()
 
     return asyncio.run(run_load(settings, count))

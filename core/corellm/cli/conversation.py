@@ -5,12 +5,13 @@ A wrong message or file loses that message, never the conversation. Knows the en
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corellm.cli.media import SUFFIXES, MediaFile, open_file
+from corellm.cli.media import SUFFIXES, MediaFile, open_files
 from corellm.errors import CorellmError, PromptTooLongError, RequestError
 from corellm.sampling_params import SamplingParams
 
@@ -89,6 +90,8 @@ class Conversation:
 
     def run(self) -> int:
         """Read and complete messages until the end of input; returns the exit status."""
+        with contextlib.suppress(ImportError):  # not every Python has it; from here on `input` edits and recalls lines
+            import readline  # noqa: F401
         print(f"{self._name} is listening. {_HELP}")
         while True:
             try:
@@ -116,12 +119,13 @@ class Conversation:
 
     def _add(self, modality: str, name: str) -> None:
         try:
-            file = open_file(name, modality, self._engine.config.multimodal.media_formats)
+            files = open_files(name, modality, self._engine.config.multimodal)
         except RequestError as error:
             print(f"corellm: error: {error}", file=sys.stderr)
             return
-        self._next_media.append(file)
-        print(f"({Path(file.path).name}, {file.about}, goes with your next message)")
+        self._next_media += files
+        for file in files:
+            print(f"({Path(file.path).name}, {file.about}, goes with your next message)")
 
     def _complete(self, text: str) -> None:
         """Complete one message; if that fails, the message and its media are dropped."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corellm.cli.arguments import add_engine, add_prompt, engine_args, loading
-from corellm.cli.media import SUFFIXES, modality_of, sort_words
+from corellm.cli.media import STANDARD_INPUT, files_of, modality_of, open_file, sort_words
 from corellm.cli.outputs import check_plotting, check_writable
 from corellm.errors import RequestError
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 _HELP = """\
 Embed images and texts with any model, and show how alike they are: a row per image, a column per text, the cosine of
-their embeddings, the best text of each image marked. Words after MODEL that are files (or end like one) are embedded
-as images, videos or audio; each other word is a text. A file or text that is wrong is reported; the rest is done."""
+their embeddings, the best text of each image marked. Words after MODEL that are files (or end like one), folders or -
+(standard input) are embedded as images, videos or audio; each other word is a text. A file or text that is wrong is
+reported; the rest is done."""
 
 _EPILOG = """\
 examples:
@@ -120,29 +121,32 @@ def _media(args: argparse.Namespace) -> list[Entry]:
     """The media files, which are not read yet.
 
     Raises:
-        RequestError: the folder has no images, or a file is missing.
+        RequestError: a folder has no images, or a file is missing.
     """
+    words: list[tuple[str | None, str]] = [*args.media, *((None, word) for word in sort_words(args.words)[0])]
+    if args.images is not None:
+        if not args.images.expanduser().is_dir():
+            hint = "a file; give it without --images" if args.images.expanduser().is_file() else "no such folder"
+            raise RequestError(f"--images {args.images}: {hint}")
+        words.insert(0, ("image", str(args.images)))
+    return [entry for modality, word in words for entry in _entries(word, modality)]
+
+
+def _entries(word: str, modality: str | None) -> list[Entry]:
+    """A file, those of a folder, or standard input."""
     from corellm.similarity.entries import Entry, printable
 
-    named = [*args.media, *((modality_of(word) or "image", word) for word in sort_words(args.words)[0])]
-    for _, name in named:
-        if not Path(name).expanduser().is_file():
+    if word == STANDARD_INPUT:
+        file = open_file(word, modality)
+        return [Entry(file.modality, word, "standard input", file.content)]
+    entries = []
+    for name in files_of(word, modality):
+        path = Path(name).expanduser()
+        if not path.is_file():
             raise RequestError(f"no such file: {name!r} (a text that looks like a file goes into a file of --texts)")
-    entries = [Entry(modality, str(Path(name).expanduser()), printable(name)) for modality, name in named]
-    return [Entry("image", str(path), printable(path.name)) for path in _images(args.images)] + entries
-
-
-def _images(folder: Path | None) -> list[Path]:
-    if folder is None:
-        return []
-    folder = folder.expanduser()
-    if not folder.is_dir():
-        hint = "a file; give it without --images" if folder.is_file() else "no such folder"
-        raise RequestError(f"--images {folder}: {hint}")
-    files = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES["image"] and path.is_file()]
-    if not files:
-        raise RequestError(f"--images {folder}: it has no images ({', '.join(sorted(SUFFIXES['image']))})")
-    return sorted(files)
+        shown = name if name == word else path.name
+        entries.append(Entry(modality or modality_of(name) or "image", str(path), printable(shown)))
+    return entries
 
 
 def _texts(args: argparse.Namespace) -> list[Entry]:

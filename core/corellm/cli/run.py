@@ -15,16 +15,19 @@ from corellm.errors import RequestError
 from corellm.sampling_params import SamplingParams
 
 _HELP = """\
-Ask a model about images, videos and audio. Arguments after MODEL that are files (or end like one) are media, in
-their order (after those given by --image, --video and --audio); the rest is the prompt. Without a prompt it is read
-from standard input, or, on a terminal, a conversation begins."""
+Ask a model about images, videos and audio. Arguments after MODEL that are files (or end like one), folders (all media
+files in them, in the order of their names) or - (standard input) are media, in their order (after those given by
+--image, --video and --audio); the rest is the prompt. Without a prompt it is read from standard input, or, on a
+terminal, a conversation begins."""
 
 _EPILOG = """\
 examples:
   corellm run demo image.png "What number is written here?"
   corellm run demo-video video.mp4 "Which way does it move?"
   corellm run demo --image image.png "How many shapes are there?" --max-tokens 8
+  corellm run demo shapes/ "How many images are there?"
   echo "What shape?" | corellm run demo image.png
+  curl -s https://example.com/image.png | corellm run demo - "What shape?"
   corellm run demo                       # a conversation; /image FILE shows it an image
 """
 

@@ -34,7 +34,7 @@ _USERS = (ConfigError, MissingExtraError, RequestError)
 def collect(
     make_engine: Callable[[], LLMEngine],
     prepare: Prepare,
-    media: Mapping[str, Sequence[str]],
+    media: Mapping[str, Sequence[str | bytes]],
     *,
     model: str,
     adapter: str | None = None,
@@ -44,7 +44,7 @@ def collect(
     Args:
         make_engine: loads the model, without checking its encoders.
         prepare: makes the prompt; called twice, the second time for what the caches save.
-        media: `{modality: files}`, the prompt's.
+        media: `{modality: files}`, the prompt's: paths, or the bytes of standard input.
         model: its name in the report.
         adapter: the distribution to use, where several serve the model.
 
@@ -61,7 +61,7 @@ def collect(
 class _Inspection:
     """One prompt's run through the stages."""
 
-    def __init__(self, recorder: Recorder, files: Mapping[str, Sequence[str]], report: Report) -> None:
+    def __init__(self, recorder: Recorder, files: Mapping[str, Sequence[str | bytes]], report: Report) -> None:
         self.report = report
         self._recorder, self._files = recorder, files
         self._media: Mapping[str, Any] = {}
@@ -171,7 +171,8 @@ class _Inspection:
         import torch
 
         for feature in processed.features:
-            item = make_item(feature, Path(self._files[feature.modality][feature.item]).name)
+            file = self._files[feature.modality][feature.item]
+            item = make_item(feature, Path(file).name if isinstance(file, str) else "standard input")
             self.report.items.append(item)
             before = len(self._recorder.calls)
             with self._stage(f"encode {item.name}") as stage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +35,16 @@ class Entry:
     modality: str
     """`text`, `image`, `video` or `audio`."""
     content: str
-    """The text, or the file's path."""
+    """The text, or the file's path; `-` for standard input."""
     name: str
     """As reports show it; see `printable`."""
+    data: bytes | None = field(default=None, repr=False)
+    """The bytes of a file that has no path."""
+
+    @property
+    def medium(self) -> str | bytes:
+        """The file, as prompts take it."""
+        return self.content if self.data is None else self.data
 
 
 def printable(name: str) -> str:
@@ -76,9 +83,9 @@ class Wording:
         text = "\n".join(filter(None, (entry.content if is_text else "", self.instruction)))
         if self.is_raw:
             return inputs.process(
-                {"prompt": text, "multi_modal_data": {} if is_text else {entry.modality: [entry.content]}}
+                {"prompt": text, "multi_modal_data": {} if is_text else {entry.modality: [entry.medium]}}
             )
-        media = [] if is_text else [{"type": entry.modality, entry.modality: entry.content}]
+        media = [] if is_text else [{"type": entry.modality, entry.modality: entry.medium}]
         content: list[dict[str, Any]] = [*media, {"type": "text", "text": text}]
         system = [{"role": "system", "content": self.system}] if self.system else []
         return inputs.process_chat([*system, {"role": "user", "content": content}])

@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from corellm.progress import BAR_FORMAT
 from corellm.server.batch.input_file import BatchRequest
 from corellm.server.batch.results import Finished, Result
 
@@ -44,8 +45,8 @@ class Progress:
         """Begin to measure time, and to show."""
         self._began = self._last_shown = time.monotonic()
         self._bar = tqdm(
-            total=self.total, initial=self.num_before, desc="Requests", unit="request", dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            total=self.total, initial=self.num_before, desc="Requests", dynamic_ncols=True,
+            bar_format=BAR_FORMAT, disable=not sys.stderr.isatty(),
         )  # fmt: skip
 
     def finished(self, finished: Finished) -> None:
