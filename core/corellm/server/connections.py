@@ -1,7 +1,7 @@
 """Accepts connections: at most so many, and none that waits for its client without end.
 
 Knows sockets, and what uvicorn notes of a connection; knows no request. Nothing here runs per
-request: all connections are looked at together, once a second.
+request: all connections are looked at together, once a second; a new one costs the same however many there are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import math
 import resource
 import socket
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -41,16 +43,23 @@ class Connections:
         server: speaks HTTP on them; has started, without sockets of its own.
         bound: a bound socket.
         options: how many connections, and how long clients may take.
+        make_way: has a request whose body stalls end soon, where all connections have requests.
     """
 
-    def __init__(self, server: uvicorn.Server, bound: socket.socket, options: ServerOptions) -> None:
+    def __init__(
+        self, server: uvicorn.Server, bound: socket.socket, options: ServerOptions, make_way: Callable[[], object]
+    ) -> None:
         self._config, self._state, self._bound = server.config, server.server_state, bound
         self._open = cast("set[HttpConnection]", server.server_state.connections)  # all of them are made here
         self._max, self._timeout = options.max_connections, options.client_timeout
-        self._opening: dict[HttpConnection, tuple[asyncio.Future[None], float]] = {}
+        self._make_way = make_way
+        self._opening: OrderedDict[HttpConnection, tuple[asyncio.Future[None], float]] = OrderedDict()
         """Connections before the end of their TLS handshake: what waits for it, and since when."""
         self._waiting: dict[HttpConnection, tuple[object, float]] = {}
         """What each connection waits for its client to do, and since when."""
+        self._idle: deque[HttpConnection] = deque()
+        """Those that had no request when they were last looked at, the longest first."""
+        self._looked = -math.inf
 
     def listen(self) -> None:
         """Let clients connect; they are served once `run` runs."""
@@ -74,6 +83,7 @@ class Connections:
                     await self._make_room()
                     opened.pop_all()
                 connection = HttpConnection(self._config, self._state, app_state={})
+                connection.on_made = partial(self._opening.pop, connection, None)
                 opening = asyncio.ensure_future(self._serve(connection, accepted))
                 self._opening[connection] = opening, time.monotonic()  # counted now: the next one may be here already
 
@@ -87,21 +97,41 @@ class Connections:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **tls)
         finally:
-            del self._opening[connection]
+            self._opening.pop(connection, None)
 
     async def _make_room(self) -> None:
-        """Return once there is room for a connection; the one without a request for longest makes it."""
-        while len(self._open | self._opening.keys()) >= self._max:
+        """Return once there is room for a connection."""
+        while len(self._open) + len(self._opening) >= self._max:
+            if self._close_one():
+                await asyncio.sleep(0)
+                continue
+            self._make_way()
+            await asyncio.sleep(_FULL_SECONDS)
+
+    def _close_one(self) -> bool:
+        """Close the connection that has had no request for longest, if it had time for one."""
+        latest = time.monotonic() - _GRACE_SECONDS
+        closes: list[tuple[float, Callable[[], object]]] = []
+        if self._opening:
+            opening, since = next(iter(self._opening.values()))
+            closes.append((since, opening.cancel))
+        if not self._idle and self._looked < time.monotonic() - _FULL_SECONDS:
             self._look()
-            idle: list[tuple[float, Callable[[], object]]] = [
-                (since, c.transport.abort) for c, (_, since) in self._waiting.items() if _is_idle(c)
-            ]
-            idle += [(since, opening.cancel) for opening, since in self._opening.values()]
-            since, close = min(idle, key=lambda found: found[0], default=(math.inf, lambda: None))
-            has_room = since < time.monotonic() - _GRACE_SECONDS
-            if has_room:
-                close()
-            await asyncio.sleep(0 if has_room else _FULL_SECONDS)
+        while self._idle:
+            connection = self._idle[0]
+            awaited, since = self._waiting[connection]
+            if connection in self._open and _is_idle(connection) and _awaited(connection) == awaited:
+                closes.append((since, partial(self._abort, connection)))
+                break
+            self._idle.popleft()
+        since, close = min(closes, key=lambda found: found[0], default=(math.inf, bool))
+        if since < latest:
+            close()
+        return since < latest
+
+    def _abort(self, connection: HttpConnection) -> None:
+        self._idle.popleft()
+        connection.transport.abort()
 
     async def _cut_off(self) -> None:
         """Abort connections whose clients took too long."""
@@ -116,13 +146,20 @@ class Connections:
     def _look(self) -> None:
         """Find the connections that wait for their clients; those whose clients did something begin anew."""
         now, before = time.monotonic(), self._waiting
-        self._waiting = {}
+        self._waiting, self._looked = {}, now
         for connection in self._open:
-            unsent = connection.transport.get_write_buffer_size()
-            if unsent or _is_idle(connection):
-                awaited = (connection.cycle, connection.timeout_keep_alive_task, unsent)
+            if connection.transport.get_write_buffer_size() or _is_idle(connection):
+                awaited = _awaited(connection)
                 known, since = before.get(connection, (None, math.nan))
                 self._waiting[connection] = (awaited, since if known == awaited else now)
+        idle = filter(_is_idle, self._waiting)
+        self._idle = deque(sorted(idle, key=lambda connection: self._waiting[connection][1]))
+
+
+def _awaited(connection: HttpConnection) -> object:
+    """What a connection waits for its client to do; another value once the client did something."""
+    unsent = connection.transport.get_write_buffer_size()
+    return connection.cycle, connection.timeout_keep_alive_task, unsent
 
 
 def _is_idle(connection: HttpConnection) -> bool:

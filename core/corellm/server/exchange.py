@@ -11,15 +11,17 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from corellm.server.aside import Aside
 from corellm.server.errors import ApiError
 from corellm.server.stages import note_stages
 
+_Result = TypeVar("_Result")
 _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 _DISCARD_SECONDS = 2.0
 """How long a client that was refused may go on sending."""
@@ -34,9 +36,12 @@ class Exchange:
     Args:
         scope: of ASGI.
         send: of ASGI.
+        aside: where large bodies are worked on.
     """
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, aside: Aside) -> None:
+        self.client: str = (scope.get("client") or ("",))[0]
+        """The address that it came from."""
         self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
@@ -47,6 +52,9 @@ class Exchange:
         self.body: dict[str, Any] = {}
         self.num_bytes = 0
         """Bytes that the intake counts for it."""
+        self.is_large = False
+        """Whether its body takes more than some milliseconds to work on."""
+        self._aside = aside
         self.began = time.monotonic()
         self.status = 0
         """Of the response, once it began."""
@@ -78,6 +86,10 @@ class Exchange:
         if status < 400:
             return "ok" if self.is_complete else "aborted"
         return "client_error" if status < 500 else "unavailable" if status == 503 else "server_error"
+
+    async def aside(self, function: Callable[[], _Result]) -> _Result:
+        """Call a function that goes through the body: beside the event loop, if that is large."""
+        return await self._aside.run(function) if self.is_large else function()
 
     def stop(self, reason: ApiError | None) -> None:
         """End it early, and tell the client why; None if there is no client any more."""

@@ -1,6 +1,7 @@
 """The gate that every request passes, before the application sees it and until its response is complete.
 
-Order: API key, route, method, room in the server, content type, size, JSON or form. Then the application runs; it is
+Order: API key, route, method, room in the server, content type, size; once all of it has come, a place in the server;
+JSON or form. Then the application runs; it is
 cancelled when the client leaves, the deadline passes or the server stops. Knows ASGI and limits; knows no endpoint.
 """
 
@@ -15,12 +16,13 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corellm.allocator import return_freed_memory
+from corellm.server.aside import Aside
 from corellm.server.errors import ApiError, as_api_error
 from corellm.server.exchange import Exchange
 from corellm.server.intake import Intake
 from corellm.server.keys import ApiKeys
 from corellm.server.options import ServerConfig
-from corellm.server.receiving import receive_body
+from corellm.server.receiving import read_body, receive_body
 from corellm.server.stages import stage
 from corellm.server.tasks import cancelled
 
@@ -54,6 +56,7 @@ class Gate:
         self._app, self._routes, self._config = app, routes, config
         self._intake, self._on_end = intake, on_end
         self._keys = ApiKeys(config.options.api_key)
+        self._aside = Aside()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -61,17 +64,13 @@ class Gate:
             await self._app(scope, receive, send)
             return
         scope["path"], scope["root_path"] = self._below_root(scope["path"]), self._config.options.root_path
-        exchange, route = Exchange(scope, send), "other"
+        exchange, route = Exchange(scope, send, self._aside), "other"
         try:
             if scope["path"] not in OPEN_ROUTES:
                 exchange.salt = self._keys.salt_of(exchange.headers.get(b"authorization"))
             route = self._route_of(scope)
             if scope["method"] == "POST":
-                self._intake.enter(exchange)
-                with stage("receive"):
-                    exchange.body = await receive_body(
-                        exchange, receive, self._config.limits, self._intake.hold, is_form=route in FORM_ROUTES
-                    )
+                await self._receive(exchange, receive, is_form=route in FORM_ROUTES)
             await self._run(exchange, scope, receive)
         except ConnectionError:
             exchange.stop(None)
@@ -86,6 +85,15 @@ class Gate:
             if exchange.num_bytes >= _LARGE_BYTES > self._intake.num_bytes:
                 # its chunks lay between blocks that stay, where the allocator gives nothing back by itself
                 await asyncio.to_thread(return_freed_memory)
+
+    async def _receive(self, exchange: Exchange, receive: Receive, *, is_form: bool) -> None:
+        """Receive the body, then take a place in the server, then read it."""
+        limits = self._config.limits
+        self._intake.check_room()
+        with stage("receive"):
+            body = await receive_body(exchange, receive, limits, self._intake, is_form=is_form)
+            self._intake.enter(exchange)
+            exchange.body = await exchange.aside(lambda: read_body(exchange, body, limits, is_form=is_form))
 
     def _below_root(self, path: str) -> str:
         """The path within the application, where a proxy passes its own prefix on."""

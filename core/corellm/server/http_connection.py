@@ -6,6 +6,7 @@ Knows uvicorn's h11 protocol, which parses requests and bounds their headers; kn
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -15,10 +16,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class HttpConnection(H11Protocol):
     """uvicorn's connection, with `_Sender` in place of h11's."""
 
+    on_made: Callable[[], object] = staticmethod(lambda: None)
+    """Called once a client is connected, after the TLS handshake."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to serve a client."""
         super().connection_made(transport)
         self.conn = _Sender(self.loop, transport)
+        self.on_made()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; after a response, as to a request whose body is still coming, there is none left."""

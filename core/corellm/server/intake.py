@@ -1,4 +1,7 @@
-"""What is in the server now: exchanges and their bytes, and whether more are let in. Knows no HTTP beyond errors."""
+"""What is in the server now: exchanges and their bytes, and whether more are let in. Knows no HTTP beyond errors.
+
+A request takes its place once all of it has come; before, it is one of the `uploads`, which have bounds of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 from typing import Protocol
 
 from corellm.server.errors import ApiError, unavailable
+from corellm.server.uploads import Uploads
 
 
 class Stoppable(Protocol):
@@ -20,11 +24,12 @@ class Intake:
 
     Args:
         max_requests: most requests at once.
-        max_bytes: most bytes of them together.
+        max_bytes: most bytes of them together, those of uploads included.
+        uploads: bodies that are still coming.
     """
 
-    def __init__(self, max_requests: int, max_bytes: int) -> None:
-        self._max_requests, self._max_bytes = max_requests, max_bytes
+    def __init__(self, max_requests: int, max_bytes: int, uploads: Uploads) -> None:
+        self._max_requests, self._max_bytes, self.uploads = max_requests, max_bytes, uploads
         self._in_flight: set[Stoppable] = set()
         self.num_bytes = 0
         """Bytes of the requests in flight."""
@@ -35,8 +40,8 @@ class Intake:
         """The number of requests in flight."""
         return len(self._in_flight)
 
-    def enter(self, request: Stoppable) -> None:
-        """Let a request in.
+    def check_room(self) -> None:
+        """Return if a request would be let in now.
 
         Raises:
             ApiError: 503, the server stops, or is full.
@@ -45,16 +50,28 @@ class Intake:
             raise unavailable("the server is shutting down; ask another one", retry_after=5)
         if len(self._in_flight) >= self._max_requests:
             raise unavailable(f"the server is full: {self._max_requests} requests are in it; try again later")
+
+    def enter(self, request: Stoppable) -> None:
+        """Let a request in.
+
+        Raises:
+            ApiError: 503, the server stops, or is full.
+        """
+        self.check_room()
         self._in_flight.add(request)
 
     def hold(self, num_bytes: int) -> None:
-        """Count bytes of a request.
+        """Count bytes of a request; bodies that stall give way for them.
 
         Raises:
             ApiError: 503, the requests are too large together.
         """
-        if self.num_bytes + num_bytes > self._max_bytes:
-            raise unavailable("the requests in the server are too large together; try again later")
+        while self.num_bytes + num_bytes > self._max_bytes:
+            stalled = self.uploads.make_way()
+            if stalled is None:
+                raise unavailable("the requests in the server are too large together; try again later")
+            self.num_bytes -= stalled.num_bytes
+            stalled.num_bytes = 0
         self.num_bytes += num_bytes
 
     def leave(self, request: Stoppable, num_bytes: int) -> None:
@@ -68,5 +85,7 @@ class Intake:
         deadline = asyncio.get_running_loop().time() + timeout
         while self._in_flight and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
+        reason = "the server is shutting down; the request was aborted"
+        self.uploads.stop(reason)
         for request in list(self._in_flight):
-            request.stop(unavailable("the server is shutting down; the request was aborted", retry_after=5))
+            request.stop(unavailable(reason, retry_after=5))

@@ -14,13 +14,18 @@ class RequestLimits:
     max_body_bytes: int = 64 << 20
     """Most bytes of a request."""
     max_held_bytes: int = 1 << 30
-    """Most bytes of all requests in the server together, a value of JSON counted as 64 more; more are answered 503."""
+    """Most bytes of all requests in the server together, a value of JSON counted as 64 more; more are answered 503. A
+    request that is arriving and stalls gives way."""
     body_timeout: float = 60.0
     """Seconds in which a request must have arrived."""
+    body_stall_timeout: float = 10.0
+    """Seconds in which some kilobytes of a request that is arriving must have come, or the rest of it."""
     max_json_depth: int = 64
     """Most brackets that a request's JSON has within each other."""
     max_json_values: int = 1 << 20
-    """Most commas and opening brackets of a request's JSON, those in text included: it has hardly more values."""
+    """Most commas and opening brackets of a request's JSON, those in strings not counted: it has hardly more values."""
+    max_json_keys: int = 1 << 15
+    """Most keys, lists and objects of a request's JSON: a million would hold up all other requests."""
     max_messages: int = 2048
     """Most messages of a conversation."""
     max_parts: int = 1024
@@ -45,9 +50,10 @@ class RequestLimits:
     """Highest `temperature`."""
 
     def __post_init__(self) -> None:
-        for name in ("body_timeout", "max_temperature"):
+        numbers = ("body_timeout", "body_stall_timeout", "max_temperature")
+        for name in numbers:
             check_number(name, getattr(self, name), 0, 1e9)
         for option in fields(self):
             value = getattr(self, option.name)
-            if option.name not in ("body_timeout", "max_temperature") and value is not None:
+            if option.name not in numbers and value is not None:
                 check_number(option.name, value, 1, 1 << 40, whole=True)

@@ -62,7 +62,12 @@ class ServerOptions:
     """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`). None: one
     after the other, and for encoder-only models a pair as their tokenizer joins it."""
     max_queue: int = 256
-    """Most requests in the server, running ones included; more are answered 503 at once."""
+    """Most requests in the server, running ones included; more are answered 503 at once. A request counts once all of
+    it has arrived."""
+    max_uploads: int = 512
+    """Most requests that are arriving at once. Beyond, the one that stalls for longest is answered 503."""
+    max_uploads_per_client: int = 384
+    """Most of them from one address. All clients of a proxy have one, unless it sends requests on whole, as most do."""
     max_connections: int = 1024
     """Most connections at once. Beyond, the connection that has had no request for longest is closed for a new one."""
     client_timeout: float = 30.0
@@ -93,6 +98,8 @@ class ServerOptions:
         if self.max_window_size is not None:
             check_number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
         check_number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
+        check_number("max_uploads", self.max_uploads, 1, 1_000_000, whole=True)
+        check_number("max_uploads_per_client", self.max_uploads_per_client, 1, 1_000_000, whole=True)
         check_number("max_connections", self.max_connections, 1, 1_000_000, whole=True)
         check_number("client_timeout", self.client_timeout, 0.001, 1e9)
         check_number("keep_alive_timeout", self.keep_alive_timeout, 1, 1e9, whole=True)

@@ -1,9 +1,8 @@
-"""Receives the body of a request, JSON or a form, and stops as soon as it is too large."""
+"""Receives the body of a request, JSON or a form, and stops as soon as it is too large, or stalls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Receive
@@ -11,24 +10,30 @@ from starlette.types import Receive
 from corellm.server.errors import ApiError
 from corellm.server.exchange import Exchange
 from corellm.server.form import read_form
-from corellm.server.json_text import VALUE_BYTES, count_values, read_object
+from corellm.server.intake import Intake
+from corellm.server.json_text import VALUE_BYTES, JsonCounter, invalid_json, read_object
 from corellm.server.limits import RequestLimits
+from corellm.server.uploads import Upload
+
+_QUICK_BYTES, _QUICK_VALUES = 1 << 18, 1 << 12
+"""A body of so many is parsed and checked in a few milliseconds."""
+_CLOSE = {"Connection": "close"}
 
 
 async def receive_body(
-    exchange: Exchange, receive: Receive, limits: RequestLimits, hold: Callable[[int], None], *, is_form: bool
-) -> dict[str, Any]:
-    """The fields of a body.
+    exchange: Exchange, receive: Receive, limits: RequestLimits, intake: Intake, *, is_form: bool
+) -> bytes:
+    """A whole body, within the limits.
 
     Args:
-        exchange: the request; gets the number of bytes while they come, and whether all did.
+        exchange: the request; gets the number of bytes while they come, whether all did, and whether they are many.
         receive: of ASGI.
-        limits: of bytes, time and depth.
-        hold: counts bytes, may refuse them.
+        limits: of bytes, counts and time.
+        intake: counts bytes, and the body until it has come.
         is_form: whether it must be a form, else JSON.
 
     Raises:
-        ApiError: 413, 415, 408 or 400.
+        ApiError: 413, 415, 408, 503 or 400.
         ConnectionError: the client left.
     """
     content_type = exchange.headers.get(b"content-type", b"")
@@ -39,32 +44,65 @@ async def receive_body(
     announced = exchange.headers.get(b"content-length", b"")
     if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.max_body_bytes):
         raise _too_large(limits)
-    chunks: list[bytes] = []
-    num_bytes, values_left = 0, limits.max_json_values
+    end = asyncio.get_running_loop().time() + limits.body_timeout
+    upload = Upload(exchange, limits.body_stall_timeout, end)
     try:
-        async with asyncio.timeout(limits.body_timeout):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionError("the client left")
-                chunk = message.get("body", b"")
-                num_values = 0 if is_form else count_values(chunk)
-                num_bytes, values_left = num_bytes + len(chunk), values_left - num_values
-                if num_bytes > limits.max_body_bytes:
-                    raise _too_large(limits)
-                if values_left < 0:  # a few million would keep the event loop busy for seconds
-                    raise _too_many_values(limits)
-                held = len(chunk) + VALUE_BYTES * num_values
-                hold(held)
-                exchange.num_bytes += held
-                chunks.append(chunk)
-                exchange.is_read = not message.get("more_body")
-                if exchange.is_read:
-                    break
+        with intake.uploads.entered(upload):
+            async with upload.time_limit:
+                return await _receive_all(upload, receive, limits, intake, is_form=is_form)
     except TimeoutError:
-        raise ApiError(408, "the request did not arrive in time", headers={"Connection": "close"}) from None
-    whole = b"".join(chunks)
-    return read_form(whole, content_type) if is_form else read_object(whole, max_depth=limits.max_json_depth)
+        if upload.refusal is not None:
+            exchange.is_read = True  # what still comes is not waited for
+            raise upload.refusal from None
+        raise ApiError(408, "the request did not arrive in time", headers=_CLOSE) from None
+
+
+async def _receive_all(
+    upload: Upload, receive: Receive, limits: RequestLimits, intake: Intake, *, is_form: bool
+) -> bytes:
+    exchange, counter = upload.exchange, JsonCounter()
+    chunks: list[bytes] = []
+    num_bytes = held = 0
+    while not exchange.is_read:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client left")
+        chunk = message.get("body", b"")
+        num_bytes += len(chunk)
+        if num_bytes > limits.max_body_bytes:
+            raise _too_large(limits)
+        if not is_form:
+            counter.add(chunk)
+            _check_counts(counter, limits)
+        new = num_bytes + VALUE_BYTES * counter.num_values - held
+        intake.hold(new)
+        exchange.num_bytes += new
+        held += new
+        intake.uploads.came(upload, len(chunk))
+        chunks.append(chunk)
+        exchange.is_read = not message.get("more_body")
+    exchange.is_large = num_bytes > _QUICK_BYTES or counter.num_values > _QUICK_VALUES
+    return b"".join(chunks)
+
+
+def read_body(exchange: Exchange, body: bytes, limits: RequestLimits, *, is_form: bool) -> dict[str, Any]:
+    """The fields of a body that has come.
+
+    Raises:
+        ApiError: 400, it is no such JSON or form.
+    """
+    if is_form:
+        return read_form(body, exchange.headers.get(b"content-type", b""))
+    return read_object(body, max_depth=limits.max_json_depth)
+
+
+def _check_counts(counter: JsonCounter, limits: RequestLimits) -> None:
+    """Refuse what would keep the interpreter busy for seconds, before any of it is parsed."""
+    if counter.num_values > limits.max_json_values:
+        raise invalid_json(f"it has more than the {limits.max_json_values} values allowed", headers=_CLOSE)
+    if counter.num_keys > limits.max_json_keys:
+        told = f"it has more than the {limits.max_json_keys} keys, lists and objects allowed"
+        raise invalid_json(told, headers=_CLOSE)
 
 
 def _too_large(limits: RequestLimits) -> ApiError:
@@ -72,14 +110,5 @@ def _too_large(limits: RequestLimits) -> ApiError:
         413,
         f"the request is larger than the {limits.max_body_bytes} bytes allowed; send fewer or smaller items",
         code="request_too_large",
-        headers={"Connection": "close"},
-    )
-
-
-def _too_many_values(limits: RequestLimits) -> ApiError:
-    return ApiError(
-        400,
-        f"invalid JSON: it has more than the {limits.max_json_values} values allowed",
-        code="invalid_json",
-        headers={"Connection": "close"},
+        headers=_CLOSE,
     )

@@ -141,7 +141,8 @@ class HttpServer:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._stop)
         serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[]))
-        connections = Connections(self._uvicorn, self._bound, self._service.config.options)
+        make_way = self._service.intake.uploads.make_way
+        connections = Connections(self._uvicorn, self._bound, self._service.config.options, make_way)
         try:
             while not self._uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)

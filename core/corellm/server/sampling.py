@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from corellm.sampling_params import RequestOutputKind, SamplingParams
+from corellm.sampling_params import MAX_STOP_STRINGS, RequestOutputKind, SamplingParams
 from corellm.server.errors import ApiError
 from corellm.server.limits import RequestLimits
 from corellm.server.requests.audio import TranscriptionRequest
@@ -18,6 +18,13 @@ _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, for `/v1/completions`."""
 _MOST_TOKENS = 1e9
 """Beyond any model's, so that the error names the client's field."""
+
+_MOST_OF_LISTS = {
+    "stop_token_ids": (1 << 14, "token ids"),
+    "allowed_token_ids": (1 << 17, "token ids"),
+    "bad_words": (MAX_STOP_STRINGS, "strings"),
+}
+"""Each entry is looked at several times, in the event loop."""
 
 
 def chat_params(request: ChatRequest, defaults: SamplingParams, limits: RequestLimits) -> SamplingParams:
@@ -92,6 +99,8 @@ def _params(
         if request.stream_options is not None and not request.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     _at_most("stop", len(stop), limits.max_stop, "strings")
+    for name, (most, unit) in _MOST_OF_LISTS.items():
+        _at_most(name, len(getattr(request, name) or ()), most, unit)
     _at_most("temperature", request.temperature, limits.max_temperature)
     logprobs_name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
     _at_most(logprobs_name, logprobs, limits.max_logprobs)

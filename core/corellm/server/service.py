@@ -20,6 +20,7 @@ from corellm.server.media_sources import Fetcher
 from corellm.server.metrics import ServerMetrics
 from corellm.server.options import ServerConfig
 from corellm.server.preparation import Preparation
+from corellm.server.uploads import Uploads
 from corellm.server.uses import check_tasks
 
 if TYPE_CHECKING:  # needs corellm[otel]
@@ -48,7 +49,9 @@ class Service:
         self.client, self.config = client, config
         self.names: Sequence[str] = tuple(config.options.served_model_name) or (model,)
         self.created = int(time.time())
-        self.intake = Intake(config.options.max_queue, config.limits.max_held_bytes)
+        options = config.options
+        uploads = Uploads(options.max_uploads, options.max_uploads_per_client)
+        self.intake = Intake(options.max_queue, config.limits.max_held_bytes, uploads)
         self.metrics = ServerMetrics()
         self.preparation = Preparation(client, config, fetcher)
         self._fetcher = fetcher

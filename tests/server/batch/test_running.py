@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from corellm.errors import ConfigError, EngineDeadError
+from corellm.server.aside import Aside
 from corellm.server.batch.output_file import OutputError, OutputFile
 from corellm.server.errors import ApiError
 from corellm.server.exchange import Exchange
@@ -30,7 +31,7 @@ class FakeApplication:
         self.num_running = self.most_running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange = Exchange(scope, send)
+        exchange = Exchange(scope, send, Aside())
         body = json.loads((await receive())["body"])
         self.begun.append(body["id"])
         self.num_running += 1

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from openai.types.audio import Transcription
-from pydantic import ValidationError
 from starlette.responses import PlainTextResponse, Response
 
-from corellm.server.endpoints.replies import ERRORS, json_response
+from corellm.server.endpoints.replies import ERRORS, checked_body, json_response
 from corellm.server.exchange import exchange_of
 from corellm.server.requests.audio import TranscriptionRequest
 from corellm.server.responses.audio import TranscriptionResponse
@@ -33,7 +29,7 @@ def audio_routes(service: Service) -> APIRouter:
     async def create_transcription(request: Request) -> Response:
         """Write down what is said."""
         exchange = exchange_of(request.scope)
-        body = _read(exchange.body)
+        body = checked_body(TranscriptionRequest, exchange.body)
         service.check_model(body.model, "generate")
         body.check_format()
         params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
@@ -47,15 +43,3 @@ def audio_routes(service: Service) -> APIRouter:
         return PlainTextResponse(whole["text"]) if body.response_format == "text" else json_response(whole)
 
     return router
-
-
-def _read(form: dict[str, Any]) -> TranscriptionRequest:
-    """The form that the gate has read, checked.
-
-    Raises:
-        RequestValidationError, ApiError: a field is wrong.
-    """
-    try:
-        return TranscriptionRequest.model_validate(form)
-    except ValidationError as error:
-        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from corellm.server.exchange import exchange_of
+
+_Body = TypeVar("_Body", bound=BaseModel)
 
 
 class ErrorDetail(BaseModel):
@@ -46,11 +49,13 @@ def declared(model: type[BaseModel]) -> dict[str, Any]:
 class _ReadRequest(Request):
     """A request whose body the gate has read, checked and parsed."""
 
+    checked: BaseModel
+
     async def body(self) -> bytes:
         return b"{}"
 
-    async def json(self) -> Any:
-        return exchange_of(self.scope).body
+    async def json(self) -> BaseModel:
+        return self.checked
 
 
 class JsonBody(APIRoute):
@@ -59,11 +64,27 @@ class JsonBody(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's handler, with such a request."""
         handle = super().get_route_handler()
+        assert self.body_field is not None
+        model = cast("type[BaseModel]", self.body_field.field_info.annotation)
 
         async def read(request: Request) -> Response:
-            return await handle(_ReadRequest(request.scope, request.receive))
+            exchange, given = exchange_of(request.scope), _ReadRequest(request.scope, request.receive)
+            given.checked = await exchange.aside(lambda: checked_body(model, exchange.body))
+            return await handle(given)
 
         return read
+
+
+def checked_body(model: type[_Body], fields: dict[str, Any]) -> _Body:
+    """The fields that the gate has read, as their model.
+
+    Raises:
+        RequestValidationError, ApiError: a field is wrong.
+    """
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
 
 
 def json_response(value: dict[str, Any]) -> Response:

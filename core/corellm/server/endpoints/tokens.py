@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from corellm.server.endpoints.replies import ERRORS, JsonBody
+from corellm.engine.text_limit import CHEAP_CHARACTERS
+from corellm.sampling_params import shown
+from corellm.server.endpoints.replies import ERRORS, JsonBody, declared, json_response
 from corellm.server.errors import ApiError
 from corellm.server.exchange import exchange_of
 from corellm.server.requests.tokens import DetokenizeRequest, TokenizeRequest
@@ -32,8 +37,8 @@ def token_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonBody, responses=ERRORS)
     processor = service.client.input_processor
 
-    @router.post("/tokenize", response_model_exclude_unset=True)
-    async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+    @router.post("/tokenize", **declared(Tokens))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text, or of a conversation with its media."""
         service.check_model(body.model)
         salt = exchange_of(request.scope).salt
@@ -48,26 +53,31 @@ def token_routes(service: Service) -> APIRouter:
         else:
             prompt = await service.preparation.prompt(body.prompt, "prompt", salt=salt, priority=None)
             tokens = prompt.token_ids
-        result = Tokens(count=len(tokens), max_model_len=service.client.max_model_len, tokens=tokens)
-        if body.return_token_strs:
-            tokenizer = await service.client.get_tokenizer()
-            result.token_strs = [str(text) for text in tokenizer.convert_ids_to_tokens(tokens)]
-        return result
+        tokenizer = await service.client.get_tokenizer()
+
+        def response() -> Response:
+            result = {"count": len(tokens), "max_model_len": service.client.max_model_len, "tokens": tokens}
+            if body.return_token_strs:
+                result["token_strs"] = [str(text) for text in tokenizer.convert_ids_to_tokens(tokens)]
+            return json_response(result)
+
+        return await service.preparation.in_pool(response, takes_long=len(tokens) > CHEAP_CHARACTERS)
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Text:
         """The text of tokens, special ones included."""
         service.check_model(body.model)
         tokenizer = await service.client.get_tokenizer()
-        known = len(tokenizer)
-        for index, token in enumerate(body.tokens):
-            if not 0 <= token < known:
-                shown = token if abs(token) < 1 << 63 else "an absurdly large number"
-                raise ApiError(
-                    400, f"tokens[{index}]: {shown} is no token id of this model; they are below {known}",
-                    param=f"tokens[{index}]",
-                )  # fmt: skip
-        text = await service.preparation.in_pool(lambda: str(tokenizer.decode(body.tokens)), takes_long=True)
-        return Text(prompt=text)
+        return Text(prompt=await service.preparation.in_pool(lambda: _text(tokenizer, body.tokens), takes_long=True))
 
     return router
+
+
+def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    known = len(tokenizer)
+    for index, token in enumerate(tokens):
+        if not 0 <= token < known:
+            where = f"tokens[{index}]"
+            told = f"{where}: {shown(token)} is no token id of this model; they are below {known}"
+            raise ApiError(400, told, param=where)
+    return str(tokenizer.decode(tokens))

@@ -96,7 +96,7 @@ class Body(BaseModel):
             if name not in cls.model_fields:
                 known = [*cls.model_fields, *cls.IGNORED]
                 hint = suggestion(name[:100], known)
-                told = f"unrecognized request argument: {name!r:.100}{hint if 'did you mean' in hint else ''}"
+                told = f"unrecognized request argument: {name[:100]!r}{hint if 'did you mean' in hint else ''}"
                 raise ApiError(400, told, param=cls.WITHIN + name[:100], code="unknown_parameter")
             if isinstance(value, dict) and len(value) > _MAX_ENTRIES:
                 told = f"{cls.WITHIN + name} has {len(value)} entries, {_MAX_ENTRIES} are allowed"

@@ -1,0 +1,129 @@
+"""Bodies that are still coming: how many, of which clients, and which of them gives way when there is no room.
+
+What stalls gives way to what comes: of bodies that brought nothing for a while, the one that waits for longest. All
+of it takes constant time. Knows bodies and clients' addresses; knows neither JSON nor the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from corellm.server.errors import ApiError, unavailable
+from corellm.server.exchange import Exchange
+
+_GRACE_SECONDS = 1.0
+"""How long a body may bring nothing before it gives way."""
+_PROGRESS_BYTES = 1 << 12
+"""So many are progress: a client that sends a byte a second stalls."""
+
+
+class Upload:
+    """One body that is still coming.
+
+    Args:
+        exchange: its request.
+        stall_seconds: in which it must make progress.
+        end: the time of the event loop by which it must have come.
+    """
+
+    def __init__(self, exchange: Exchange, stall_seconds: float, end: float) -> None:
+        self.exchange = exchange
+        self._stall_seconds, self._end = stall_seconds, end
+        self.moved = asyncio.get_running_loop().time()
+        """When it last made progress."""
+        self.refusal: ApiError | None = None
+        """Why it gave way."""
+        self.time_limit = asyncio.timeout_at(self._deadline())
+        self._num_new = 0
+
+    def _deadline(self) -> float:
+        return min(self.moved + self._stall_seconds, self._end)
+
+    def came(self, num_bytes: int) -> bool:
+        """Note bytes that came; whether they are progress."""
+        self._num_new += num_bytes
+        if self._num_new < _PROGRESS_BYTES:
+            return False
+        self._num_new, self.moved = 0, asyncio.get_running_loop().time()
+        if not self.time_limit.expired():
+            self.time_limit.reschedule(self._deadline())
+        return True
+
+    def give_way(self, refusal: ApiError) -> None:
+        """End it soon."""
+        refusal.headers["Connection"] = "close"
+        self.refusal = refusal
+        if not self.time_limit.expired():
+            self.time_limit.reschedule(0)
+
+
+class Uploads:
+    """All bodies that are still coming.
+
+    Args:
+        most: of them at once.
+        most_of_client: of one address.
+    """
+
+    def __init__(self, most: int, most_of_client: int) -> None:
+        self._most, self._most_of_client = most, most_of_client
+        self._open: OrderedDict[Upload, None] = OrderedDict()
+        """The one whose last progress is longest ago is the first, here and below."""
+        self._of_client: dict[str, OrderedDict[Upload, None]] = {}
+
+    def __len__(self) -> int:
+        """Their number."""
+        return len(self._open)
+
+    @contextmanager
+    def entered(self, upload: Upload) -> Iterator[None]:
+        """Count a body while it comes.
+
+        Raises:
+            ApiError: 503, there are too many, and none gives way.
+        """
+        client = upload.exchange.client
+        own = self._of_client.get(client, OrderedDict())
+        if len(own) >= self._most_of_client and self._made_way(own) is None:
+            raise unavailable(f"{len(own)} requests of {client} are arriving; try again later")
+        if len(self._open) >= self._most and self.make_way() is None:
+            raise unavailable(f"{len(self._open)} requests are arriving; try again later")
+        self._open[upload] = None
+        self._of_client.setdefault(client, OrderedDict())[upload] = None
+        try:
+            yield
+        finally:
+            self._forget(upload)
+
+    def came(self, upload: Upload, num_bytes: int) -> None:
+        """Note bytes of a body."""
+        if upload.came(num_bytes) and upload in self._open:
+            self._open.move_to_end(upload)
+            self._of_client[upload.exchange.client].move_to_end(upload)
+
+    def make_way(self) -> Exchange | None:
+        """Have the body that stalls for longest give way; returns its request, or None if none stalls."""
+        return self._made_way(self._open)
+
+    def stop(self, reason: str) -> None:
+        """Have all of them give way."""
+        for upload in self._open:
+            upload.give_way(unavailable(reason, retry_after=5))
+
+    def _made_way(self, uploads: OrderedDict[Upload, None]) -> Exchange | None:
+        upload = next(iter(uploads), None)
+        if upload is None or upload.moved > asyncio.get_running_loop().time() - _GRACE_SECONDS:
+            return None
+        upload.give_way(unavailable("the request stalled, and others needed its room; send it again"))
+        self._forget(upload)
+        return upload.exchange
+
+    def _forget(self, upload: Upload) -> None:
+        if self._open.pop(upload, upload) is None:
+            own = self._of_client[upload.exchange.client]
+            del own[upload]
+            if not own:
+                del self._of_client[upload.exchange.client]
