@@ -36,6 +36,7 @@
     └── EngineDeadError                 503    the engine itself stopped; every waiting client gets this
         └── OtherProcessError                  it is in another process: used after a fork, or pickled
 
+One warning, `UntestedTransformersWarning`: the installed transformers is none that was tested.
 `status` is the HTTP status of a server's response. Messages name the thing, the value and the way out.
 This file imports nothing, so any room may use it.
 """
@@ -247,3 +248,7 @@ class EngineDeadError(CorellmError):
 
 class OtherProcessError(EngineDeadError):
     """The engine is in another process: it was used after a fork, or pickled."""
+
+
+class UntestedTransformersWarning(UserWarning):
+    """The installed release of transformers is newer, or older, than all that corellm was tested with."""

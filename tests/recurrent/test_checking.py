@@ -133,7 +133,7 @@ def test_a_module_that_goes_on_with_one_token_is_run_token_by_token(caplog: pyte
             r"its state is no tensor of fixed size .*\(1, 2, 4\)\] for 1 x 2 tokens, \[\(1, 13, 4\)\] for 1 x 13 .*",
         ),
         (Shared(), "tokens of two sequences together differ from each alone"),
-        (Without(), "takes no cache_params or past_key_values or no layer_idx"),
+        (Without(), "takes no cache or has no layer_idx"),
     ],
 )
 def test_what_cannot_be_run_in_chunks_is_refused(mixer: nn.Module, reason: str) -> None:

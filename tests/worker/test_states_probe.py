@@ -92,7 +92,7 @@ def _twice(decoder: Any) -> None:
 def _uncached(decoder: Any) -> None:
     attention = decoder.layers[0].encoder_attn
     forward = attention.forward
-    attention.forward = lambda *args, past_key_values=None, **more: forward(*args, **more)
+    attention.forward = lambda *args, cache=None, past_key_values=None, **more: forward(*args, **more)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from corellm.errors import ContractError
+from corellm.transformers_releases import cache_argument
 
-_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 _MASK = "attention_mask"
 
 StateKey = tuple[str, int]
@@ -43,11 +43,11 @@ class Mixer:
         parameters = signature(module.forward).parameters
         self._names = names = [name for name, p in parameters.items() if p.kind is not Parameter.VAR_KEYWORD]
         self._hidden = names[0]
-        takes = [argument for argument in _CACHE_ARGUMENTS if argument in names]
+        takes = cache_argument(type(module))
         index: Any = getattr(module, "layer_idx", None)
-        if not takes or not isinstance(index, int):
-            raise ContractError(f"{self} keeps a state, but takes no {' or '.join(_CACHE_ARGUMENTS)} or no layer_idx")
-        self._takes, self._index = takes[0], index
+        if takes is None or not isinstance(index, int):
+            raise ContractError(f"{self} keeps a state, but takes no cache or has no layer_idx")
+        self._takes, self._index = takes, index
         self._cache = Cache(layers=[_States(num_states)] * (index + 1))
         self._keys: list[StateKey] = []
 

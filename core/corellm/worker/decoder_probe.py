@@ -52,6 +52,16 @@ class _StatedMask:
     sees: Callable[..., Any]
     """From batch, head, query and key to whether the query sees the key; takes tensors of indices."""
 
+    def __getitem__(self, cut: tuple[slice, ...]) -> _StatedMask:
+        """Return itself, as decoders do that may skip tokens, but are not asked to (Gemma 4).
+
+        Raises:
+            ContractError: they do skip some.
+        """
+        if any(part.indices(_NUM_TOKENS) != (0, _NUM_TOKENS, 1) for part in cut):
+            raise ContractError("it leaves tokens out that it is not told to")
+        return self
+
 
 class _Probe:
     """Gets what layers pass to attention, as `paged`.

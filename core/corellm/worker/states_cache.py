@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache
 
+from corellm.transformers_releases import cache_argument
+
 WriteStates = Callable[[int, Tensor, Tensor], None]
 """Takes a layer, and keys and values of the step's new states, `[num_new_states, num_kv_heads, head_size]`."""
 
@@ -46,7 +48,7 @@ class _OwnTokens:
     """Stands for the cached keys and values of the decoder's own tokens."""
 
     is_compileable = False
-    is_sliding = (False,)
+    is_sliding = is_linear = is_dummy = (False,)
 
     def __init__(self, positions: Tensor) -> None:
         # Decoders that take no positions add a token's index in the batch to this: so each has its own position.
@@ -114,14 +116,15 @@ def run_decoder(
         cache: of this step.
         paged: what attention layers get.
     """
+    takes = cache_argument(type(language_model)) or "past_key_values"
     output = language_model(
         inputs_embeds=inputs_embeds[None],
         attention_mask=positions.new_ones(1, 1).expand(1, len(inputs_embeds)),  # else one is made, by a length
         position_ids=positions,
         encoder_hidden_states=states[None],
-        past_key_values=cache,
         use_cache=True,
         paged=paged,
+        **{takes: cache},
     )
     hidden: Tensor = output[0][0]
     return hidden

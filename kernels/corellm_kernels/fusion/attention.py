@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionCall, Rotary
 from corellm.attention.paged import ATTENTION_NAME, PagedStep, paged_attention
+from corellm.transformers_releases import no_cache
 from corellm_kernels.fusion.kernel_set import KernelSet
 from corellm_kernels.fusion.layer_swap import agree, draw, has_tensors, joined, linears, outcome, swapped_for
 from corellm_kernels.fusion.norms import FusedRMSNorm
@@ -140,9 +141,9 @@ def _watched(layer: nn.Module, *, like: Tensor, width: int, angles: tuple[int, .
             position_embeddings=(draw(like, *angles, seed=1), draw(like, *angles, seed=2)),
             attention_mask=None,
             position_ids=torch.arange(_NUM_TOKENS, device=like.device)[None] * 1_000_000,
-            past_key_values=None,
             use_cache=False,
             paged=step,
+            **no_cache(type(layer)),
         )
     )
     return (step.calls, given) if step.calls and given is not None else None

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from corellm.attention.paged import PagedStep
+from corellm.transformers_releases import no_cache
 from corellm_kernels.fusion.attention import is_paged
 from corellm_kernels.fusion.kernel_set import KernelSet
 from corellm_kernels.fusion.layer_swap import agree, copied, derived, draw, outcome, swapped_for
@@ -87,9 +88,9 @@ def fused_decoder_layer(module: nn.Module, _: KernelSet) -> nn.Module | None:
         "position_embeddings": object(),
         "attention_mask": None,
         "position_ids": None,
-        "past_key_values": None,
         "use_cache": False,
         "paged": _Step(),
+        **no_cache(type(module)),
     }
     theirs = outcome(lambda: _tried(module, between.weight, arguments))
     if theirs is None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 
 from corellm import LLM, SamplingParams
@@ -18,6 +17,7 @@ from corellm.errors import (
     ProcessorKwargsError,
     UnsupportedModalityError,
 )
+from corellm_fuyu.processor import load_processor
 from corellm_fuyu.tiny import make_tiny_checkpoint
 
 QUESTION = "What shape is in the picture?\n"
@@ -34,7 +34,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def processor(llm: LLM) -> Any:
     """The Hugging Face processor of the same checkpoint: the oracle."""
-    return transformers.AutoProcessor.from_pretrained(llm.engine.context.model_path)
+    return load_processor(llm.engine.context.model_path)
 
 
 def make_image(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -4,13 +4,13 @@ A prompt has no placeholder. The image goes before it, row by row: an image toke
 each row, and `<s>` at the end; only the image tokens take embeddings, one linear layer's. After the prompt comes the
 beginning-of-answer token. Prompts without an image are not changed.
 
-Images are resized and cut, and tokens placed, as by `FuyuProcessor` of transformers 5.17. It pairs each text with one
+Images are resized and cut, and tokens placed, as by `FuyuProcessor` of transformers. It pairs each text with one
 image and mixes the patches of a second one into the first, so the limit is one image per prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
@@ -45,6 +45,13 @@ class Fuyu:
     def __init__(self, context: ModelContext) -> None:
         self.context = context
         self._added: tuple[list[int], list[int]] | None = None
+
+    @hookimpl
+    def register_processor(self) -> Callable[..., Any]:
+        """Transformers' processor, which fails without torchvision in some of its releases."""
+        from corellm_fuyu.processor import load_processor
+
+        return load_processor
 
     @hookimpl
     def get_dummy_mm_data(

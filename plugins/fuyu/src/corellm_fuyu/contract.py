@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_fuyu import Fuyu
+from corellm_fuyu.processor import load_processor
 
 
 class FuyuReference(Reference):
     """Transformers' model and processor, with patches in the plugin's shape."""
+
+    @cached_property
+    def processor(self) -> Any:
+        """Transformers' processor; without torchvision, some releases' fails on its own tensors."""
+        return load_processor(self.checkpoint)
 
     def process(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the patches as `[1, rows, columns, values]`: a row ends with a newline token."""

@@ -53,7 +53,9 @@ class Qwen3VL(Qwen2VL):
         import torch
 
         encoded = self._encode(model, modality, mm_kwargs)
-        embeddings = torch.cat([torch.cat(encoded.pooler_output), *encoded.deepstack_features], dim=-1)
+        # split by items, as embeddings are, from transformers 5.18 on
+        levels = [torch.cat(x) if isinstance(x, tuple) else x for x in encoded.deepstack_features]
+        embeddings = torch.cat([torch.cat(encoded.pooler_output), *levels], dim=-1)
         return torch.split(embeddings, [len(item) for item in encoded.pooler_output])
 
     @hookimpl
