@@ -301,6 +301,11 @@ def register_processor() -> Callable[..., Any] | None:
 def get_data_parser() -> DataParser:
     """Give the parser that turns raw media into items: which forms they may have, and the sampling rate of audio.
 
+    What it returns for an item identifies the item: equal items are processed and embedded once, for all requests. An
+    image's mode, size, pixels, all of its `info` and attributes set on it count; a `Video`'s frames and metadata; an
+    array's or tensor's dtype, shape and values; text, numbers, and tuples, lists and dicts of all these. An item with
+    a part of another kind is refused with a `MediaError`. What a parser keeps elsewhere identifies nothing.
+
     The core gives it the operator's limits. Default: a `corellm.multimodal.DataParser`.
     """
 

@@ -7,7 +7,10 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from enum import Enum
+from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 import corellm.errors
 from corellm.errors import InvalidParameterError, MediaError, ProcessorKwargsError
@@ -126,6 +130,45 @@ def test_palette_and_transparency_are_content() -> None:
     turned.info["exif"] = b"Exif\0\0..."
     assert len({content(image) for image in (first, second, third, turned)}) == 4
     assert content(first) == content(first.copy())
+
+
+def test_a_parsers_own_data_are_content() -> None:
+    """An instruction beside equal pixels, in `info` or as an attribute, makes another item; that it was saved not."""
+
+    def instructed(place: Callable[[Image.Image], dict[str, Any]], text: Any) -> Image.Image:
+        image = Image.new("RGB", (2, 2))
+        place(image)["instruction"] = text
+        return image
+
+    plain = Image.new("RGB", (2, 2))
+    images = [instructed(place, text) for place in (lambda one: one.info, vars) for text in ("left", "right")]
+    hashes = [content(image) for image in (plain, *images)]
+    assert len(set(hashes)) == 5
+    plain.save(BytesIO(), "PNG")
+    assert hashes == [content(image) for image in (plain, *images)]
+    with pytest.raises(MediaError):
+        content(instructed(lambda one: one.info, Opaque()))
+    with pytest.raises(MediaError):
+        content(instructed(vars, Opaque()))
+
+
+def test_what_files_say_of_images_is_content() -> None:
+    """Every value that Pillow reads from files has a hash: text of PNG files, fractions of TIFF files."""
+
+    def opened(kind: str, **options: Any) -> str:
+        file = BytesIO()
+        Image.new("RGB", (2, 2)).save(file, kind, **options)
+        with Image.open(file) as image:
+            return content(image)
+
+    texts = []
+    for words in ("left", "right"):
+        text = PngInfo()
+        text.add_itxt("instruction", words)
+        texts.append(opened("PNG", pnginfo=text))
+    hashes = [*texts, opened("TIFF", dpi=(72, 72.5)), opened("TIFF", dpi=(72, 73)), opened("JPEG", dpi=(72, 72))]
+    assert len(set(hashes)) == len(hashes)
+    assert content(Fraction(1, 3)) not in (content(Fraction(2, 3)), content(1 / 3), content((1, 3)))
 
 
 @given(shape=st.lists(st.integers(0, 3), max_size=3), seed=st.integers(0, 9))

@@ -26,8 +26,8 @@ from corellm.errors import (
     MultiModalError,
     UnsupportedModalityError,
 )
+from corellm.multimodal import DataParser, ModalityParser, RawItems
 from corellm.multimodal.items import EmbeddingItems, EncodedItem, MediaItems
-from corellm.multimodal.parsing import DataParser, ModalityParser, RawItems
 
 HIDDEN = 16
 LIMITS = MultiModalConfig(max_image_pixels=1000)

@@ -57,7 +57,7 @@ MUTANTS = (
         ("get_data_parser", "get_supported_mm_limits", "get_prompt_updates"),
         """
         def split_images(self, value):
-            from corellm.multimodal.parsing import RawItems
+            from corellm.multimodal import RawItems
 
             return RawItems(super().split_images(value).values[:1])
         """,

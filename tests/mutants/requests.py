@@ -120,7 +120,7 @@ MUTANTS = (
         "get_data_parser",
         """
         def modality_parsers(self):
-            from corellm.multimodal.parsing import ModalityParser, RawItems
+            from corellm.multimodal import ModalityParser, RawItems
 
             return {"image": ModalityParser(RawItems, self.load_image)}
         """,

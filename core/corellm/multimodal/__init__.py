@@ -22,7 +22,7 @@ from corellm.multimodal.fields import MultiModalFieldConfig, MultiModalKwargsIte
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange, embedded_spans
 from corellm.multimodal.items import EmbeddingItems, MediaItems, ModalityItems, MultiModalItems
 from corellm.multimodal.merging import write_rows
-from corellm.multimodal.parsing import DataParser
+from corellm.multimodal.parsing import DataParser, ModalityParser, RawItems
 from corellm.multimodal.prompt_updates import (
     PromptIndexTargets,
     PromptInsertion,
@@ -37,6 +37,7 @@ __all__ = [
     "EmbeddingItems",
     "MediaItems",
     "ModalityItems",
+    "ModalityParser",
     "MultiModalFeature",
     "MultiModalFieldConfig",
     "MultiModalItems",
@@ -47,6 +48,7 @@ __all__ = [
     "PromptReplacement",
     "PromptUpdate",
     "PromptUpdateDetails",
+    "RawItems",
     "Video",
     "VideoMetadata",
     "check_processor_kwargs",

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
+from numbers import Rational
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from corellm.errors import InvalidParameterError, MediaError, MultiModalError, ProcessorKwargsError
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
     _Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_SCHEME = "corellm item 2"
+_SCHEME = "corellm item 3"
 """First field of every hash; to be changed with the framing."""
+_PILLOWS = frozenset({"palette", "info", "encoderinfo", "encoderconfig"})
+"""Public attributes of an image that Pillow sets: two are hashed by themselves, two say how it was saved."""
 _MAX_DEPTH = 64
 
 
@@ -43,10 +46,10 @@ def hash_item(
     """Content hash of one item.
 
     Args:
-        media: `PIL.Image` (mode, size, palette, transparency, EXIF and pixels count), `Video` (its file, or frames and
-            metadata), `numpy.ndarray` and `torch.Tensor` (dtype, shape and values), bytes, str, numbers, None, enum
-            members, and lists, tuples and dicts of these. Types count: `1`, `True`, `1.0` and `"1"` differ, as do a
-            list and a tuple of the same.
+        media: `PIL.Image` (mode, size, palette, pixels, all of `info`, and attributes that were set on it count),
+            `Video` (its file, or frames and metadata), `numpy.ndarray` and `torch.Tensor` (dtype, shape and values),
+            bytes, str, numbers, None, enum members, and lists, tuples and dicts of these. Types count: `1`, `True`,
+            `1.0` and `"1"` differ, as do a list and a tuple of the same.
         modality: `"image"`, `"video"` or `"audio"`.
         kwargs: the processor arguments that the item is processed with; their order does not count.
         namespace: what else the result depends on, e.g. model id and adapter version.
@@ -163,6 +166,9 @@ def _add_media(digest: _Hash, value: Any) -> None:
     elif isinstance(value, Video):
         _frame(digest, b"V", b"")
         _add(digest, value.content)
+    elif isinstance(value, Rational):  # a fraction, such as the resolution of a TIFF file
+        _frame(digest, b"q", b"")
+        _add(digest, (value.numerator, value.denominator))
     else:
         raise _UnhashableError(f"a {type(value).__module__}.{type(value).__qualname__} has no stable content")
 
@@ -173,10 +179,19 @@ def _add_image(digest: _Hash, image: Image.Image) -> None:
     except (OSError, SyntaxError, ValueError) as error:
         raise _UnhashableError("the image cannot be read") from error
     palette = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
-    fields = (image.mode, *image.size, bytes(palette or ()))
+    info = {key: str(value) if isinstance(value, str) else value for key, value in image.info.items()}  # PNG's `iTXt`
     _frame(digest, b"P", b"")
-    _add(digest, (*fields, image.info.get("transparency"), image.info.get("exif")))
+    _add(digest, (image.mode, *image.size, bytes(palette or ()), info, _own_attributes(image)))
     _frame(digest, b"y", pixels)
+
+
+def _own_attributes(image: Image.Image) -> dict[str, Any]:
+    """What a parser set on an image, by name; nothing of an image that is a file, which has its decoder there."""
+    from PIL.ImageFile import ImageFile
+
+    if isinstance(image, ImageFile):
+        return {}
+    return {name: value for name, value in vars(image).items() if name[0] != "_" and name not in _PILLOWS}
 
 
 def _add_array(digest: _Hash, array: np.ndarray[Any, Any]) -> None:

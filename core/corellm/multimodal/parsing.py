@@ -61,7 +61,8 @@ class ModalityParser:
     split: Callable[[Any], RawItems]
     """The value under the modality's key to raw items. Cheap: opens and decodes nothing."""
     load: Callable[[Any], Any]
-    """One raw item to decoded media; raises `MediaError`, to which the parser adds modality and item."""
+    """One raw item to decoded media, which identify it: items of equal media have the same embeddings. Raises
+    `MediaError`, to which the parser adds modality and item."""
     encoded: Callable[[Any], bytes | None] = lambda value: None
     """The bytes of a raw item that is a file, None for any other. The bytes identify the item, and `load` decodes
     them on first use."""

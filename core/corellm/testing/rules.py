@@ -68,7 +68,7 @@ def _indented(value: object) -> str:
 
 AUTHORS = frozenset(
     {"adapter", "architecture", "argument_values", "chat_prompts", "cut_by", "exceptions", "make_checkpoint"}
-    | {"processor_kwargs", "reference", "same_roles", "without_effect"}
+    | {"own_items", "processor_kwargs", "reference", "same_roles", "without_effect"}
 )
 """Attributes that a contract class may set."""
 

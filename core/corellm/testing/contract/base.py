@@ -59,6 +59,9 @@ class ContractRules(Rules):
     processor_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Examples of a request's `mm_processor_kwargs` that change an item's tensors. By default the ones in
     `USUAL_KWARGS` that the processor takes."""
+    own_items: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """`{modality: items in a form that only the adapter's parser reads, no two the same}`, such as one image with
+    different instructions."""
     argument_values: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """`{argument of the processor: values to try}`, where they cannot be derived from its type and the checkpoint."""
     without_effect: ClassVar[Mapping[str, str]] = {}

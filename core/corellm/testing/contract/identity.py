@@ -22,8 +22,8 @@ class IdentityRules(ContractRules):
     def test_identity_follows_content(self, subject: Subject) -> None:
         """Equal items have one identifier, different ones have different identifiers.
 
-        Content, size, mode, dtype, order of axes and every processor argument for its modality count; which object
-        holds the item does not.
+        Content, size, mode, dtype, order of axes, every processor argument for its modality and what a parser of the
+        author's own reads beside them (`own_items`) count; which object holds the item does not.
         """
         for modality in subject.modalities:
             item = subject.item(modality, 1)
@@ -37,7 +37,8 @@ class IdentityRules(ContractRules):
                     "get_data_parser",
                     expected=f"{what} and {twin} have different identifiers",
                     got=feature.identifier,
-                    fix="let the parser keep all content that the processor sees",
+                    fix="let what the parser returns hold all that the processor sees, such as an instruction in "
+                    "image.info: a table beside it identifies nothing",
                 )
                 with self.expecting("a copy is processed"):
                     (again,) = subject.features(modality, copy.deepcopy(other), **dict(reversed(kwargs.items())))
@@ -70,6 +71,8 @@ class IdentityRules(ContractRules):
             unlike["one sample less"] = item[:-1], {}
             unlike["half as loud"] = item / 2, {}
             unlike["rounded to half precision"] = item.astype(np.float16).astype(np.float32), {}
+        for number, own in enumerate(self.own_items.get(modality, ())):
+            unlike[f"own_items[{modality!r}][{number}]"] = own, {}
         for kwargs in self.arguments(subject):
             if subject.processor.kwargs.resolve(kwargs)[modality]:
                 unlike[f"processed with {dict(kwargs)}"] = item, dict(kwargs)
