@@ -32,7 +32,8 @@ class ServerOptions:
     api_key_file: str | None = None
     """File with further keys, one a line; lines that begin with # are comments."""
     served_model_name: Collection[str] = ()
-    """Names by which clients ask for the model; none for the name it is loaded by."""
+    """Names by which clients ask for the model; none for the name it is loaded by, of a directory the last part of it.
+    Clients that know the whole path may ask by it."""
     root_path: str = ""
     """Path under which a reverse proxy serves this server, e.g. /llm."""
     ssl_certfile: str | None = None
