@@ -5,6 +5,7 @@
     arguments CLASS         a table of a configuration class's fields
     fields CLASS            a table of the fields of a request to the server
     errors                  the tree of errors
+    metrics                 a table of the server's metrics
     rules                   the contract's rules
     imports                 import lines of scripts for vLLM, and their replacements
     same, different         usages of vLLM's interface that work unchanged, or differently
@@ -40,6 +41,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "arguments": tables.arguments,
     "fields": tables.request_fields,
     "errors": tables.error_tree,
+    "metrics": tables.metrics,
     "rules": tables.rules,
     "imports": usages.imports,
     "same": usages.same,

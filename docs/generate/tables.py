@@ -57,6 +57,16 @@ def arguments(config: str) -> str:
     return "\n".join(rows)
 
 
+def metrics() -> str:
+    """Return a table of the metrics of a server, its engine's first, under the names that Prometheus has."""
+    from corellm.engine.metrics import DESCRIPTIONS
+    from corellm.server.metrics import ServerMetrics
+
+    own = {family.name: family.documentation for family in ServerMetrics().registry.collect()}
+    rows = [f"| `{name}` | {words} |" for name, words in (DESCRIPTIONS | own).items()]
+    return "\n".join(["| metric | what it counts |", "|---|---|", *rows])
+
+
 def request_fields(name: str) -> str:
     """Return a table of a request's fields: taken, ignored, refused.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from dataclasses import fields
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from corellm.absent.flags import SERVER_FLAGS, without_absent
 from corellm.cli import build_parser, main, serve, server_arguments
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
 from corellm.server.fetching.settings import FetchSettings
 from corellm.server.limits import RequestLimits
 from corellm.server.options import ServerOptions
+from corellm.server.service import served_names
 
 
 def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str, object]]:
@@ -111,6 +114,51 @@ def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
         configured("demo", "--config", str(file))
 
 
+SERVED = {option for action in build_parser()._subparsers._group_actions[0].choices["serve"]._actions  # type: ignore[union-attr,index,call-overload]
+          for option in action.option_strings}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("--tensor-parallel-size 2 demo", "one device"), ("demo -tp 2", "one device"),
+        ("demo --enable-auto-tool-choice", "cannot be given tools"), ("demo --tool-call-parser=hermes", "given tools"),
+        ("demo --enable-lora", "LoRA"), ("--model demo", "first word"), ("demo --ctx-size 4096", "--max-model-len"),
+        ("demo --chat-template x.jinja", "chat_template.jinja"), ("demo --no-async-scheduling", "enforce_eager"),
+    ],
+)  # fmt: skip
+def test_flags_of_other_servers_get_advice(words: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is loaded: what they mean here, or what to use instead."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *words.split()])
+    assert ended.value.code == 2
+    assert advice in capsys.readouterr().err
+
+
+def test_flags_of_other_servers_without_an_effect_are_taken() -> None:
+    """With the values that ask for nothing; what is no flag stays."""
+    words = (
+        "--tensor-parallel-size 1 demo --disable-log-requests --pp=1 --port 9000 --distributed-executor-backend mp "
+        "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora"
+    )
+    assert without_absent(words.split(), SERVED) == (["demo", "--port", "9000"], "")
+    for name, entry in SERVER_FLAGS.items():
+        assert f"--{name.replace('_', '-')}" not in SERVED, "it is an option here"
+        assert len(entry.instead) > 10
+        for option in re.findall(r"--[a-z-]+[a-z]", entry.instead):
+            assert option in SERVED
+
+
+def test_options_of_other_servers_in_files(tmp_path: Path) -> None:
+    """As on the command line."""
+    file = tmp_path / "server.yaml"
+    file.write_text("model: demo\ntensor-parallel-size: 1\nenable_lora: false\n")
+    assert configured("--config", str(file))[2] == {"model": "demo"}
+    file.write_text("model: demo\ntensor-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match="one device"):
+        configured("--config", str(file))
+
+
 def test_files_of_every_type(tmp_path: Path) -> None:
     """Sizes may have units; None is allowed where it means something; an empty file is no mistake."""
     file = tmp_path / "server.yaml"
@@ -149,6 +197,29 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", "demo"]) == 1
     assert "the server needs uvicorn; install it: pip install 'corellm[serve]'" in capsys.readouterr().err
+
+
+def test_names_of_a_served_model(tmp_path: Path) -> None:
+    """A directory's is its last part, by which path ever it is named; options go first."""
+    (tmp_path / "tiny").mkdir()
+    for path in (tmp_path / "tiny", f"{tmp_path}/tiny/", f"{tmp_path}/tiny/../tiny"):
+        assert served_names(ServerOptions(), str(path)) == ("tiny",)
+    assert served_names(ServerOptions(), "owner/name") == ("owner/name",)
+    assert served_names(ServerOptions(served_model_name=["a", "b"]), str(tmp_path)) == ("a", "b")
+
+
+def test_a_model_that_no_plugin_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before a process is started, with the words of `corellm run`."""
+    (tmp_path / "config.json").write_text('{"architectures": ["MysteryForCausalLM"], "model_type": "mystery"}')
+    monkeypatch.setattr("corellm.server.engine_process.remote_engine.Process", None)
+    for words in (["serve", str(tmp_path), "--port", "0"], ["run", str(tmp_path), "x"]):
+        assert main(words) == 1
+        assert "no installed plugin serves MysteryForCausalLM" in capsys.readouterr().err
+    for words in (["serve", str(tmp_path / "none"), "--port", "0"], ["run", str(tmp_path / "none"), "x"]):
+        assert main(words) == 1
+        assert "corellm: error: " in capsys.readouterr().err
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:

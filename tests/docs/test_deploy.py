@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+import corellm
 from corellm.cli import build_parser
 from corellm.cli.server_arguments import configured
-from corellm.engine.metrics import read_metrics
+from corellm.engine.metrics import DESCRIPTIONS, read_metrics
 from corellm.server.gate import OPEN_ROUTES
 from corellm.server.metrics import ServerMetrics
 from corellm.server.options import ServerOptions
@@ -42,8 +43,9 @@ def test_the_dashboard_shows_every_metric() -> None:
         num_prompt_tokens=0,
         num_generated_tokens=0,
     )
-    metrics = ServerMetrics()
-    metrics.text(read_metrics(engine))
+    metrics, of_engine = ServerMetrics(), read_metrics(engine)
+    metrics.text(of_engine)
+    assert {metric.name for metric in of_engine} == DESCRIPTIONS.keys()
     names = {family.name + SUFFIXES[family.type] for family in metrics.registry.collect()}
     assert set(re.findall(r"corellm:\w+", " ".join(queries))) == names
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
@@ -93,6 +95,9 @@ def test_the_kubernetes_example_fits_together(tmp_path: Path) -> None:
     options, engine = options_of_file(secret["stringData"]["server.yaml"], tmp_path)
     assert engine == {"model": "demo"}
     assert options.api_key
+    assert options.hang_timeout > 0
+    assert container["image"] == f"corellm:{corellm.__version__}"
+    assert f"-t {container['image']} ." in (FILES / "Dockerfile").read_text(encoding="utf-8")
     assert spec["terminationGracePeriodSeconds"] > options.shutdown_timeout + 5
     assert container["args"] == ["--config", "/etc/corellm/server.yaml"]
     (port,) = container["ports"]

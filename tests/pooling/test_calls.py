@@ -25,6 +25,7 @@ from corellm.errors import (
     RequestError,
     RequestFailedError,
 )
+from corellm.pooling.scoring import cosine
 from tests.conftest import random_image
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_kv_blocks": 64}
@@ -45,6 +46,14 @@ def embedding(llm: LLM, prompt: Any, **options: Any) -> np.ndarray[Any, Any]:
     (output,) = llm.embed(prompt, use_tqdm=False, **options)
     assert output.outputs is not None
     return np.array(output.outputs.embedding, dtype=np.float32)
+
+
+def test_a_cosine_is_at_most_one() -> None:
+    """Also where rounding makes the quotient larger."""
+    vectors = np.random.default_rng(0).standard_normal((200, 64)).astype(np.float32)
+    assert any(float(v @ v) / float(np.linalg.norm(v) * np.linalg.norm(v)) > 1 for v in vectors)
+    assert all(0.999999 < cosine(v, v) <= 1 and -1 <= cosine(v, -v) < -0.999999 for v in vectors)
+    assert cosine(vectors[0], np.zeros(64, np.float32)) == 0
 
 
 def test_scores_of_embeddings(llm: LLM) -> None:

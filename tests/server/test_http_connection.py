@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_a_body_has_one_length(running: Running) -> None:
     received = exchanged(running, head.encode() + b"Content-Length: 5\r\n" + chunked + smuggled)
     assert received.startswith(b"HTTP/1.1 400 ")
     assert received.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("line", [b"nonsense", b"GET / HTTP/1.1", b"GET /\xff HTTP/1.1\r\nHost: x"])
+def test_what_is_no_http_gets_an_error_like_others(running: Running, line: bytes) -> None:
+    """Of the shape that every error has."""
+    head, _, body = exchanged(running, line + b"\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head.lower()
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == "invalid_http"
 
 
 def test_a_wrong_body_after_its_response(running: Running, caplog: pytest.LogCaptureFixture) -> None:

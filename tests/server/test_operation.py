@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.cli import main
+from corellm.server.log_format import JsonFormatter, start_line
 from tests.server.conftest import MODEL, Running, chat, serving, user, wait_until
 from tests.server.fetching.hosts import CERTIFICATE
 
@@ -159,30 +162,48 @@ def test_request_ids(running: Running, given: str) -> None:
     assert is_sane or given not in ids
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_logs(llm: AsyncLLM, caplog: pytest.LogCaptureFixture, *, as_json: bool) -> None:
-    """A line per request, for programs or people, without content; none for probes."""
+def test_logs(llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
+    """A line per request, for programs or people, without content; none for probes. Never the key, but its number."""
     caplog.set_level(logging.INFO, "corellm.server.logs")
 
-    def lines() -> list[str]:
+    def records() -> list[logging.LogRecord]:
         """Those of this test's requests: one of another server's may end after its client has the response."""
-        return [message for message in caplog.messages if "of-logs" in message]
+        return [record for record in caplog.records if "of-logs" in record.getMessage()]
 
-    with serving(llm, log_format="json" if as_json else "text") as running:
-        running.get("/health", headers={"X-Request-Id": "probe-of-logs"})
-        running.post(CHAT, chat(user("my private words")), headers={"X-Request-Id": "first-of-logs"})
-        running.post("/v1/none", {"secret": 1}, headers={"X-Request-Id": "second-of-logs"})
-        wait_until(lambda: len(lines()) == 2)
-    first, second = lines()
-    if as_json:
-        told = json.loads(first)
-        assert told.pop("seconds") > 0
-        assert told.pop("prompt_tokens") > 0
-        assert told == {
-            "request_id": "first-of-logs", "route": CHAT, "status": 200, "outcome": "ok", "output_tokens": 6
-        }  # fmt: skip
-        assert json.loads(second)["status"] == 404
-    else:
-        assert first.startswith(f"request_id=first-of-logs route={CHAT} status=200 outcome=ok prompt_tokens=")
-    assert "private" not in caplog.text
-    assert "secret" not in caplog.text
+    def headers(name: str, key: str = "second-key") -> dict[str, str]:
+        return {"X-Request-Id": f"{name}-of-logs", "Authorization": f"Bearer {key}"}
+
+    with serving(llm, api_key=["first-key", "second-key"]) as running:
+        running.get("/health", headers=headers("probe"))
+        running.post(CHAT, chat(user("my private words")), headers=headers("first"))
+        running.post("/v1/none", {"secret": 1}, headers=headers("second", "wrong-key"))
+        wait_until(lambda: len(records()) == 2)
+    first, second = (json.loads(JsonFormatter().format(record)) for record in records())
+    assert first.pop("seconds") > 0
+    assert first.pop("prompt_tokens") > 0
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {
+        "level": "info", "logger": "corellm.server.logs", "request_id": "first-of-logs", "client": "127.0.0.1",
+        "key": 2, "route": CHAT, "status": 200, "outcome": "ok", "output_tokens": 6,
+    }  # fmt: skip
+    assert second["status"] == 401
+    assert "key" not in second
+    text = records()[0].getMessage()
+    assert text.startswith(f"request_id=first-of-logs client=127.0.0.1 key=2 route={CHAT} status=200 outcome=ok ")
+    assert not any(word in caplog.text for word in ("private", "secret", "first-key", "second-key", "wrong-key"))
+
+
+def test_each_line_of_the_log_is_json() -> None:
+    """Whatever is logged: several lines, what is no text, an exception."""
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        failed = sys.exc_info()
+    record = logging.LogRecord("x", logging.WARNING, "f.py", 1, "%s \n\u2028 %r", ("a", b"\xff"), failed)
+    line = JsonFormatter().format(record)
+    assert len(line.splitlines()) == 1
+    told = json.loads(line)
+    assert (told["level"], told["message"]) == ("warning", "a \n\u2028 b'\\xff'")
+    assert "ValueError: a\nb" in told["exception"]
+    started = json.loads(start_line("it listens", as_json=True))
+    assert (started["level"], started["message"]) == ("info", "it listens")

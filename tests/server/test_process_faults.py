@@ -94,6 +94,19 @@ def test_row_26_a_hung_engine(tiny_llava: Path, tmp_path: Path, patience: int) -
         assert not exists(engine)
 
 
+@PATIENCE
+def test_row_38_a_hung_engine_is_ended(tiny_llava: Path, tmp_path: Path, patience: int) -> None:
+    """With requests in it, after `hang_timeout`: clients are told, the exit status is 1, no process is left."""
+    with command(tiny_llava, tmp_path, hang_timeout=3) as running, ThreadPoolExecutor(4) as pool:
+        engine, others = running.engine, children(running.process.pid)
+        sent = ask(running, pool, 4)
+        os.kill(engine, signal.SIGSTOP)
+        assert all('"code": "unavailable"' in future.result(20 * patience) for future in sent)
+        assert running.process.wait(20 * patience) == 1
+        wait_until(lambda: not any(map(exists, others)), 10 * patience)
+    assert "--hang-timeout" in running.log.read_text()
+
+
 MOMENTS = pytest.mark.parametrize(
     ("seed", "patience"), [(0, 60), *[pytest.param(seed, 2, marks=pytest.mark.full) for seed in range(20)]]
 )

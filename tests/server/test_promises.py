@@ -329,6 +329,25 @@ def test_row_8_too_long(running: Running) -> None:
     assert_serves(running)
 
 
+def test_row_8_more_than_fits_at_least(running: Running) -> None:
+    """`min_tokens` that no output can have, where the request states no most."""
+    limit = running.get("/v1/models").json()["data"][0]["max_model_len"]
+    for path, body in ((CHAT, {"messages": user("x")}), ("/v1/responses", {"input": "x"})):
+        error = error_of(running.post(path, {"model": MODEL, **body, "min_tokens": limit}), 400)
+        assert error["param"] == "min_tokens"
+        assert str(limit) in error["message"]
+
+
+def test_row_8_a_long_conversation_is_not_rendered(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by its characters, as a text is; also the newest message of one whose oldest turns may be left out."""
+    monkeypatch.setattr("corellm.multimodal.chat.rendering.ChatRenderer.render", None)
+    text = "x" * 3_000_000
+    for more in ({}, {"max_window_size": 64}):
+        error = error_of(running.post(CHAT, chat(user(text)) | more), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert f"{len(text)} characters" in error["message"]
+
+
 # --- rows 9 and 16 to 18: content -----------------------------------------------------------------------------------
 
 PARTS: list[tuple[Any, str]] = [

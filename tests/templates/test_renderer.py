@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from corellm.children import child as child_module
 from corellm.children.child import Child
 from corellm.errors import ProcessingError, PromptError
 from corellm.templates.renderer import TemplateRenderer
@@ -102,7 +103,7 @@ def test_the_time_is_the_conversations(renderer: TemplateRenderer, monkeypatch: 
 
 def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> None:
     """A second child renders meanwhile; any number of threads may render."""
-    slow = TemplateRenderer(seconds=300)
+    slow = TemplateRenderer(seconds=300, patience=300)
 
     def hang() -> None:
         with pytest.raises(ProcessingError):
@@ -123,6 +124,58 @@ def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> N
         slow.close()
         hanging.join(120)
     assert not hanging.is_alive()
+
+
+def test_those_that_hang_make_way_for_others() -> None:
+    """With a template that does not end in both children, and more of them waiting, another conversation is rendered;
+    they are refused long before their own time.
+    """
+    slow = TemplateRenderer(seconds=600, patience=0.1)
+    errors: list[str] = []
+
+    def hang() -> None:
+        with pytest.raises((PromptError, ProcessingError)) as caught:  # the latter of those that are left at the end
+            ask(slow, LOOPS)
+        errors.append(str(caught.value))
+
+    hanging = [threading.Thread(target=hang) for _ in range(4)]
+    for thread in hanging:
+        thread.start()
+    while sum(child.busy_since is not None for child in slow._children._children) < 2:
+        time.sleep(0.01)
+    assert ask(slow, "{{ i }}", i=1) == "1"
+    asking = [threading.Thread(target=ask, args=(slow, "a")) for _ in range(2)]
+    for thread in asking:  # the last ones make way for these
+        thread.start()
+    for thread in asking:
+        thread.join()
+    slow.close()
+    for thread in hanging:
+        thread.join(60)
+    assert sum("while others wait" in error for error in errors) >= 2
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_child_that_dies_while_it_starts_is_tried_once_more(
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    """As when the system has little memory for a moment; what dies again is an error."""
+    real, left = child_module._Running, [deaths]
+
+    def running(module: str, *arguments: str) -> Any:
+        made = real(module, *arguments)
+        if left[0]:
+            left[0] -= 1
+            made.process.kill()
+        return made
+
+    monkeypatch.setattr(child_module, "_Running", running)
+    if deaths == 1:
+        assert ask(renderer, "a") == "a"
+    else:
+        with pytest.raises(ProcessingError, match="ended with status -9"):
+            ask(renderer, "a")
+    assert left == [0]
 
 
 def test_a_killed_child_is_replaced(renderer: TemplateRenderer) -> None:
@@ -166,9 +219,9 @@ from corellm.templates.renderer import TemplateRenderer
 renderer = TemplateRenderer(seconds=60.0)
 with renderer.session() as render:
     render("a", {{}})
+    print(next(child._running.process.pid for child in renderer._children._children if child._running), flush=True)
 renderer._seconds = 1.0
 with renderer.session() as render:
-    print(renderer._first[1]._running.process.pid, flush=True)
     if sys.argv[1] == "busy":
         render({LOOPS!r}, {{}})
 sys.stdin.read()

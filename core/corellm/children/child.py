@@ -58,9 +58,13 @@ class Child:
     def __init__(self, module: str, *arguments: str, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         self._module, self._arguments, self._max_reply_bytes = module, arguments, max_reply_bytes
         self._running: _Running | None = None
+        self.busy_since: float | None = None
+        """When its borrower made its first call."""
+        self._interrupted: ChildError | None = None
+        """What its borrower gets, since `interrupt`."""
 
     def start(self) -> None:
-        """Start the child and wait until it is ready, unless it runs already.
+        """Start the child and wait until it is ready, unless it runs already; one that dies meanwhile is tried again.
 
         Raises:
             ChildError: it does not start.
@@ -69,9 +73,19 @@ class Child:
         if self._running is not None and not self._running.is_usable():
             self.kill()
         if self._running is None:
-            self._running = _Running(self._module, *self._arguments)
-            self._exchange(None, START_SECONDS)
-            self._running.is_ready = True
+            try:
+                self._start_once()
+            except ChildTimeoutError:
+                raise
+            except ChildError:
+                if self._interrupted is not None:
+                    raise
+                self._start_once()
+
+    def _start_once(self) -> None:
+        self._running = _Running(self._module, *self._arguments)
+        self._exchange(None, START_SECONDS)
+        self._running.is_ready = True
 
     def call(self, request: Any, seconds: float) -> Any:
         """Send a request and return the child's result.
@@ -86,6 +100,8 @@ class Child:
             TypeError, ValueError, RecursionError: the request is not JSON.
         """
         self.start()
+        if self.busy_since is None:
+            self.busy_since = time.monotonic()
         reply = self._exchange(frames.encode({"seconds": seconds, "request": request}), seconds)
         if isinstance(reply, dict) and "result" in reply:
             return reply["result"]
@@ -117,10 +133,15 @@ class Child:
             self._running.end()
             self._running = None
 
-    def interrupt(self) -> None:
-        """End the child from another thread; the thread that waits for its result gets a `ChildError`."""
+    def lent(self) -> None:
+        """Begin anew, for another borrower."""
+        self.busy_since = self._interrupted = None
+
+    def interrupt(self, error: ChildError) -> None:
+        """End the child from another thread; the thread that waits for its result gets an error."""
         running = self._running
         if running is not None:
+            self._interrupted = error
             running.process.kill()
 
     def _exchange(self, data: bytes | None, seconds: float) -> Any:
@@ -135,6 +156,8 @@ class Child:
         except (OSError, EOFError, ValueError, RecursionError) as error:
             process = self._running.process
             self.kill()
+            if self._interrupted is not None:
+                raise self._interrupted from error
             raise ChildError(f"{self._module} ended with status {process.returncode}") from error
         except BaseException:
             self.kill()

@@ -5,13 +5,15 @@ Knows nothing of what they do. A child that died is started again when it is nex
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from corellm.children.child import MAX_REPLY_BYTES, Child
+from corellm.children.child import MAX_REPLY_BYTES, Child, ChildError, ChildTimeoutError
 
 
 class BusyError(Exception):
@@ -32,9 +34,18 @@ class ChildPool:
     Args:
         count: how many.
         module, arguments, max_reply_bytes: as of `Child`.
+        patience: seconds that a borrower may have a child work while another one waits; None for as long as it takes.
     """
 
-    def __init__(self, count: int, module: str, *arguments: str, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
+    def __init__(
+        self,
+        count: int,
+        module: str,
+        *arguments: str,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        patience: float | None = None,
+    ) -> None:
+        self._patience = patience
         self._children = [Child(module, *arguments, max_reply_bytes=max_reply_bytes) for _ in range(count)]
         """In the order in which they were returned."""
         self.is_closed = False
@@ -70,7 +81,7 @@ class ChildPool:
         loan = _Loan()
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self.is_closed or self._free(), seconds)
+                self._wait(time.monotonic() + seconds)
                 if self.is_closed:
                     raise ClosedError
                 free = self._free()
@@ -78,6 +89,7 @@ class ChildPool:
                     raise BusyError
                 child = next((child for child in preferred if child in free), free[-1])
                 self._loans[loan] = child
+                child.lent()
             yield child
         finally:
             with self._changed:
@@ -87,6 +99,21 @@ class ChildPool:
                     self._children.sort(key=lambda other: other is child)
                     del self._loans[loan]
                     self._changed.notify()
+
+    def _wait(self, deadline: float) -> None:
+        """Wait until a child is free; meanwhile end those that have worked for long enough."""
+        is_over = False
+        while not is_over and (left := deadline - time.monotonic()) > 0:
+            patience = left if self._patience is None else min(left, self._patience)
+            is_over = self._changed.wait_for(lambda: self.is_closed or bool(self._free()), patience)
+            if not is_over and self._patience is not None:
+                self._interrupt_longest(time.monotonic() - self._patience)
+
+    def _interrupt_longest(self, latest: float) -> None:
+        busy = [(child.busy_since, child) for child in self._loans.values() if child.busy_since is not None]
+        since, longest = min(busy, key=lambda found: found[0], default=(math.inf, None))
+        if longest is not None and since <= latest:
+            longest.interrupt(ChildTimeoutError("others wait for it"))
 
     def close(self) -> None:
         """End all children, also those that are lent: their requests fail, and nothing is lent any more."""
@@ -99,4 +126,4 @@ class ChildPool:
                 if child in free:
                     child.kill()
                 else:
-                    child.interrupt()
+                    child.interrupt(ChildError("its pool was closed"))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from corellm import __version__
+from corellm.absent.flags import without_absent
 from corellm.cli import batch, bench, embed, inspect, new_plugin, plugins, run, serve
 from corellm.errors import CorellmError, PluginError
 
@@ -88,9 +89,21 @@ def _subparser(parser: argparse.ArgumentParser, command: str) -> argparse.Argume
     return found
 
 
+def _without_absent(parser: argparse.ArgumentParser, given: list[str]) -> list[str]:
+    """A command line of `serve` without other servers' flags that have no effect; one that would have is an error."""
+    if given[:1] != ["serve"]:
+        return given
+    command = _subparser(parser, "serve")
+    known = {option for action in command._actions for option in action.option_strings}
+    kept, refusal = without_absent(given[1:], known)
+    if refusal:
+        command.error(refusal)
+    return ["serve", *kept]
+
+
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with words and options in any order: argparse alone takes no word after an option."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    given = _without_absent(parser, list(sys.argv[1:] if argv is None else argv))
     cut = given.index("--") if "--" in given else len(given)  # after it everything is text
     args, rest = parser.parse_known_args(given[:cut])
     unknown = rest if not hasattr(args, "words") else [word for word in rest if _is_option(word)]

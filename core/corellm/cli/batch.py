@@ -15,7 +15,8 @@ from corellm.cli.extras import needs_extra
 from corellm.cli.server_arguments import add_server, configured
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
-from corellm.server.options import LOG_FORMAT, ServerConfig, ServerOptions
+from corellm.server.log_format import set_up_log
+from corellm.server.options import ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
     from corellm.server.batch.input_file import InputFile
@@ -67,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a directory, a hub name (owner/name), `demo` or `demo-video`",
     )  # fmt: skip
     of_clients = {field.name for field in fields(ServerOptions)}.difference(_OPTIONS)
-    add_server(parser, "requests", skip={"body_timeout", *of_clients})
+    add_server(parser, "requests", skip={"body_timeout", "body_stall_timeout", *of_clients})
     parser.set_defaults(run=run)
 
 
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             from corellm.server.batch.input_file import InputFile
             from corellm.server.batch.output_file import OutputFile
             from corellm.server.batch.resuming import compare
-        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
+        set_up_log(logging.WARNING, as_json=False)
         with InputFile(args.input, config.limits.max_body_bytes) as requests, OutputFile(args.output) as output:
             progress = compare(requests, output)
             if progress.num_done < progress.total:

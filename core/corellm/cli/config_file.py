@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from corellm.absent.flags import absent_flag
 from corellm.cli.fields import SIZES, kinds_of, size
 from corellm.config import suggestion
 from corellm.errors import ConfigError
@@ -35,7 +36,13 @@ def read_config(path: str, configs: Iterable[type]) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {repeated!r:.100} is there twice; leave one out")
     known = {field.name: hints[field.name] for c in configs for hints in [get_type_hints(c)] for field in fields(c)}
     given = {str(name).replace("-", "_"): value for name, value in read.items()}
-    for name, value in given.items():
+    for name, value in list(given.items()):
+        absent = absent_flag(name) if name not in known else None
+        if absent is not None and absent.accepts(value):
+            del given[name]
+            continue
+        if absent is not None:
+            raise ConfigError(f"--config {path}: {name} is not an option of corellm: {absent.instead}")
         if name not in known:
             raise ConfigError(f"--config {path}: unknown option {name!r:.100}{suggestion(name, known)}")
         try:

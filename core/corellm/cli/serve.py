@@ -6,16 +6,19 @@ import argparse
 import contextlib
 import gc
 import logging
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corellm.allocator import return_large_blocks
 from corellm.cli.extras import needs_extra
 from corellm.cli.server_arguments import add_server, configured
-from corellm.server.options import LOG_FORMAT, ServerConfig
+from corellm.errors import CorellmError
+from corellm.server.log_format import set_up_log, start_line
+from corellm.server.options import ServerConfig
 
 if TYPE_CHECKING:
     from corellm.server.tracing import Tracing
+
+logger = logging.getLogger("corellm.server")
 
 _HELP = """\
 Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/transcriptions, or of a model
@@ -53,29 +56,41 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; returns 1 if the engine died."""
+    """Serve until told to stop; returns 1 if the engine died or hung."""
     config, engine_args = configured(args)
+    as_json = config.options.log_format == "json"
+    set_up_log(config.options.log_level.upper(), as_json=as_json)
+    try:
+        return _serve(config, engine_args)
+    except CorellmError as error:
+        if args.traceback or not as_json:
+            raise
+        logger.error("%s", error)
+        return 1
+
+
+def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
     return_large_blocks()  # the engine has a process of its own
     with needs_extra("the server", "serve"):
         from corellm.server.connections import allow_descriptors
         from corellm.server.engine_process.client import ProcessLLM
         from corellm.server.fetching.fetcher import Fetcher
         from corellm.server.running import HttpServer, bind, check_certificate, url_of
-        from corellm.server.service import Service
+        from corellm.server.service import Service, served_names
     options = config.options
-    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
     warn(config)
     check_certificate(options)
     allow_descriptors(options.max_connections)
-    logging.getLogger("corellm.server").info("loading %s", engine_args["model"])
-    tracing = _tracing(options.otlp_traces_endpoint, next(iter(options.served_model_name), engine_args["model"]))
+    logger.info("loading %s", engine_args["model"])
+    name = served_names(options, engine_args["model"])[0]
+    tracing = _tracing(options.otlp_traces_endpoint, name)
     with bind(options) as bound, contextlib.closing(ProcessLLM(**engine_args)) as llm:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         service = Service(llm, engine_args["model"], config, fetcher, tracing)
-        url = url_of(bound, options)
+        told = f"corellm serves {name} at {url_of(bound, options)}/v1 (Ctrl-C stops)"
         gc.freeze()  # a full collection would hold up requests
         return HttpServer(service, bound).run(
-            lambda: print(f"corellm serves {service.names[0]} at {url}/v1 (Ctrl-C stops)", flush=True)
+            lambda: print(start_line(told, as_json=options.log_format == "json"), flush=True)
         )
 
 
@@ -89,7 +104,7 @@ def _tracing(endpoint: str | None, model: str) -> Tracing | None:
 
 def warn(config: ServerConfig) -> None:
     """Log a warning for each option that opens the server to others."""
-    logger, options = logging.getLogger("corellm.server"), config.options
+    options = config.options
     if options.host not in ("127.0.0.1", "::1", "localhost") and not options.api_key:
         logger.warning("every machine that reaches %s may use this server: it has no --api-key", options.host)
     if any(pattern.host == "*" for pattern in config.fetching.patterns()):

@@ -40,6 +40,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, plain_token_ids
 from corellm.sampling_params import SamplingParams, shown
+from corellm.templates.renderer import MAX_CHARS
 
 PROMPT_KEYS = frozenset(
     {
@@ -325,6 +326,7 @@ class InputProcessor:
             )
         with _preparing():
             normalized = self._chat.normalized(messages, chosen)
+        self._check_length(normalized if chosen.max_window_size is None else normalized[-1:])
         fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
         if chosen.max_window_size is None:
             return self._process_rendered(normalized, self._rendered(normalized, chosen), fields)
@@ -334,6 +336,19 @@ class InputProcessor:
             if len(processed.token_ids) <= window.max_tokens:
                 return processed
         raise window.refusal(len(processed.token_ids))
+
+    def _check_length(self, messages: Messages) -> None:
+        """Refuse a conversation that can never fit before a template renders it.
+
+        Raises:
+            PromptTooLongError: with both numbers.
+        """
+        text = "".join(part["text"] for message in messages for part in message["content"] if part["type"] == "text")
+        self._text_limit.check(text)
+        if len(text) > MAX_CHARS:
+            raise PromptTooLongError(
+                f"the conversation has {len(text)} characters, {MAX_CHARS} are allowed; shorten it"
+            )
 
     def _rendered(self, messages: Messages, options: ChatOptions) -> RenderedChat:
         with _preparing():

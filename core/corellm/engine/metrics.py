@@ -32,6 +32,26 @@ class Gauge(Metric):
     """Goes up and down."""
 
 
+DESCRIPTIONS = {
+    "corellm:num_requests_running": "Requests that have KV blocks and take part in steps",
+    "corellm:num_requests_waiting": "Requests that wait for their first step, or to be computed again after preemption",
+    "corellm:num_requests_swapped": "Preempted requests whose KV is in CPU memory",
+    "corellm:kv_cache_usage_perc": "Share of KV blocks that requests hold, from 0 to 1",
+    "corellm:mm_cache_usage_perc": "Share of the processor cache's bytes that are in use, from 0 to 1",
+    "corellm:encoder_cache_usage_perc": "Share of the encoder cache's tokens that are in use, from 0 to 1",
+    "corellm:prompt_tokens": "Tokens of prompts, cached ones included",
+    "corellm:generation_tokens": "Tokens that were generated",
+    "corellm:num_preemptions": "Times that a request lost its KV blocks to another one",
+    "corellm:prefix_cache_queries": "Tokens of prompts that were looked up in the prefix cache",
+    "corellm:prefix_cache_hits": "Tokens of prompts that were found in it",
+    "corellm:mm_cache_queries": "Items that were looked up in the processor cache",
+    "corellm:mm_cache_hits": "Items that were found in it, and not processed again",
+    "corellm:encoder_cache_queries": "Items that were looked up in the encoder cache",
+    "corellm:encoder_cache_hits": "Items that were found in it, and not encoded again",
+}
+"""What each of them counts."""
+
+
 def read_metrics(engine: LLMEngine) -> list[Metric]:
     """The metrics as of now."""
     stats, cache = engine.scheduler.get_stats(), engine.input_processor.mm_processor.cache

@@ -1,12 +1,16 @@
-"""Threads that prepare prompts, in two pools: a short text never waits for another request's media or long text.
+"""Threads that prepare prompts, in two pools: a short text never waits for another request's media or long text,
+and no client's requests wait for all those of another.
 
 `CallingThread` takes the place of such threads where all prompts are texts.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from corellm.worker.process import usable_cpus
@@ -14,25 +18,66 @@ from corellm.worker.process import usable_cpus
 _Result = TypeVar("_Result")
 
 
+class _FairThreads:
+    """Threads that take a function of each owner in turn: one with many functions keeps no other waiting for them."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._changing = threading.Lock()
+        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
+
+    def submit(self, function: Callable[[], _Result], owner: str) -> Future[_Result]:
+        future: Future[_Result] = Future()
+        with self._changing:
+            self._waiting.setdefault(owner, deque()).append((future, function))
+        self._threads.submit(self._call_next)
+        return future
+
+    def _call_next(self) -> None:
+        with self._changing:
+            owner, functions = next(iter(self._waiting.items()))
+            future, function = functions.popleft()
+            self._waiting.move_to_end(owner)
+            if not functions:
+                del self._waiting[owner]
+        if future.set_running_or_notify_cancel():
+            _call(function, future)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._changing:
+            for future in [future for functions in self._waiting.values() for future, _ in functions]:
+                future.cancel()
+
+
 class PreparationPools:
     """Both pools; their threads start when they are first needed."""
 
     def __init__(self) -> None:
-        self._text = ThreadPoolExecutor(1, thread_name_prefix="corellm-text")
-        self._media = ThreadPoolExecutor(usable_cpus() + 1, thread_name_prefix="corellm-media")
+        self._text = _FairThreads(1, "corellm-text")
+        self._media = _FairThreads(usable_cpus() + 1, "corellm-media")
 
-    def submit(self, function: Callable[[], _Result], *, takes_long: bool) -> Future[_Result]:
-        """Call a function in a thread.
+    def submit(self, function: Callable[[], _Result], *, takes_long: bool, owner: str = "") -> Future[_Result]:
+        """Call a function in a thread, one of each owner in turn.
 
         Raises:
             RuntimeError: the pools were closed.
         """
-        return (self._media if takes_long else self._text).submit(function)
+        return (self._media if takes_long else self._text).submit(function, owner)
 
     def close(self) -> None:
         """Call no more functions; return without waiting for those that run."""
-        for pool in (self._text, self._media):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._text.close()
+        self._media.close()
+
+
+def _call(function: Callable[[], _Result], future: Future[_Result]) -> None:
+    try:
+        result = function()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 class CallingThread(Executor):
@@ -41,8 +86,5 @@ class CallingThread(Executor):
     def submit(self, fn: Callable[..., _Result], /, *args: Any, **kwargs: Any) -> Future[_Result]:
         """Return the function's result or error."""
         future: Future[_Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
+        _call(partial(fn, *args, **kwargs), future)
         return future

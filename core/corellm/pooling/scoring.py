@@ -12,9 +12,9 @@ _PRODUCTS = 1 << 22
 
 
 def cosine(one: Vectors, other: Vectors) -> float:
-    """Return the cosine of the angle between two vectors; 0 if one is zero."""
+    """Return the cosine of the angle between two vectors, from -1 to 1; 0 if one is zero."""
     norms = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(one @ other) / norms if norms else 0.0
+    return max(-1.0, min(1.0, float(one @ other) / norms)) if norms else 0.0
 
 
 def max_sim(query: Vectors, document: Vectors) -> float:

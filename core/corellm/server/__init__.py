@@ -4,9 +4,11 @@ Knows HTTP, limits and clients; everything about models is behind `engine_client
 room, which needs `corellm[serve]`. In reading order:
 
     options         what the operator sets, with `limits` of requests and `checks` of both
-    running         serves an application on a socket until told to stop; with `connections` and `http_connection`
-    gate            what every request passes before the application, with `keys`, `intake`, and `receiving`, which
-                    reads `json_text` or a `form`; an `exchange` is one request and its response
+    running         serves an application on a socket until told to stop, or the `watchdog` sees the engine hang; with
+                    `connections` and `http_connection`
+    gate            what every request passes before the application, with `keys`, `intake`, `uploads`, and `receiving`,
+                    which reads `json_text` or a `form`; an `exchange` is one request and its response; what is large
+                    is read `aside`
     app             the application: `endpoints` of URLs, their `requests` and `responses`, and the OpenAPI `document`
     service         what endpoints share: the engine's client, `preparation` and `metrics`; with `tasks`
     preparation     a request to a prompt: `conversation` checks messages; `media_sources` loads what they name, by
@@ -15,7 +17,7 @@ room, which needs `corellm[serve]`. In reading order:
     pooled          runs the inputs of a request to a model that pools, with `scoring` of pairs; `uses` says which
                     server to start instead
     errors          what clients are told
-    logs            one line per request; `metrics` and `tracing` count and time them, by their `stages`
+    logs            one line per request, in `log_format`; `metrics` and `tracing` count and time them, by their `stages`
     engine_process  the engine in a process of its own
     batch           requests from a file, through the same application
 """

@@ -48,7 +48,7 @@ def make_app(service: Service) -> ASGIApp:
 
     def on_end(exchange: Exchange, route: str) -> None:
         service.metrics.ended(exchange, route)
-        log_exchange(exchange, route, as_json=options.log_format == "json")
+        log_exchange(exchange, route)
         if service.tracing is not None:
             service.tracing.ended(exchange, route)
 

@@ -47,6 +47,8 @@ class Exchange:
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _SANE_ID.fullmatch(given) else secrets.token_hex(12)
         """The client's id if it is sane, else a new one: for logs and the response's header, never for the engine."""
+        self.key: int | None = None
+        """The number of the client's key."""
         self.salt: str | None = None
         """Separates the caches of clients with different keys."""
         self.body: dict[str, Any] = {}

@@ -67,7 +67,7 @@ class Gate:
         exchange, route = Exchange(scope, send, self._aside), "other"
         try:
             if scope["path"] not in OPEN_ROUTES:
-                exchange.salt = self._keys.salt_of(exchange.headers.get(b"authorization"))
+                exchange.key, exchange.salt = self._keys.caller(exchange.headers.get(b"authorization"))
             route = self._route_of(scope)
             if scope["method"] == "POST":
                 await self._receive(exchange, receive, is_form=route in FORM_ROUTES)

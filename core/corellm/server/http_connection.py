@@ -12,6 +12,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from corellm.server.errors import ApiError
+
 
 class HttpConnection(H11Protocol):
     """uvicorn's connection, with `_Sender` in place of h11's."""
@@ -28,9 +30,12 @@ class HttpConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; after a response, as to a request whose body is still coming, there is none left."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
+            body = ApiError(400, "this is not a valid HTTP request", code="invalid_http").encoded()
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+            head = h11.Response(status_code=400, headers=list(headers.items()))
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
 
 
 class _Sender(h11.Connection):

@@ -5,8 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Collection
+from typing import NamedTuple
 
 from corellm.server.errors import ApiError
+
+
+class Caller(NamedTuple):
+    """A client that was let in."""
+
+    key: int | None
+    """The number of its key, in the order in which they were given; None if the server has none."""
+    salt: str | None
+    """Separates its cache from those of other keys."""
 
 
 class ApiKeys:
@@ -19,8 +29,8 @@ class ApiKeys:
     def __init__(self, keys: Collection[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def salt_of(self, authorization: bytes | None) -> str | None:
-        """The cache salt of the client that sent an `Authorization` header; None if the server has no keys.
+    def caller(self, authorization: bytes | None) -> Caller:
+        """The client that sent an `Authorization` header.
 
         Takes the same time for every wrong key, whatever part of it is right.
 
@@ -28,7 +38,7 @@ class ApiKeys:
             ApiError: 401, the key is missing or wrong.
         """
         if not self._digests:
-            return None
+            return Caller(None, None)
         scheme, _, key = (authorization or b"").strip().partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         is_known = [hmac.compare_digest(digest, known) for known in self._digests]
@@ -40,4 +50,5 @@ class ApiKeys:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return "key-" + hashlib.sha256(b"corellm cache salt\0" + digest).hexdigest()
+        salt = "key-" + hashlib.sha256(b"corellm cache salt\0" + digest).hexdigest()
+        return Caller(is_known.index(True) + 1, salt)

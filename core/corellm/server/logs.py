@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 
@@ -14,13 +13,15 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are asked all the time."""
 
 
-def log_exchange(exchange: Exchange, route: str, *, as_json: bool) -> None:
-    """Log what became of a request: its id, route, outcome, tokens and seconds."""
+def log_exchange(exchange: Exchange, route: str) -> None:
+    """Log what became of a request: its id, client, route, outcome, tokens and seconds."""
     level = logging.DEBUG if route in PROBES else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    told = {
+    fields = {
         "request_id": exchange.request_id,
+        "client": exchange.client,
+        **({} if exchange.key is None else {"key": exchange.key}),
         "route": route,
         "status": exchange.status,
         "outcome": exchange.outcome,
@@ -28,4 +29,4 @@ def log_exchange(exchange: Exchange, route: str, *, as_json: bool) -> None:
         "output_tokens": exchange.num_output_tokens,
         "seconds": round(time.monotonic() - exchange.began, 4),
     }
-    logger.log(level, "%s", json.dumps(told) if as_json else " ".join(f"{key}={value}" for key, value in told.items()))
+    logger.log(level, "%s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={"fields": fields})

@@ -84,4 +84,4 @@ class ServerMetrics:
         """The engine's metrics as of the last `text`."""
         for metric in self._engine:
             family = CounterMetricFamily if isinstance(metric, engine.Counter) else GaugeMetricFamily
-            yield family(metric.name, metric.name.partition(":")[2].replace("_", " "), value=metric.value)
+            yield family(metric.name, engine.DESCRIPTIONS[metric.name], value=metric.value)

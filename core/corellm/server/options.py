@@ -16,9 +16,6 @@ from corellm.server.checks import check_number, keys_in, make_tuples
 from corellm.server.fetching.settings import FetchSettings
 from corellm.server.limits import RequestLimits
 
-LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
-"""Of each line of the log, the engine's process and uvicorn included."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
@@ -35,7 +32,8 @@ class ServerOptions:
     api_key_file: str | None = None
     """File with further keys, one a line; lines that begin with # are comments."""
     served_model_name: Collection[str] = ()
-    """Names by which clients ask for the model; none for the name it is loaded by."""
+    """Names by which clients ask for the model; none for the name it is loaded by, of a directory the last part of it.
+    Clients that know the whole path may ask by it."""
     root_path: str = ""
     """Path under which a reverse proxy serves this server, e.g. /llm."""
     ssl_certfile: str | None = None
@@ -79,13 +77,17 @@ class ServerOptions:
     """Seconds after which an unfinished request is aborted."""
     ready_timeout: float = 10.0
     """Seconds without a finished step after which `/ready` is 503."""
+    hang_timeout: float = 300.0
+    """Seconds without a finished step, while requests are there, after which the server ends with exit status 1, so
+    that it is started again; longer than the longest step. 0 for never."""
     shutdown_timeout: float = 3.0
     """Seconds that requests in flight have to finish once the server is told to stop."""
     otlp_traces_endpoint: str | None = None
     """URL of an OpenTelemetry receiver (OTLP over HTTP) that gets spans of requests, e.g.
     http://localhost:4318/v1/traces. Needs `corellm[otel]`."""
     log_format: Literal["text", "json"] = "text"
-    """How a finished request is logged: its id, route, status, tokens and time, never its content."""
+    """How the log is written: for people, or each line as a JSON object. A finished request is logged with its id, its
+    client's address and the number of its key, route, status, tokens and time, never its content."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important messages that are logged."""
 
@@ -105,6 +107,8 @@ class ServerOptions:
         check_number("keep_alive_timeout", self.keep_alive_timeout, 1, 1e9, whole=True)
         check_number("request_timeout", self.request_timeout, 0.001, 1e9)
         check_number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives
+        if self.hang_timeout != 0:
+            check_number("hang_timeout", self.hang_timeout, 2, 1e9)
         check_number("shutdown_timeout", self.shutdown_timeout, 0, 1e9)
         if self.api_key_file is not None:
             keys = (*self.api_key, *keys_in("api_key_file", self.api_key_file))

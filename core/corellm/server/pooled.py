@@ -40,15 +40,15 @@ async def pool_inputs(service: Service, exchange: Exchange, body: InputsRequest,
     """
     if (body.input is None) == (not body.messages):
         raise ApiError(400, "give either input or messages", param="input")
-    preparation, salt = service.preparation, exchange.salt
+    preparation = service.preparation
     if body.input is None:
-        prepare: Prepare = partial(preparation.conversation, body, salt=salt, priority=body.priority)
+        prepare: Prepare = partial(preparation.conversation, exchange, body, priority=body.priority)
         return await pool_all(service, exchange, [("messages", prepare)], params)
     given = each_prompt(body.input)
     count_inputs(service, exchange, "input", len(given))
     names = ["input"] if len(given) == 1 else [f"input[{index}]" for index in range(len(given))]
     inputs = [
-        (name, partial(preparation.prompt, one, name, salt=salt, priority=body.priority))
+        (name, partial(preparation.prompt, exchange, one, name, priority=body.priority))
         for one, name in zip(given, names, strict=True)
     ]
     return await pool_all(service, exchange, inputs, params)

@@ -22,6 +22,7 @@ from corellm.sampling_params import SamplingParams
 from corellm.server.conversation import CheckedMessages, Source, check_counts, check_messages
 from corellm.server.engine_client import EngineClient
 from corellm.server.errors import ApiError
+from corellm.server.exchange import Exchange
 from corellm.server.media_sources import Fetcher, MediaSources
 from corellm.server.options import ServerConfig
 from corellm.server.requests.chat import Conversation, TemplateFields
@@ -49,7 +50,7 @@ class Preparation:
         self._pools = PreparationPools()
 
     async def conversation(
-        self, request: Conversation | ResponsesRequest, *, salt: str | None, priority: int | None
+        self, exchange: Exchange, request: Conversation | ResponsesRequest, *, priority: int | None
     ) -> ProcessedPrompt:
         """The prompt of a conversation.
 
@@ -58,15 +59,17 @@ class Preparation:
         """
         options = self._chat_options(request)
         item_limits = self._client.input_processor.mm_processor.limits
-        checked = check_messages(
-            request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
+        checked = await exchange.aside(
+            lambda: check_messages(
+                request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
+            )
         )
         await self.load(checked)
         return await self._checked(
-            checked, mm_processor_kwargs=request.mm_processor_kwargs, cache_salt=salt, priority=priority or 0, **options
+            exchange, checked, mm_processor_kwargs=request.mm_processor_kwargs, priority=priority or 0, **options
         )
 
-    async def audio(self, content: bytes, instruction: str, *, salt: str | None) -> ProcessedPrompt:
+    async def audio(self, exchange: Exchange, content: bytes, instruction: str) -> ProcessedPrompt:
         """The prompt of a conversation about one audio file, which the field `file` brought.
 
         Raises:
@@ -79,7 +82,7 @@ class Preparation:
             "file",
         )
         check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
-        return await self._checked(checked, cache_salt=salt)
+        return await self._checked(exchange, checked)
 
     async def load(self, checked: CheckedMessages) -> None:
         """Load the media that messages name.
@@ -91,7 +94,7 @@ class Preparation:
             await self._sources.load(checked.sources)
 
     async def rendered(
-        self, checked: CheckedMessages, template: str, *, salt: str | None, priority: int | None
+        self, exchange: Exchange, checked: CheckedMessages, template: str, *, priority: int | None
     ) -> ProcessedPrompt:
         """The prompt of messages whose media are loaded, by a template of the server's own.
 
@@ -99,23 +102,25 @@ class Preparation:
             ApiError, CorellmError: what is wrong; names the part at fault.
         """
         return await self._checked(
-            checked, chat_template=template, add_generation_prompt=False, cache_salt=salt, priority=priority or 0
+            exchange, checked, chat_template=template, add_generation_prompt=False, priority=priority or 0
         )
 
-    async def _checked(self, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
+    async def _checked(self, exchange: Exchange, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
+        options["cache_salt"] = exchange.salt
         process = partial(self._client.input_processor.process_chat, checked.messages, **options)
         takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
-        return await self.in_pool(lambda: _located(checked, process), takes_long or "chat_template" in options)
+        takes_long = takes_long or "chat_template" in options
+        return await self.in_pool(exchange, lambda: _located(checked, process), takes_long=takes_long)
 
     async def prompt(
-        self, prompt: Prompt | Mapping[str, Any], where: str, *, salt: str | None, priority: int | None
+        self, exchange: Exchange, prompt: Prompt | Mapping[str, Any], where: str, *, priority: int | None
     ) -> ProcessedPrompt:
         """A prompt of text or token ids.
 
         Args:
+            exchange: the request.
             prompt: the client's, or made of what it sent: then with the keys that the engine takes.
             where: its place in the request.
-            salt: of the client's caches.
             priority: lower runs first.
 
         Raises:
@@ -124,10 +129,10 @@ class Preparation:
         if not isinstance(prompt, Mapping):
             prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
         length = sum(len(prompt.get(key) or ()) for key in ("prompt", "text_pair", "prompt_token_ids"))
-        fields = {**prompt, "cache_salt": salt, "priority": priority or 0}
+        fields = {**prompt, "cache_salt": exchange.salt, "priority": priority or 0}
         process = partial(self._client.input_processor.process, fields)
         try:
-            return await self.in_pool(process, length > CHEAP_CHARACTERS)
+            return await self.in_pool(exchange, process, takes_long=length > CHEAP_CHARACTERS)
         except RequestError as error:
             raise ApiError(error.status, f"{where}: {error}", param=getattr(error, "param", None) or where) from error
 
@@ -141,7 +146,7 @@ class Preparation:
             where: the prompt's place in the request.
 
         Raises:
-            ApiError: prompt and output are too long, with both numbers.
+            ApiError: prompt and output, or the shortest output, are too long, with both numbers.
             InvalidParameterError: a token id that the model does not have.
         """
         self._client.input_processor.check_params(params)
@@ -154,6 +159,14 @@ class Preparation:
                 f"{where}: the prompt has {length} tokens, and with {wanted} to generate that is more than the {limit} "
                 "that this model takes; shorten the prompt, or generate fewer",
                 param=where,
+                code="context_length_exceeded",
+            )
+        if length + params.min_tokens > limit:
+            raise ApiError(
+                400,
+                f"min_tokens: the prompt has {length} tokens, with {params.min_tokens} that is more than the {limit} "
+                "that this model takes; ask for fewer",
+                param="min_tokens",
                 code="context_length_exceeded",
             )
 
@@ -177,10 +190,11 @@ class Preparation:
             )
         return replace(prompt, text=None)
 
-    async def in_pool(self, function: Callable[[], _Result], takes_long: bool) -> _Result:
-        """Call a function in a thread; cancelled before it began, it is not called."""
+    async def in_pool(self, exchange: Exchange, function: Callable[[], _Result], *, takes_long: bool) -> _Result:
+        """Call a function in a thread, in the client's turn; cancelled before it began, it is not called."""
         with stage("process"):
-            return await asyncio.wrap_future(self._pools.submit(function, takes_long=takes_long))
+            future = self._pools.submit(function, takes_long=takes_long, owner=exchange.salt or exchange.client)
+            return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """End the threads."""

@@ -1,4 +1,4 @@
-"""Runs the application on a socket: until it is told to stop, or the engine dies.
+"""Runs the application on a socket: until it is told to stop, or the engine dies or hangs.
 
 Knows uvicorn, signals and the order of shutting down. Told to stop, it lets no more requests in, waits for those in
 flight as long as `shutdown_timeout`, and aborts the rest with an error.
@@ -24,6 +24,7 @@ from corellm.server.http_connection import HttpConnection
 from corellm.server.options import ServerOptions
 from corellm.server.service import Service
 from corellm.server.tasks import cancelled
+from corellm.server.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves one service on one socket.
+    """Serves one service on one socket, until it is stopped, or the engine dies or hangs.
 
     Args:
         service: what is served; closed at the end, its engine is not.
@@ -115,12 +116,13 @@ class HttpServer:
         )  # fmt: skip
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self._uvicorn = _Uvicorn(config)
+        self._watchdog = Watchdog(service.client, options.hang_timeout)
         self._num_stops = 0
         self._stopped: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, on_listening: Callable[[], None] = lambda: None) -> int:
-        """Serve until `stop`, a signal, or the engine's death; returns the exit status."""
+        """Serve until `stop`, a signal, or the engine's end; returns the exit status."""
         with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
             return runner.run(self._run(on_listening))
 
@@ -152,11 +154,12 @@ class HttpServer:
             await self._until_stopped(serving, accepting)
             if accepting.done():
                 accepting.result()  # raises
-            is_dead = self._service.client.dead is not None
+            is_dead = self._service.client.dead is not None or self._watchdog.is_hung
             # requests of a dead engine end by themselves, each with that error
             seconds = _DEAD_SECONDS if is_dead else self._service.config.options.shutdown_timeout
             if is_dead:
-                logger.error("the engine stopped: %s", self._service.client.dead)
+                hung = f"it completed no step for {self._service.config.options.hang_timeout:g} s (--hang-timeout)"
+                logger.error("the engine stopped: %s", self._service.client.dead or hung)
             else:
                 logger.info("stopping; requests in flight have %g seconds, or until the next signal", seconds)
             await self._drain(seconds)
@@ -175,6 +178,9 @@ class HttpServer:
         while not (
             self._stopped.is_set() or self._service.client.dead is not None or any(task.done() for task in tasks)
         ):
+            self._watchdog.look(has_work=len(self._service.intake) > 0)
+            if self._watchdog.is_hung:
+                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._stopped.wait()

@@ -145,13 +145,13 @@ class Scorer:
         def scores() -> list[float]:
             return [compare(data_of(query), data_of(document)) for query, document in pairs]
 
-        return await self._service.preparation.in_pool(scores, takes_long=True), outputs
+        return await self._service.preparation.in_pool(self._exchange, scores, takes_long=True), outputs
 
     async def _alone(self, side: Side) -> ProcessedPrompt:
         if side.text is None:
             return await self._rendered(side.where, [side], _ALONE)
         return await self._service.preparation.prompt(
-            side.text, side.where, salt=self._exchange.salt, priority=self._body.priority
+            self._exchange, side.text, side.where, priority=self._body.priority
         )
 
     async def _pair(self, query: Side, document: Side) -> ProcessedPrompt:
@@ -161,7 +161,7 @@ class Scorer:
             else:
                 joined = join_pair(query.text, document.text, self._template)
             return await self._service.preparation.prompt(
-                joined, document.where, salt=self._exchange.salt, priority=self._body.priority
+                self._exchange, joined, document.where, priority=self._body.priority
             )
         ordered: list[Side] = []
         template = ""
@@ -178,8 +178,5 @@ class Scorer:
         messages = [side.checked.messages[0] for side in sides]
         sources = [source for side in sides for source in side.checked.sources]
         return await self._service.preparation.rendered(
-            CheckedMessages(messages, sources, where),
-            template,
-            salt=self._exchange.salt,
-            priority=self._body.priority,
+            self._exchange, CheckedMessages(messages, sources, where), template, priority=self._body.priority
         )

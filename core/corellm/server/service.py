@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corellm.engine.input_processor import ProcessedPrompt
@@ -18,13 +19,19 @@ from corellm.server.exchange import Exchange
 from corellm.server.intake import Intake
 from corellm.server.media_sources import Fetcher
 from corellm.server.metrics import ServerMetrics
-from corellm.server.options import ServerConfig
+from corellm.server.options import ServerConfig, ServerOptions
 from corellm.server.preparation import Preparation
 from corellm.server.uploads import Uploads
 from corellm.server.uses import check_tasks
 
 if TYPE_CHECKING:  # needs corellm[otel]
     from corellm.server.tracing import Tracing
+
+
+def served_names(options: ServerOptions, model: str) -> Sequence[str]:
+    """The names by which clients ask for a model; of a directory its last part, as paths are not theirs to know."""
+    own = Path(model).resolve().name if Path(model).is_dir() else model
+    return tuple(options.served_model_name) or (own,)
 
 
 class Service:
@@ -47,7 +54,8 @@ class Service:
         tracing: Tracing | None = None,
     ) -> None:
         self.client, self.config = client, config
-        self.names: Sequence[str] = tuple(config.options.served_model_name) or (model,)
+        self.names = served_names(config.options, model)
+        self._loaded_as = model
         self.created = int(time.time())
         options = config.options
         uploads = Uploads(options.max_uploads, options.max_uploads_per_client)
@@ -58,7 +66,7 @@ class Service:
         self.tracing = tracing
 
     def check_model(self, name: str | None, *tasks: str) -> str:
-        """The model's name, as the client gave it; None for any.
+        """The model's name, as the client gave it; None for any. The name that it was loaded by is taken, too.
 
         Args:
             name: of the request.
@@ -67,7 +75,7 @@ class Service:
         Raises:
             ApiError: 404, another model; 400, it has none of the tasks.
         """
-        if name is not None and name not in self.names:
+        if name is not None and name not in (*self.names, self._loaded_as):
             raise ApiError(
                 404, f"there is no model {name[:100]!r} here; there is {', '.join(self.names)}", param="model",
                 code="model_not_found",

@@ -1,21 +1,26 @@
 """Renders templates in child processes, within one time limit per conversation.
 
-Knows nothing of messages. Any thread may render; two conversations render at once, others wait.
+Knows nothing of messages. Any thread may render; two conversations render at once, others wait. While others wait, one
+that takes long is ended.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from corellm.children.child import Child, ChildError, ChildTimeoutError, RefusedError
+from corellm.children.pool import BusyError, ChildPool, ClosedError
 from corellm.errors import ProcessingError, PromptError
 
 RENDER_SECONDS = 4.0
 """Time limit for everything rendered for one conversation."""
+PATIENCE_SECONDS = 2.0
+"""The same while another conversation waits: a template takes milliseconds."""
+_WAIT_SECONDS = 60.0
+"""How long a conversation waits for its turn."""
 
 MAX_CHARS = 1 << 25
 """Longest text a template may render to."""
@@ -37,11 +42,14 @@ class TemplateRenderer:
     Args:
         seconds: time limit for everything rendered in one `session`; then the child is killed.
         max_chars: the longest text.
+        patience: time limit while another session waits.
     """
 
-    def __init__(self, seconds: float = RENDER_SECONDS, max_chars: int = MAX_CHARS) -> None:
-        self._seconds, self._max_chars = seconds, max_chars
-        self._first, self._second = ((threading.Lock(), Child("corellm.templates.worker")) for _ in range(2))
+    def __init__(
+        self, seconds: float = RENDER_SECONDS, max_chars: int = MAX_CHARS, patience: float = PATIENCE_SECONDS
+    ) -> None:
+        self._seconds, self._max_chars, self._patience = seconds, max_chars, min(seconds, patience)
+        self._children = ChildPool(2, "corellm.templates.worker", patience=self._patience)
 
     @contextmanager
     def session(self) -> Iterator[Render]:
@@ -50,20 +58,20 @@ class TemplateRenderer:
         Raises:
             TemplateRefusalError: in the function: the template raised or is malformed.
             PromptError: in the function: the template takes too long, or cannot take these variables.
-            ProcessingError: in the function: the child cannot be started or died.
+            ProcessingError: in the function: the child cannot be started or died; or no child is free for a minute, or
+                the renderer was closed.
         """
-        lock, child = self._second if self._first[0].locked() else self._first
-        with lock:
-            yield self._renders_in(child)
+        try:
+            with self._children.lend(_WAIT_SECONDS) as child:
+                yield self._renders_in(child)
+        except BusyError:
+            raise ProcessingError(f"no process that renders chat templates was free for {_WAIT_SECONDS:g} s") from None
+        except ClosedError:
+            raise ProcessingError("chat templates are not rendered any more: the engine was shut down") from None
 
     def close(self) -> None:
-        """End the child processes; rendering again would start new ones."""
-        for lock, child in (self._first, self._second):
-            if lock.acquire(blocking=False):
-                child.kill()
-                lock.release()
-            else:
-                child.interrupt()
+        """End the child processes; nothing is rendered any more."""
+        self._children.close()
 
     def _renders_in(self, child: Child) -> Render:
         deadline: float | None = None
@@ -81,8 +89,8 @@ class TemplateRenderer:
                 raise TemplateRefusalError(message[:_MAX_MESSAGE]) from None
             except ChildTimeoutError as error:
                 raise PromptError(
-                    f"the chat template does not end within {self._seconds:g} s for this conversation; "
-                    "shorten it, or mend the template"
+                    f"the chat template does not end within {self._seconds:g} s for this conversation, or within "
+                    f"{self._patience:g} s while others wait; shorten it, or mend the template"
                 ) from error
             except (TypeError, ValueError, RecursionError) as error:  # not JSON, such as a number of too many digits
                 raise PromptError(f"a chat template cannot be given this conversation: {error}") from error

@@ -33,7 +33,7 @@ def audio_routes(service: Service) -> APIRouter:
         service.check_model(body.model, "generate")
         body.check_format()
         params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
-        prompt = await service.preparation.audio(body.file.content, body.instruction, salt=exchange.salt)
+        prompt = await service.preparation.audio(exchange, body.file.content, body.instruction)
         is_capped = body.max_completion_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="file")
         response = TranscriptionResponse(sum(feature.placeholder.length for feature in prompt.features))

@@ -31,7 +31,7 @@ def chat_routes(service: Service) -> APIRouter:
         exchange = exchange_of(request.scope)
         model = service.check_model(body.model, "generate")
         params = chat_params(body, service.client.get_default_sampling_params(), service.config.limits)
-        prompt = await service.preparation.conversation(body, salt=exchange.salt, priority=body.priority)
+        prompt = await service.preparation.conversation(exchange, body, priority=body.priority)
         is_capped = body.max_tokens is not None or body.max_completion_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="messages")
         usage = bool(body.stream_options and body.stream_options.include_usage)

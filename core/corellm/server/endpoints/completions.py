@@ -38,7 +38,7 @@ def completion_routes(service: Service) -> APIRouter:
         prompts = await _prepare(service, body, given, exchange, params)
         response = CompletionResponse(
             f"cmpl-{uuid.uuid4().hex}", model, len(prompts), params.n, params.logprobs,
-            echoes=await _echoes(service, given) if body.echo else None, prompt_only=body.max_tokens == 0,
+            echoes=await _echoes(service, exchange, given) if body.echo else None, prompt_only=body.max_tokens == 0,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )  # fmt: skip
         if body.stream:
@@ -64,17 +64,17 @@ async def _prepare(
     prepared = []
     for index, one in enumerate(given):
         where = "prompt" if len(given) == 1 else f"prompt[{index}]"
-        prompt = await service.preparation.prompt(one, where, salt=exchange.salt, priority=body.priority)
+        prompt = await service.preparation.prompt(exchange, one, where, priority=body.priority)
         service.preparation.check_fit(prompt, params, is_capped=body.max_tokens is not None, where=where)
         prepared.append(prompt)
     return prepared
 
 
-async def _echoes(service: Service, given: Sequence[Prompt]) -> list[str]:
+async def _echoes(service: Service, exchange: Exchange, given: Sequence[Prompt]) -> list[str]:
     """The texts of the prompts."""
     tokenizer = await service.client.get_tokenizer()
 
     def decoded() -> list[str]:
         return [one if isinstance(one, str) else str(tokenizer.decode(one)) for one in given]
 
-    return await service.preparation.in_pool(decoded, takes_long=True)
+    return await service.preparation.in_pool(exchange, decoded, takes_long=True)

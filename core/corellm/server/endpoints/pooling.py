@@ -126,6 +126,6 @@ async def _response(
     """The response that is made of results; of many numbers beside the event loop."""
     if sum(data_of(output).size for output in outputs) < _QUICK_VALUES:
         return json_response(make())
-    response = await service.preparation.in_pool(lambda: json_response(make()), takes_long=True)
+    response = await service.preparation.in_pool(exchange, lambda: json_response(make()), takes_long=True)
     service.hold(exchange, len(response.body))
     return response

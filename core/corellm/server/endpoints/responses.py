@@ -37,7 +37,7 @@ def response_routes(service: Service) -> APIRouter:
         exchange = exchange_of(request.scope)
         model = service.check_model(body.model, "generate")
         params = responses_params(body, service.client.get_default_sampling_params(), service.config.limits)
-        prompt = await service.preparation.conversation(body, salt=exchange.salt, priority=body.priority)
+        prompt = await service.preparation.conversation(exchange, body, priority=body.priority)
         is_capped = body.max_output_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="input")
         response = ModelResponse(_settings(body, model, params), params.logprobs)

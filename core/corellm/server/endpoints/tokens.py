@@ -41,17 +41,17 @@ def token_routes(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text, or of a conversation with its media."""
         service.check_model(body.model)
-        salt = exchange_of(request.scope).salt
+        exchange = exchange_of(request.scope)
         if (body.prompt is None) == (not body.messages):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.prompt is None:
-            prompt = await service.preparation.conversation(body, salt=salt, priority=None)
+            prompt = await service.preparation.conversation(exchange, body, priority=None)
             tokens = prompt.token_ids
         elif body.add_special_tokens is False:
             text = body.prompt
-            tokens = await service.preparation.in_pool(lambda: processor.tokenize(text), takes_long=True)
+            tokens = await service.preparation.in_pool(exchange, lambda: processor.tokenize(text), takes_long=True)
         else:
-            prompt = await service.preparation.prompt(body.prompt, "prompt", salt=salt, priority=None)
+            prompt = await service.preparation.prompt(exchange, body.prompt, "prompt", priority=None)
             tokens = prompt.token_ids
         tokenizer = await service.client.get_tokenizer()
 
@@ -61,14 +61,16 @@ def token_routes(service: Service) -> APIRouter:
                 result["token_strs"] = [str(text) for text in tokenizer.convert_ids_to_tokens(tokens)]
             return json_response(result)
 
-        return await service.preparation.in_pool(response, takes_long=len(tokens) > CHEAP_CHARACTERS)
+        return await service.preparation.in_pool(exchange, response, takes_long=len(tokens) > CHEAP_CHARACTERS)
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Text:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
         """The text of tokens, special ones included."""
         service.check_model(body.model)
         tokenizer = await service.client.get_tokenizer()
-        return Text(prompt=await service.preparation.in_pool(lambda: _text(tokenizer, body.tokens), takes_long=True))
+        exchange = exchange_of(request.scope)
+        text = await service.preparation.in_pool(exchange, lambda: _text(tokenizer, body.tokens), takes_long=True)
+        return Text(prompt=text)
 
     return router
 

@@ -41,7 +41,7 @@ from corellm.server.engine_process.messages import (
     Returned,
     Start,
 )
-from corellm.server.options import LOG_FORMAT
+from corellm.server.log_format import set_up_log
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def _serve(channel: Channel) -> None:
     ((data, _),) = channel.receive(None)
     start = messages.decode_to_engine(data)
     assert isinstance(start, Start)
-    logging.basicConfig(level=start.log_level, format=LOG_FORMAT)
+    set_up_log(start.log_level, as_json=start.log_as_json)
     engine = LLMEngine.from_kwargs(**start.engine_args | {"media_workers": 0})  # the API process decodes media
     channel.send(messages.encode(_ready(engine)))
     gc.freeze()  # a full collection would hold up requests

@@ -34,6 +34,7 @@ class Start(_Message):
     engine_args: dict[str, Any]
     """For `EngineConfig.from_kwargs`."""
     log_level: int
+    log_as_json: bool
 
 
 class Item(msgspec.Struct, array_like=True):

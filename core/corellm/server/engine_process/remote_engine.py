@@ -42,6 +42,7 @@ from corellm.server.engine_process.messages import (
     Start,
 )
 from corellm.server.engine_process.process import END_SECONDS, Process
+from corellm.server.log_format import is_json
 from corellm.worker.process import collector_paused, set_up_threads
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class RemoteEngine:
             set_up_threads()
             self._process = Process()
             try:
-                self._send(Start(engine_args, logging.getLogger().getEffectiveLevel()))
+                self._send(Start(engine_args, logging.getLogger().getEffectiveLevel(), is_json()))
                 self._front_end, self.sizes = open_front_end(config, located, self._wait_until_ready)
             except BaseException:
                 self._process.close()
