@@ -130,6 +130,42 @@ def test_a_decoder_as_cross_encoder(pad_token: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+QWEN3_PREFIX = "<|im_start|>system\nYes or no?<|im_end|>\n<|im_start|>user\n"
+QWEN3_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_qwen3_reranker_in_the_usual_form(tied: bool, tmp_path: Path) -> None:
+    """Loads with the overrides that its users have, and scores as its model card does: "yes" among "no" and "yes".
+
+    The card takes the softmax of the two tokens' logits behind the last token of a prompt with its own tokens.
+    """
+    make_tiny_checkpoint(tmp_path, architecture="Qwen3ForCausalLM", tie_word_embeddings=tied, vocab_size=410, **SIZES)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_tokens(["no", "yes"])
+    tokenizer.save_pretrained(tmp_path)
+    model = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    no, yes = (tokenizer.convert_tokens_to_ids(token) for token in ("no", "yes"))
+    assert tokenizer.unk_token_id not in (no, yes)
+    overrides = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["no", "yes"],
+        "is_original_qwen3_reranker": True,
+    }
+    query = f"{QWEN3_PREFIX}<Instruct>: Find it\n<Query>: What is red?\n"
+    documents = [f"<Document>: {text}{QWEN3_SUFFIX}" for text in TEXTS]
+    with LLM(tmp_path, runner="pooling", hf_overrides=overrides, **{**OPTIONS, "max_model_len": 256}) as llm:
+        assert llm.engine.pooler.tasks == ("classify", "token_classify", "score")
+        outputs = llm.score(query, documents)
+    for output, document in zip(outputs, documents, strict=True):
+        ids = tokenizer(query + document)["input_ids"]
+        assert output.prompt_token_ids == ids
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        expected = torch.stack([logits[no], logits[yes]]).log_softmax(0)[1].exp().item()
+        assert output.outputs.score == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_decoder_that_needs_token_ids_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for generation: a pooling model asks for no logits, and is checked all the same."""
     make_tiny_checkpoint(tmp_path, architecture="LlamaForCausalLM")
