@@ -101,8 +101,26 @@ def test_any_chunks_and_tasks_mixed(pooling_type: str) -> None:
 def test_which_poolers_need_every_row() -> None:
     """Only the last token's result may come from a prompt whose beginning was cached."""
     needs = {kind: DispatchPooler(poolers(kind)).needs_every_row for kind in ("CLS", "LAST", "MEAN")}
-    assert [needs[kind](PoolingParams(task="embed")) for kind in ("CLS", "LAST", "MEAN")] == [True, False, True]
-    assert all(needs["LAST"](PoolingParams(task=task)) for task in ("token_embed", "token_classify", "reward"))
+    assert [needs[kind](PoolingParams(task="embed"), [1]) for kind in ("CLS", "LAST", "MEAN")] == [True, False, True]
+    assert all(needs["LAST"](PoolingParams(task=task), [1]) for task in ("token_embed", "token_classify", "reward"))
+
+
+@pytest.mark.parametrize("token_ids", [[5, 6, 7, 8], [5, 6, 9, 9], [9, 9, 9], [9, 5, 9, 6], [5, 9, 9, 9, 9]])
+@pytest.mark.parametrize("chunk", [1, 2, 9])
+def test_padding_is_not_the_last_token(token_ids: list[int], chunk: int) -> None:
+    """As transformers' classes with a head find it; the first token is taken of padding alone. Whatever the chunks."""
+    pooler = SequencePooler(("LAST",), classification_head(), padding=9)
+    hidden, carried = torch.randn(len(token_ids), WIDTH), dict[int, Tensor]()
+    for start in range(0, len(token_ids), chunk):
+        tokens = token_ids[start : start + chunk]
+        ends = start + chunk >= len(token_ids)
+        (result,) = pooler.pool(
+            hidden[start : start + chunk], [Span(PoolingParams(task="classify"), 0, start, tokens, ends, carried)]
+        )
+    last = max((i for i, token in enumerate(token_ids) if token != 9), default=0)
+    assert result is not None
+    torch.testing.assert_close(result, expected("classify", "LAST", hidden[: last + 1], token_ids))
+    assert pooler.needs_every_row(token_ids) is (token_ids[-1] == 9)
 
 
 def test_joined_pooling() -> None:

@@ -81,6 +81,6 @@ class PoolingEngine(LLMEngine):
             arrival_time=queued_ts if arrival_time is None else arrival_time,
             pooling_params=params,
             spans=self.input_processor.spans_of(processed),
-            needs_every_row=self.pooler.needs_every_row(params),
+            needs_every_row=self.pooler.needs_every_row(params, processed.token_ids),
         )
         self._enqueue(request_id, processed, [request], RequestOutputKind.FINAL_ONLY, queued_ts)

@@ -108,7 +108,12 @@ class _Builder:
         score, num_labels = self._score()
         activation = activation_of(self._config.activation, self._context.hf_config, num_labels)
         head = ClassificationHead(score, self._config, activation)
-        sequence = SequencePooler((self._config.sequence_pooling or "LAST",), head)
+        is_own = self._score_tokens() is None
+        sequence = SequencePooler(
+            (self._config.sequence_pooling or "LAST",),
+            head,
+            padding=padding_of(self._config, self._context.hf_config) if is_own else None,
+        )
         poolers: dict[str, Pooler] = {"classify": sequence, "token_classify": TokenPooler(head, self._step_tag_id)}
         return poolers | ({"score": sequence} if num_labels == 1 else {})
 
@@ -142,10 +147,13 @@ class _Builder:
         self._model.score = score
         return score, int(probe.shape[-1])
 
+    def _score_tokens(self) -> Any:
+        """Return the tokens of which a head is to be made; None for the checkpoint's own head."""
+        return self._config.returned_token_ids or _stated_value(self._context.hf_config, "classifier_from_token")
+
     def _score_of_tokens(self) -> nn.Module | None:
         """Return a head made of rows of the output layer, if the configuration names tokens."""
-        hf_config = self._context.hf_config
-        tokens = self._config.returned_token_ids or _stated_value(hf_config, "classifier_from_token")
+        hf_config, tokens = self._context.hf_config, self._score_tokens()
         if tokens is None:
             return None
         ids = [self._token_id(token) for token in tokens]
@@ -184,6 +192,16 @@ class _Builder:
         if unknown or not isinstance(found, int) or not 0 <= found < rows:
             raise ConfigError(f"classifier_from_token: {token!r:.100} is no single token of this model's tokenizer")
         return found
+
+
+def padding_of(config: PoolerConfig, hf_config: Any) -> int | None:
+    """Return the token that a checkpoint's own head was not trained on, where it takes the last one.
+
+    Transformers' classes with a head take the last token that is not `pad_token_id`, also where the tokenizer ends each
+    text with that token. None where `pooling_type` says how to pool.
+    """
+    padding: int | None = hf_config.get_text_config().pad_token_id
+    return padding if config.sequence_pooling is None else None
 
 
 def activation_of(configured: str, hf_config: Any, num_labels: int) -> str:

@@ -41,8 +41,9 @@ class Span:
 class Pooler(Protocol):
     """From hidden states to one task's results."""
 
-    needs_every_row: bool
-    """Whether it needs the first token's hidden state, or all of them: then no prefix may come from the cache."""
+    def needs_every_row(self, token_ids: Sequence[int]) -> bool:
+        """Whether it needs hidden states before the last token's: then no prefix may come from the cache."""
+        ...
 
     def check(self, params: PoolingParams) -> None:
         """Refuse parameters that the model cannot fulfil."""
@@ -84,11 +85,15 @@ class SequencePooler:
     Args:
         pooling_types: of `corellm.pooling_params.SEQUENCE_POOLING`; those of several are joined.
         head: makes results of pooled hidden states.
+        padding: token that is never the last one, of `LAST` alone; of a prompt without another, the first is pooled.
     """
 
-    def __init__(self, pooling_types: Sequence[str], head: Head) -> None:
-        self._types, self._head = pooling_types, head
-        self.needs_every_row = any(kind != "LAST" for kind in pooling_types)
+    def __init__(self, pooling_types: Sequence[str], head: Head, *, padding: int | None = None) -> None:
+        self._types, self._head, self._padding = pooling_types, head, padding
+
+    def needs_every_row(self, token_ids: Sequence[int]) -> bool:
+        """Whether another token than the last is pooled."""
+        return any(kind != "LAST" for kind in self._types) or token_ids[-1] == self._padding
 
     def check(self, params: PoolingParams) -> None:
         """Refuse parameters that the head cannot fulfil."""
@@ -99,8 +104,9 @@ class SequencePooler:
         results: list[Tensor | None] = [None] * len(spans)
         by_params: dict[PoolingParams, list[int]] = {}
         for index, span in enumerate(spans):
-            rows = hidden[span.first : span.stop]
-            span.carried[span.start] = torch.cat([_PARTS[kind](rows, span.start) for kind in self._types])
+            rows = hidden[span.first : span.first + self._length(span)]
+            if len(rows):
+                span.carried[span.start] = torch.cat([_PARTS[kind](rows, span.start) for kind in self._types])
             if span.ends:
                 by_params.setdefault(span.params, []).append(index)
         for params, indices in by_params.items():
@@ -108,6 +114,13 @@ class SequencePooler:
             for index, row in zip(indices, rows, strict=True):
                 results[index] = row
         return results
+
+    def _length(self, span: Span) -> int:
+        """Return the number of a chunk's tokens without padding at its end; the prompt's first always counts."""
+        tokens = len(span.token_ids)
+        while tokens and span.token_ids[tokens - 1] == self._padding:
+            tokens -= 1
+        return max(tokens, int(span.start == 0))
 
     def _pooled(self, span: Span) -> Tensor:
         """Return the pooled hidden states `[pooling_types * hidden_size]` of a prompt whose last chunk this is."""
@@ -124,10 +137,12 @@ class TokenPooler:
         step_tag_id: token whose results are kept; None for all.
     """
 
-    needs_every_row = True
-
     def __init__(self, head: Head, step_tag_id: int | None = None) -> None:
         self._head, self._step_tag_id = head, step_tag_id
+
+    def needs_every_row(self, token_ids: Sequence[int]) -> bool:
+        """It does: each token has a result."""
+        return True
 
     def check(self, params: PoolingParams) -> None:
         """Refuse parameters that the head cannot fulfil."""
@@ -162,9 +177,9 @@ class DispatchPooler:
         """Refuse parameters that the task's pooler cannot fulfil."""
         self._poolers[params.task].check(params)
 
-    def needs_every_row(self, params: PoolingParams) -> bool:
+    def needs_every_row(self, params: PoolingParams, token_ids: Sequence[int]) -> bool:
         """Whether the request's whole prompt must be computed: no prefix may come from the cache."""
-        return self._poolers[params.task].needs_every_row
+        return self._poolers[params.task].needs_every_row(token_ids)
 
     def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
         """Return the result of every span that ends its prompt, None for the others."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from corellm.errors import CheckpointError, ConfigError
 from corellm.hookspecs import ModelContext
 from corellm.modelling.given_hidden import GivenHidden
-from corellm.pooling.building import activation_of, embedding_poolers
+from corellm.pooling.building import activation_of, embedding_poolers, padding_of
 from corellm.pooling.heads import ClassificationHead
 from corellm.pooling.poolers import DispatchPooler, Pooler, SequencePooler, TokenPooler
 from corellm.pooling_params import PoolerConfig
@@ -70,7 +70,8 @@ def build_encoder_pooler(config: PoolerConfig, context: ModelContext, model: Any
         return DispatchPooler({"token_classify": TokenPooler(head)})
     if config.sequence_pooling not in (None, kind):
         raise ConfigError(f"pooling_type={config.pooling_type!r}: the head of {type(model).__name__} takes {kind}")
-    pooler: Pooler = SequencePooler((kind,), head)
+    padding = padding_of(config, context.hf_config) if kind == "LAST" else None
+    pooler: Pooler = SequencePooler((kind,), head, padding=padding)
     return DispatchPooler({"classify": pooler} | ({"score": pooler} if num_labels == 1 else {}))
 
 

@@ -13,6 +13,7 @@ _UNDERSTOOD = frozenset(
     {
         "architectures", "rope_scaling", "rope_theta", "quantization_config",
         "classifier_from_token", "method", "num_labels", "problem_type", "matryoshka_dimensions",
+        "is_original_qwen3_reranker",  # of other engines: says what classifier_from_token says
     }
 )  # fmt: skip
 """Keys that transformers accepts even if the configuration lacks them."""
