@@ -182,8 +182,8 @@ class ChatPromptRules(ContractRules):
                 expected=f"chat_prompts: the prompt, without a chat template, of\n{described(whole)}\n"
                 f"and that of its last message alone",
                 got=f"none; the prompts are now {tuple(map(subject.text_of, chats))}",
-                fix='look both up where the family is published, and set chat_prompts = ("...", "..."); to those above, '
-                "once read, where no form is published",
+                fix='look both up where the family is published, and set chat_prompts = ("...", "..."); to '
+                "those above, once read, where no form is published",
             )
             return
         hook = "make_context" if has_form else "get_placeholder_str or make_context"
