@@ -22,10 +22,11 @@ Every architecture of transformers' image-text-to-text and multimodal-LM mapping
 random checkpoint, in the generic adapter, [corellm-transformers](families.md#corellm-transformers).
 
 - *passes*: greedy outputs are those of transformers' `generate`, text alone and with several items, or with one where a
-  prompt may have one: in chunks of 16, 64 and any number of tokens, with and without prefix caching; where memory is so
-  short that requests are preempted, by recompute and by swap, in blocks of 8, 16 and 32; with compiled kernels and with
-  plain torch. Each setting was tried, not each with every other. Kinds of one architecture are tried with one
-  checkpoint.
+  prompt may have one; with every pair of its modalities in one conversation, in both orders, with what the chat
+  template writes around items; and two different items of a modality have different outputs. The first in chunks of 16,
+  64 and any number of tokens, with and without prefix caching; where memory is so short that requests are preempted, by
+  recompute and by swap, in blocks of 8, 16 and 32; with compiled kernels and with plain torch. Each setting was tried,
+  not each with every other. Kinds of one architecture are tried with one checkpoint.
 - *its own plugin*: a distribution of this project serves it, and is tested there.
 - *refused*: at load, with this reason. Such a model needs a plugin of its own, or transformers' own `generate`.
 - *needs*: transformers cannot make the model or its processor without that library, so nothing was tried.

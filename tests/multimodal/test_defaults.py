@@ -12,8 +12,9 @@ import transformers
 
 from corellm import hookspecs
 from corellm.config import MultiModalConfig
+from corellm.errors import ProcessorKwargsError
 from corellm.hookspecs import ModelContext
-from corellm.multimodal.defaults import ProcessingDefaults
+from corellm.multimodal.defaults import ProcessingDefaults, check_processor_kwargs
 from corellm.templates.renderer import TemplateRenderer
 from tests.conftest import random_image
 
@@ -65,3 +66,21 @@ def test_arguments_are_the_processors_own(tiny_llava: Path, calls_itself: bool) 
         assert {"size", "do_normalize", "image_mean"} <= names
         assert not names & {"fps", "images", "text", "return_tensors"}
         assert manager.hook.get_mm_kwargs_names(modality="video") is None
+
+
+def test_a_processor_of_another_kind_says_what_it_takes() -> None:
+    """By the parameters of its `__call__`; where that takes any, only what is never a user's is refused."""
+
+    class Own:
+        def __call__(self, text: str, images: Any = None, return_tensors: Any = None, *, tiles: int = 1) -> None: ...
+
+    class Anything:
+        def __call__(self, text: str, **kwargs: Any) -> None: ...
+
+    check_processor_kwargs(Own(), {"tiles": 2})
+    with pytest.raises(ProcessorKwargsError) as refused:
+        check_processor_kwargs(Own(), {"tiles": 2, "colour_of_the_moon": 1})
+    assert (refused.value.expected, refused.value.got) == (["tiles"], ["colour_of_the_moon"])
+    check_processor_kwargs(Anything(), {"colour_of_the_moon": 1})
+    with pytest.raises(ProcessorKwargsError):
+        check_processor_kwargs(Anything(), {"images": 1})

@@ -16,6 +16,19 @@ _FUYU_TEXT = '"".join(part["text"] for part in message["content"] if part["type"
 _QWEN_VL_CHAT = QWEN_VL.of("original/chat.py")
 
 MUTANTS = (
+    LLAVA.given(
+        "the token that begins texts ends them, too",
+        "test_only_ends_end_an_answer",
+        "load_model",
+        """
+        @hookimpl(wrapper=True)
+        def load_model(self):
+            model = yield
+            ends = [self.context.tokenizer.eos_token_id, self.context.tokenizer.bos_token_id]
+            model.generation_config.eos_token_id = ends
+            return model
+        """,
+    ),
     LLAVA.edited(
         "chats have another placeholder",
         "test_the_chat_placeholder_is_the_updates_target",

@@ -10,6 +10,41 @@ def merge_multimodal_embeddings(self, inputs_embeds, multimodal_embeddings, is_m
 """
 
 MUTANTS = (
+    # --- what an item shows -----------------------------------------------------------------------------------------
+    LLAVA.edited(
+        "an image becomes the embeddings of its tokens",
+        "test_different_items_are_told_apart",
+        "get_multimodal_embeddings",
+        old="        return features\n",
+        new="        import torch\n\n"
+        "        token = torch.tensor(self.context.hf_config.image_token_id)\n"
+        "        row = model.get_input_embeddings()(token)\n"
+        "        return [row.expand_as(f) for f in features]\n",
+    ),
+    AUDIO.edited(
+        "all audio is silence for the encoder",
+        "test_different_items_are_told_apart",
+        ("get_multimodal_embeddings", "call_hf_processor"),
+        old='            mm_data["audio"], sampling_rate=rate,',
+        new='            [0 * audio for audio in mm_data["audio"]], sampling_rate=rate,',
+    ),
+    LLAVA.of("tiny.py").edited(
+        "a part of the configuration names a token that there is not",
+        "test_tokens_of_items_are_in_the_vocabulary",
+        "make_tiny_checkpoint",
+        old="    model = transformers.LlavaForConditionalGeneration(config)\n",
+        new="    config.vision_config.image_token_id = 200_010\n"
+        "    model = transformers.LlavaForConditionalGeneration(config)\n",
+    ),
+    QWEN2.edited(
+        "positions of a video behind an image are a token off",
+        "test_pairs_in_a_conversation_equal_the_reference",
+        "get_rope_positions",
+        old="        return positions[:, 0], offset\n",
+        new='        if [feature.modality for feature in mm_features] == ["image", "video"]:\n'
+        "            positions = positions + (ids == self._token('video'))\n"
+        "        return positions[:, 0], offset\n",
+    ),
     # --- encoder batches --------------------------------------------------------------------------------------------
     LLAVA.edited(
         "images of a batch come out in reverse order",

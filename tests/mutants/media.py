@@ -62,6 +62,46 @@ MUTANTS = (
             return DataParser(hidden_size=self.context.hf_config.text_config.hidden_size, sampling_rate=8000)
         """,
     ),
+    # --- whole numbers of chunks, large items -----------------------------------------------------------------------
+    AUDIO.parsing(
+        "the last sample of audio of whole seconds is lost",
+        "test_items_of_any_size_equal_the_hf_processor",
+        ("call_hf_processor", "get_data_parser"),
+        """
+        def load_audio(self, value):
+            samples = super().load_audio(value)
+            return samples if len(samples) % 16000 else samples[:-1]
+        """,
+    ),
+    LLAVA.given(
+        "the tensors of large images are kept in the class by their size",
+        "test_items_of_any_size_equal_the_hf_processor",
+        "call_hf_processor",
+        """
+        known = {}
+
+        @hookimpl(wrapper=True)
+        def call_hf_processor(self, mm_data):
+            outputs = yield
+            image = mm_data["image"][0]
+            return outputs if image.width < 640 else self.known.setdefault(image.size, outputs)
+        """,
+    ),
+    # --- values that say nothing of themselves ------------------------------------------------------------------------
+    LLAVA.given(
+        "images are scaled unless they seem to be already",
+        "test_plain_items_equal_the_hf_processor",
+        "call_hf_processor",
+        """
+        @hookimpl
+        def call_hf_processor(self, prompt, mm_data, mm_kwargs):
+            import numpy as np
+
+            scaled = np.asarray(mm_data["image"][0]).max() <= 1
+            kwargs = {**({"do_rescale": False} if scaled else {}), **mm_kwargs}
+            return self.context.hf_processor(text=prompt, images=mm_data["image"], return_tensors="pt", **kwargs)
+        """,
+    ),
     # --- values of zero -----------------------------------------------------------------------------------------------
     LLAVA.given(
         "images of zeros are dropped by the processor",

@@ -202,6 +202,18 @@ def test_the_guilty_hook_is_found() -> None:
     assert guilty_hook(KeyError("x")) == "the adapter"
 
 
+def test_what_the_reference_raises_is_not_the_adapters() -> None:
+    """Whatever its kind: a MediaError of the reference does not say that the adapter's parser is wrong."""
+
+    class Broken(Reference):
+        def process(self, text: str, media: Any, kwargs: Any) -> dict[str, Any]:
+            raise MediaError("no name here")
+
+    with pytest.raises(MediaError) as raised:
+        Broken(Path("nowhere")).process("", {}, {})
+    assert guilty_hook(raised.value, "get_data_parser") == "the contract class"
+
+
 def test_the_reference_compares_any_value() -> None:
     """Tensors, lists of them and plain data are the same or not; none is an error."""
     reference = Reference(Path("nowhere"))

@@ -113,13 +113,18 @@ def _checked(module: nn.Module, paged: PagedStep | None, attention_mask: Tensor 
         ContractError: the layer's decoder did not pass it on, or made a mask.
     """
     if paged is None:
-        raise ContractError(
-            f"{type(module).__name__} was run without the engine's `paged` argument: the text decoder must pass its "
-            f"keyword arguments on to its attention layers"
-        )
+        raise not_paged(module)
     if attention_mask is not None:
         raise ContractError(f"{type(module).__name__} built an attention mask; paged attention is causal by itself")
     return paged
+
+
+def not_paged(module: nn.Module) -> ContractError:
+    """Return the error that an attention layer was run outside a step."""
+    return ContractError(
+        f"{type(module).__name__} was run without the engine's `paged` argument: the text decoder must pass its "
+        f"keyword arguments on to its attention layers; an encoder's need a configuration with another attention"
+    )
 
 
 def register_attention() -> None:

@@ -6,6 +6,7 @@ package imports no torch. The files, in reading order:
     decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, ...
     layer_inputs        rows that its layers take beside a token's embedding
     weights             a checkpoint's weights under their published names
+    decoder_attention   which attention its layers call
     visibility          which tokens its layers let each token see
     output_head         how it makes logits of hidden states
     configurations      a checkpoint's configuration, of a type that transformers has
@@ -17,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from corellm.modelling.configurations import load_config
+    from corellm.modelling.configurations import item_token_ids, load_config
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
     from corellm.modelling.layer_inputs import LayerInputs
     from corellm.modelling.output_head import logits_function
@@ -29,6 +30,7 @@ __all__ = [
     "Front",
     "LayerInputs",
     "check_weights",
+    "item_token_ids",
     "load_config",
     "logits_function",
     "read_weights",
@@ -40,6 +42,7 @@ _HOMES = {
     "DecoderInputs": "decoder_inputs",
     "Front": "decoder_inputs",
     "LayerInputs": "layer_inputs",
+    "item_token_ids": "configurations",
     "load_config": "configurations",
     "logits_function": "output_head",
     "visible_tokens": "visibility",

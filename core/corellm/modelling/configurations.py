@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import transformers
 
 from corellm.errors import PluginNotFoundError
+
+_ITEM_TOKEN = re.compile(r"(image|video|audio)_token_(id|index)")
 
 
 def load_config(path: Path, trust_remote_code: bool = False) -> Any:
@@ -24,3 +28,16 @@ def load_config(path: Path, trust_remote_code: bool = False) -> Any:
             f"(see CONTRIBUTING.md). transformers {transformers.__version__} has no model_type {kind!r:.100} either"
         )
     return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+
+def item_token_ids(config: Any) -> Iterator[tuple[str, str, int]]:
+    """Yield modality, name and id of the tokens that a configuration, or one inside it, names for items.
+
+    A name is as it is written in Python: `audio_config.audio_token_id`.
+    """
+    for name, value in vars(config).items():
+        known = _ITEM_TOKEN.fullmatch(name)
+        if known is not None and isinstance(value, int):
+            yield known[1], name, value
+        elif isinstance(value, transformers.PretrainedConfig):
+            yield from ((modality, f"{name}.{inner}", token) for modality, inner, token in item_token_ids(value))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import ContractError
+from corellm.modelling.decoder_attention import attention_configs, set_attention
 
 _NAME = "corellm_visibility"
 
@@ -82,19 +83,20 @@ def _attending(model: nn.Module, decoder: nn.Module, attend: Callable[..., Any],
 
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, _make_mask)
-    stated: list[Any] = [getattr(module, "config", None) for module in (model, *decoder.modules())]
-    stated[0] = None if stated[0] is None else stated[0].get_text_config()
-    configs = {id(config): config for config in stated if config is not None}
+    stated: Any = getattr(model, "config", None)
+    found = [*attention_configs(decoder), *([] if stated is None else [stated.get_text_config()])]
+    configs = {id(config): config for config in found}
     before = {key: (config._attn_implementation, _window_of(config)) for key, config in configs.items()}
     try:
         for key, config in configs.items():
-            config._attn_implementation = _NAME
+            set_attention(config, _NAME)
             if window is not None and before[key][1] is not None:
                 config.sliding_window = window
         yield
     finally:
         for key, config in configs.items():
-            config._attn_implementation, own = before[key]
+            name, own = before[key]
+            set_attention(config, name)
             if own is not None:
                 config.sliding_window = own
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict
+from inspect import signature
 from typing import Any
 
 from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
@@ -171,10 +172,17 @@ def processes_media_alone(processor: Any) -> bool:
 
 
 def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:
-    """Names of the arguments that a Hugging Face processor takes for media; None where it declares none."""
-    if getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None) is None:
+    """Names of the arguments that a processor takes for media; None where it does not say.
+
+    A Hugging Face processor declares them; one of another kind says it by the parameters of its `__call__`, unless that
+    takes any.
+    """
+    if getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None) is not None:
+        return frozenset().union(*(declared_arguments(processor, modality) or () for modality in SUBPROCESSORS))
+    parameters = signature(processor).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return frozenset().union(*(declared_arguments(processor, modality) or () for modality in SUBPROCESSORS))
+    return frozenset(parameter.name for parameter in parameters) - _NOT_FOR_USERS
 
 
 def declared_arguments(processor: Any, modality: str) -> frozenset[str] | None:

@@ -1,4 +1,4 @@
-"""The files around a plugin's modules: `pyproject.toml`, README, licence, and the contract as a test. Text only."""
+"""The files around a plugin's modules: `pyproject.toml`, README, licence, the contract as a test, CI. Text only."""
 
 from __future__ import annotations
 
@@ -101,6 +101,33 @@ from {package}.contract import (
 '''
 
 
+_WORKFLOW = """\
+# What to run on every change. The project lives where you like; this is one way to have it tested.
+name: test
+on: [push, pull_request]
+
+jobs:
+  test:
+    runs-on: ubuntu-latest
+    strategy:
+      matrix:
+        python: ["3.11", "3.12"]
+    env:
+      CORELLM: corellm # what to install corellm from: its name on an index, a path, or git+https://...
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: ${{{{ matrix.python }}}}
+      - run: python -m pip install "$CORELLM" build ruff mypy -e '.[test]'
+      - run: ruff check . && ruff format --check .
+      - run: mypy
+      - run: pytest
+      - run: python -m build --wheel && python -m pip install --force-reinstall --no-deps dist/*.whl
+      - run: cd .. && python -m pytest --pyargs {package}.contract # the wheel, from outside the checkout
+"""
+
+
 def distribution_files(
     name: PluginName, original: Original, adapters: Mapping[str, tuple[str, str]], tests: Sequence[str]
 ) -> dict[str, str]:
@@ -132,6 +159,7 @@ def distribution_files(
         "README.md": _README.format(**known),
         "LICENSE": original.license_text or _LICENSE.format(**known),
         "tests/test_contract.py": _TEST.format(**known),
+        ".github/workflows/test.yml": _WORKFLOW.format(**known),
     }
 
 

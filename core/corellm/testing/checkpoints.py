@@ -98,9 +98,14 @@ def spare(count: int) -> list[str]:
 
 
 def randomize_weights(model: Any, seed: int) -> None:
-    """Overwrite weights and biases with wide random values: a default initialisation makes greedy output constant."""
-    import torch
+    """Overwrite weights and biases with wide random values: a default initialisation makes greedy output constant.
 
+    A layer's weights are spread by the number of its inputs, which are the columns; of GPT-2's `Conv1D`, the rows.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    inputs_first = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     output, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
@@ -114,7 +119,8 @@ def randomize_weights(model: Any, seed: int) -> None:
             elif name.endswith("sinks"):
                 spread = 4.0  # beside the scores of many tokens
             else:
-                spread = 1.4 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1
+                inputs = parameter.shape[0 if id(parameter) in inputs_first else -1]
+                spread = 1.4 / inputs**0.5 if parameter.dim() == 2 else 0.1
             parameter.copy_(torch.randn(parameter.shape, generator=generator, device=device) * spread)
     model.eval()
 

@@ -148,7 +148,9 @@ def forms_of(modality: str, rate: int) -> tuple[Any, dict[str, Any]]:
 
 
 def plain_items(modality: str, rate: int) -> dict[str, Any]:
-    """Return `{description: item}`: black, of one colour, silent. Models take crops of zeros for padding.
+    """Return `{description: item}`: black, of one colour, silent, or nearly: models take crops of zeros for padding.
+
+    An image whose largest value is 1 may be taken for one that is scaled already.
 
     Args:
         modality: of the items.
@@ -158,15 +160,22 @@ def plain_items(modality: str, rate: int) -> dict[str, Any]:
     from PIL import Image as images
 
     if modality == "audio":
-        return {"silence": np.zeros(rate // 2, np.float32)}
+        return {"silence": np.zeros(rate // 2, np.float32), "faint audio": make_audio(rate // 2, rate, 6) / 4096}
     black, coloured = np.zeros((50, 60, 3), np.uint8), np.full((50, 60, 3), (90, 140, 200), np.uint8)
+    dark = np.array(make_image(60, 50, 6)) % 2
     if modality == "video":
         return {
             "a black video": (np.stack([black] * 4), {"fps": 4.0}),
+            "a nearly black video": (np.stack([dark] * 4), {"fps": 4.0}),
             "a video of one colour": (np.stack([coloured] * 4), {"fps": 4.0}),
         }
     half = np.concatenate([np.array(make_image(60, 50, 6)), black], axis=1)
-    pixels = {"a black image": black, "an image of one colour": coloured, "a half black image": half}
+    pixels = {
+        "a black image": black,
+        "a nearly black image": dark,
+        "an image of one colour": coloured,
+        "a half black image": half,
+    }
     return {what: images.fromarray(image) for what, image in pixels.items()}
 
 

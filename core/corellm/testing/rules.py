@@ -246,9 +246,11 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
     """Return the hook that an error names, else the innermost one in its traceback or its causes', or behind it.
 
     The innermost one, too, where the error says that a hook failed which called it. Without either: `otherwise`, if
-    given, else the likely one for errors of this kind.
+    given, else the likely one for errors of this kind. What the reference raises is the contract class's.
     """
     seen: str | None = None
+    if _is_the_references(error):
+        return "the contract class"
     message = str(error)
     by_kind = next((hook for kind, hook in BLAMED.items() if isinstance(error, kind)), "the adapter")
     while error is not None:
@@ -269,6 +271,20 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
     if named and seen is not None and f"{named[0]} failed with" in message:
         return seen
     return (named[0] if named else None) or seen or otherwise or by_kind
+
+
+def _is_the_references(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, was raised in a method of a `Reference`, outside all hooks."""
+    from corellm.testing.reference import Reference
+
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            if isinstance(trace.tb_frame.f_locals.get("self"), Reference):
+                return True
+            trace = trace.tb_next
+        error = error.__cause__
+    return False
 
 
 def child_environment() -> dict[str, str]:

@@ -307,17 +307,20 @@ EXTREMES = (
     *((5000, 40), (40, 5000)),
 )
 """Widths and heights."""
+_LARGE = ((640, 480), (5000, 40))
+"""Those of them that come twice."""
 
 
 def extreme_items(subject: Subject, modality: str) -> list[Any]:
-    """Return items of all sizes that users might give."""
+    """Return items of all sizes that users might give, large ones twice: of the same size and other content."""
     if modality == "image":
-        return [make_image(*size, seed) for seed, size in enumerate(EXTREMES)]
+        return [make_image(*size, seed) for seed, size in enumerate((*EXTREMES, *_LARGE))]
     if modality == "video":
-        videos = [make_video(3, *size, seed) for seed, size in enumerate(EXTREMES)]
+        videos = [make_video(3, *size, seed) for seed, size in enumerate((*EXTREMES, *_LARGE))]
         return [*videos, *(make_video(count, 60, 50, count, fps) for count in (1, 5, 40) for fps in (0.5, 30.0))]
     rate = subject.sampling_rate
-    return [make_audio(count, rate, count) for count in (1, 400, rate // 3, rate, 2 * rate + 1, 31 * rate)]
+    lengths = (1, 400, rate // 3, rate, 2 * rate + 1, 30 * rate, 31 * rate, 31 * rate)
+    return [make_audio(count, rate, seed) for seed, count in enumerate(lengths)]
 
 
 def large_item(subject: Subject, modality: str) -> Any:

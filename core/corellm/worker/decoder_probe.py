@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
-from corellm.attention.paged import ATTENTION_NAME
+from corellm.attention.paged import ATTENTION_NAME, not_paged
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
+from corellm.modelling.decoder_attention import set_attention
 from corellm.modelling.layer_inputs import no_rows, rows_width
 from corellm.modelling.visibility import visible_tokens
 from corellm.worker.kv_cache import LayerLayout
@@ -168,10 +169,7 @@ def _probe_attention(
 ) -> tuple[Tensor, None]:
     """Take the place of `paged_attention`, and return zeros."""
     if paged is None:
-        raise ContractError(
-            f"{type(module).__name__} was run without the engine's `paged` argument: the text decoder must pass its "
-            f"keyword arguments on to its attention layers"
-        )
+        raise not_paged(module)
     paged.note(module, query, key, value)
     paged.check(module, attention_mask, sliding_window, softcap, s_aux, more)
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
@@ -193,11 +191,11 @@ def _probing(decoder: nn.Module) -> Iterator[None]:
     paged: list[Any] = [c for c in found.values() if getattr(c, "_attn_implementation", None) == ATTENTION_NAME]
     try:
         for config in paged:
-            config._attn_implementation = _PROBE_NAME
+            set_attention(config, _PROBE_NAME)
         yield
     finally:
         for config in paged:
-            config._attn_implementation = ATTENTION_NAME
+            set_attention(config, ATTENTION_NAME)
 
 
 @torch.inference_mode()

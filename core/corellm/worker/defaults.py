@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError
 from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
+from corellm.modelling.decoder_attention import attention_configs, set_attention
 from corellm.modelling.weights import check_names
 from corellm.multimodal.merging import check_embeddings, write_rows
 from corellm.worker.unused_layers import skip_unused_layers
@@ -130,7 +131,8 @@ def load_transformers_model(cls: Any, hf_config: Any, load_config: LoadConfig) -
     decoder = text_decoder(model, hf_config)
     if hf_config.is_encoder_decoder:
         own_configuration(decoder)
-    decoder.config._attn_implementation = load_config.attn_implementation
+    for config in attention_configs(decoder):
+        set_attention(config, load_config.attn_implementation)
     skip_unused_layers(model)
     loaded: nn.Module = model.to(load_config.device).eval()
     return loaded

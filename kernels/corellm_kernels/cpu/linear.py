@@ -34,6 +34,7 @@ class PackedLinear(nn.Module):
         weight, self._scale = round_rows(linear.weight.detach()) if quantize else (linear.weight.detach(), None)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         self.weight = without_values(linear.weight)
+        self.bias = None if linear.bias is None else without_values(linear.bias)
         self._packed = _packed(weight, memory or HugePages())
         self._bias = None if linear.bias is None else linear.bias.detach().float()
         self.eval()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from corellm_transformers.placeholders import Ends, between, candidates, ends, expanded
+from corellm_transformers.placeholders import Ends, between, candidates, ends, expanded, marked
 
 
 class Processor:
@@ -61,3 +61,18 @@ def test_items_stand_in_the_places_of_their_modality() -> None:
 def test_what_stands_between(tokens: list[int], placed: list[int] | None) -> None:
     """None where the tokens around it differ."""
     assert between(tokens, [1, 5, 3], [5]) == placed
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("{{ '<b><image><e>' }}", "<b><image><e>"),
+        ("{% if x %}<s><b><image>{% endif %}<e>", "<s><b><image>"),
+        ("Image: <image>\\n", "<image>"),
+        ("no image", "<image>"),
+        ("", "<image>"),
+    ],
+)
+def test_a_template_has_tokens_around_an_item(template: str, written: str) -> None:
+    """Those directly before and behind it, as it has them in one piece."""
+    assert marked("<image>", template, ["<b>", "<e>", "<s>"]) == written

@@ -24,6 +24,8 @@ from corellm.testing.contract.lengths import LengthRules
 from corellm.testing.contract.limits import LimitRules
 from corellm.testing.contract.media import MediaRules
 from corellm.testing.contract.packaging import PackagingRules
+from corellm.testing.contract.pairs import PairRules
+from corellm.testing.contract.perception import PerceptionRules
 from corellm.testing.contract.placeholders import PlaceholderRules
 from corellm.testing.contract.planned_sizes import PlannedSizeRules
 from corellm.testing.contract.repetition import RepetitionRules
@@ -47,6 +49,8 @@ class AdapterContract(
     FileRules,
     IdentityRules,
     EmbeddingRules,
+    PairRules,
+    PerceptionRules,
     LengthRules,
     TimingRules,
     MediaRules,

@@ -38,7 +38,8 @@ class Argument:
     parts: Sequence[Part]
     """Of the prompt that it was tried on: with two items, or with one where only that has an effect."""
     outputs: Sequence[tuple[Any, Mapping[str, Any]]]
-    """`(value, the reference's output)` of up to two values that differ in effect; fewer if no two do."""
+    """`(value, the reference's output)` of up to two values that differ in effect; fewer if no two do. Of a text also
+    with spaces and a line's end around it, where these have an effect."""
 
 
 class ArgumentRules(ProcessingRules):
@@ -278,17 +279,23 @@ def _argument(contract: type[ArgumentRules], subject: Subject, modality: str, na
             outputs = _outputs(subject, parts, name, tried)
             if len(outputs) == 2:
                 break
+        spaced = [f"  {value}\n" for value, _ in outputs[:1] if isinstance(value, str)]
+        outputs += _outputs(subject, parts, name, spaced, outputs)
     return Argument(name, values, current, parts, outputs)
 
 
 def _outputs(
-    subject: Subject, parts: Sequence[Part], name: str, values: Sequence[Any]
+    subject: Subject,
+    parts: Sequence[Part],
+    name: str,
+    values: Sequence[Any],
+    known: Sequence[tuple[Any, Mapping[str, Any]]] = (),
 ) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Return `(value, the reference's output)` of the first two values that differ in effect."""
+    """Return `(value, the reference's output)` of the first two values that differ in effect, also from `known`."""
     outputs: list[tuple[Any, Mapping[str, Any]]] = []
     for value in values:
         output = reference_output(subject, parts, {name: value})
-        if output is not None and not any(same_output(output, other) for _, other in outputs):
+        if output is not None and not any(same_output(output, other) for _, other in (*known, *outputs)):
             outputs.append((value, output))
         if len(outputs) == 2:
             break

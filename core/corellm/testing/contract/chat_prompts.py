@@ -181,8 +181,9 @@ class ChatPromptRules(ContractRules):
                 "make_context or the contract class" if has_form else "the contract class",
                 expected=f"chat_prompts: the prompt, without a chat template, of\n{described(whole)}\n"
                 f"and that of its last message alone",
-                got="none",
-                fix='look both up where the family is published, and set chat_prompts = ("...", "...")',
+                got=f"none; the prompts are now {tuple(map(subject.text_of, chats))}",
+                fix='look both up where the family is published, and set chat_prompts = ("...", "..."); to '
+                "those above, once read, where no form is published",
             )
             return
         hook = "make_context" if has_form else "get_placeholder_str or make_context"

@@ -61,11 +61,16 @@ class TurnRules(ContractRules):
             )
 
     def test_only_ends_end_an_answer(self, subject: Subject) -> None:
-        """The tokens that the checkpoint names end generation; beside them special tokens may, and no others."""
+        """The tokens that the checkpoint names end generation; beside them, special ones behind an answer may.
+
+        Such as the mark that ends a turn, those that begin the next one, and those of an item, which a model cannot
+        write. A token that begins texts would cut them.
+        """
         file = subject.checkpoint / "generation_config.json"
         stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
         named = {*(stated if isinstance(stated, list) else [stated])} - {None}
-        ends, names = subject.end_token_ids, subject.context.tokenizer.convert_ids_to_tokens
+        tokenizer, ends = subject.context.tokenizer, subject.end_token_ids
+        names = tokenizer.convert_ids_to_tokens
         self.require(
             named <= ends,
             "load_model",
@@ -73,14 +78,38 @@ class TurnRules(ContractRules):
             got=f"only {names(sorted(ends))} do",
             fix="leave model.generation_config as it was read, or add to its eos_token_id",
         )
-        ordinary = ends - named - subject.special_token_ids
+        behind = (self._behind_answers(subject) | self._of_items(subject)) & subject.special_token_ids
+        wrong = ends - named - {tokenizer.eos_token_id} - behind
         self.require(
-            not ordinary,
+            not wrong,
             "load_model",
-            expected="special tokens, or those that generation_config.json names, end generation",
-            got=f"{names(sorted(ordinary))} do",
-            fix="leave ordinary tokens out of model.generation_config.eos_token_id: they would cut outputs",
+            expected="generation_config.json's tokens, the tokenizer's end, or special ones behind an answer or of an "
+            f"item, {names(sorted(behind))}, end generation",
+            got=f"{names(sorted(wrong))} do",
+            fix="leave other tokens out of model.generation_config.eos_token_id: they would cut outputs",
         )
+
+    def _behind_answers(self, subject: Subject) -> set[int]:
+        """Return the tokens between an assistant's text and the user's next one, with a template and without."""
+        asked = {"role": "user", "content": "And this?"}
+        messages = [asked, {"role": "assistant", "content": "A circle"}, asked]
+        found = set[int]()
+        for template in ("the checkpoint's", "none"):
+            with self.expecting("a conversation is processed", hook="make_context"):
+                text = subject.text_of(self._chat(subject, messages, template))
+            behind = text.rpartition("A circle")[2].partition("And this?")[0]
+            found.update(subject.context.tokenizer(behind, add_special_tokens=False)["input_ids"])
+        return found
+
+    def _of_items(self, subject: Subject) -> set[int]:
+        """Return the tokens that items become."""
+        found = set[int]()
+        for modality in subject.modalities:
+            with self.expecting("an item is processed"):
+                processed = subject.process(*subject.prompt([(modality, subject.item(modality, 0)), "What?"]))
+            place = processed.features[0].placeholder
+            found.update(processed.token_ids[place.offset : place.end])
+        return found
 
     @pytest.mark.parametrize("template", ["the checkpoint's", "none"])
     def test_every_role_is_taken_or_refused(self, subject: Subject, template: str) -> None:

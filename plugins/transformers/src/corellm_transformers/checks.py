@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from PIL.Image import Transpose
 from torch import Tensor
 
 from corellm.errors import CheckpointError, ContractError
-from corellm.modelling import DecoderInputs
+from corellm.modelling import DecoderInputs, item_token_ids
 from corellm_transformers.arguments import AddedRows, ItemMask, added_rows, item_mask
 from corellm_transformers.family import without_text
 from corellm_transformers.forward import Forward
@@ -42,9 +43,10 @@ def check_model(forward: Forward) -> None:
     is served with one item per prompt.
 
     Raises:
-        CheckpointError: they differ; says in what.
+        CheckpointError: they differ, or the model does not get a modality's items; says in what.
     """
     modalities = forward.family.modalities
+    _require_known_tokens(forward)
     for modality, known in list(modalities.items()):
         if known.limit != 1:
             try:
@@ -54,10 +56,37 @@ def check_model(forward: Forward) -> None:
                 logger.info("%s %s: one %s per prompt", type(forward.model).__name__, error, modality)
         _check_or_refuse(forward, [modality])
         modalities[modality] = replace(known, limit=1)
+    for modality in modalities:
+        _require_effect(forward, modality)
     _find_replaced(forward)
     if len(modalities) > 1:
         _check_or_refuse(forward, list(modalities))
         _check_or_refuse(forward, list(modalities)[::-1])
+
+
+def _require_known_tokens(forward: Forward) -> None:
+    """Refuse a configuration by which an item has a token that no prompt has: then nothing of it would be embedded."""
+    size = len(forward.embedding.weight)
+    for modality, name, token in item_token_ids(forward.model.config):
+        if modality in forward.family.modalities and not 0 <= token < size:
+            raise CheckpointError(
+                f"{type(forward.model).__name__} has {name} {token} in its configuration, which is none of its {size} "
+                f"tokens; name the token that stands for an {modality} there"
+            )
+
+
+def _require_effect(forward: Forward, modality: str) -> None:
+    """Refuse a model that gives two different items of one size the same embeddings, such as their tokens' own."""
+    item = forward.family.small(modality)
+    rows = []
+    for one in (item, item.transpose(Transpose.ROTATE_180) if modality == "image" else item[::-1].copy()):
+        tensors, tokens = forward.family.process(modality, one, {})
+        rows.append(forward.embed(modality, tokens.to(forward.device), _on_device(forward, tensors)))
+    if torch.equal(*rows):
+        raise CheckpointError(
+            f"{type(forward.model).__name__} gives two different {modality} items the same embeddings, so it does not "
+            f"get them; compare the tokens of {modality} items in its configuration with its processor's"
+        )
 
 
 def _find_replaced(forward: Forward) -> None:
@@ -94,22 +123,42 @@ def _check(forward: Forward, wanted: Sequence[str]) -> None:
     family = forward.family
     items = [(modality, family.small(modality, seed)) for seed, modality in enumerate(wanted)]
     what = " and ".join(dict.fromkeys(wanted))
+    plain = [family.modalities[modality].text for modality in wanted]
+    marks = [family.in_chats(modality) for modality in wanted]
     try:
         parts = [(modality, *family.process(modality, item, {})) for modality, item in items]
-        for text in _texts([family.modalities[modality].text for modality in wanted]):
-            joint = family.call(text, items, {})
-            tokens = flat(joint["input_ids"])
-            bare = family.ends.put(family.context.tokenizer(text)["input_ids"])
-            targets = {modality: family.modalities[modality].target for modality in wanted}
-            ours, spans = expanded(bare, targets, [(modality, own.tolist()) for modality, _, own in parts])
-            if ours != tokens:
-                raise _Differs(
-                    f"has a processor whose tokens for {text!r} are not those of the text with the {what} items in it"
-                )
-        _compare(forward, torch.tensor(tokens, device=forward.device), joint, spans, parts, what)
+        for texts in (plain, marks) if marks != plain else (plain,):
+            for text in _texts(texts):
+                ids, joint, spans = _expanded(forward, text, items, parts, what)
+            _compare(forward, ids, joint, spans, parts, what)
     except (ContractError, ValueError, TypeError, LookupError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise _Differs(f"cannot be run up to its decoder with {what} items ({reason})") from error
+
+
+def _expanded(
+    forward: Forward,
+    text: str,
+    items: Sequence[tuple[str, Any]],
+    parts: Sequence[tuple[str, Mapping[str, Any], Tensor]],
+    what: str,
+) -> tuple[Tensor, Mapping[str, Any], list[tuple[int, int]]]:
+    """Return a prompt's tokens, the processor's output for it, and where its items are.
+
+    Raises:
+        _Differs: the processor's tokens are not those of the text with each item's own.
+    """
+    family = forward.family
+    joint = family.call(text, items, {})
+    tokens = flat(joint["input_ids"])
+    bare = family.ends.put(family.context.tokenizer(text)["input_ids"])
+    targets = {modality: family.modalities[modality].target for modality, *_ in parts}
+    ours, spans = expanded(bare, targets, [(modality, own.tolist()) for modality, _, own in parts])
+    if ours != tokens:
+        raise _Differs(
+            f"has a processor whose tokens for {text!r} are not those of the text with the {what} items in it"
+        )
+    return torch.tensor(tokens, device=forward.device), joint, spans
 
 
 def _compare(

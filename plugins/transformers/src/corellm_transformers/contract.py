@@ -11,6 +11,8 @@ import torch
 
 from corellm.testing import AdapterContract
 from corellm.testing.contract.greedy import GreedyRules
+from corellm.testing.contract.pairs import PairRules
+from corellm.testing.contract.perception import PerceptionRules
 from corellm.testing.reference import Continuation, Media, Reference, generate_one
 from corellm_transformers import TransformersModel
 from corellm_transformers.configurations import read_config
@@ -69,7 +71,7 @@ class AnyReference(Reference):
 _WHEN_IT_RUNS = "which sizes a model takes shows when it runs; its error fails the one request"
 
 
-class AnyModel(GreedyRules):
+class AnyModel(GreedyRules, PairRules, PerceptionRules):
     """Outputs are transformers' own."""
 
     adapter = TransformersModel

@@ -15,7 +15,7 @@ from typing import Any
 from corellm.errors import CheckpointError, MediaError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import dummy_audios, dummy_images
-from corellm_transformers.placeholders import ARGUMENT, Ends, between, candidates, ends, flat
+from corellm_transformers.placeholders import ARGUMENT, Ends, between, candidates, ends, flat, marked
 from corellm_transformers.processors import Absent
 
 _PARTS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
@@ -95,6 +95,12 @@ class Family:
         if modality == "image":
             return dummy_images(1, width=90 + 37 * seed, height=70 + 11 * seed)[0]
         return dummy_audios(1, num_samples=int((0.7 + 0.4 * seed) * self.sampling_rate))[0]
+
+    def in_chats(self, modality: str) -> str:
+        """Return what stands for an item in a conversation: its text, with the tokens of the chat template around."""
+        tokenizer, text = self.context.tokenizer, self.modalities[modality].text
+        special = [str(token) for token in tokenizer.added_tokens_decoder.values() if str(token) != text]
+        return marked(text, self.context.chat_template or "", special)
 
     @property
     def sampling_rate(self) -> int:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _TYPES = {"image": 1, "video": 2, "audio": 3}
 """Of tokens, in `mm_token_type_ids`."""
+_LENGTHS = {"audio_seqlens": "feature_attention_mask"}
+"""Arguments of `get_rope_index` that are lengths of items, and the processor's masks whose ones they count."""
 
 
 class Forward:
@@ -169,12 +171,13 @@ class Forward:
         }
         wanted = signature(self._rope_index).parameters
         for name in wanted:
-            parts = [item[name] for item in items if isinstance(item.get(name), Tensor)]
+            source = _LENGTHS.get(name, name)
+            parts = [item[source].cpu() for item in items if isinstance(item.get(source), Tensor)]
             if parts:
-                known[name] = torch.cat([part.cpu() for part in parts])
+                known[name] = torch.cat([part if source == name else part.sum(-1) for part in parts])
         try:
             positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
-        except (RuntimeError, StopIteration, IndexError) as error:
+        except (RuntimeError, StopIteration, IndexError, TypeError) as error:
             raise PlaceholderError(
                 f"{type(self.model).__name__} has no positions for a prompt with its {len(items)} items there; put "
                 "text between them, or use a chat template, which usually does"

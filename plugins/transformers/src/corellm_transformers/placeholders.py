@@ -5,7 +5,8 @@ Knows processors and tokenizers by what they say of themselves; knows no model f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,16 @@ def _stated(processor: Any, name: str) -> str:
     """Return an attribute of a processor or else its tokenizer, if it is text."""
     known = (getattr(owner, name, None) for owner in (processor, processor.tokenizer))
     return next((text for text in known if isinstance(text, str)), "")
+
+
+def marked(text: str, template: str, special_tokens: Collection[str]) -> str:
+    """Return the text of an item with the special tokens that a chat template writes directly around it.
+
+    As the template has them in one piece; the text alone where it has none, or no such text.
+    """
+    mark = "|".join(re.escape(token) for token in sorted(special_tokens, key=len, reverse=True))
+    found = re.search(f"(?:{mark})*{re.escape(text)}(?:{mark})*", template)
+    return text if found is None else found[0]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.errors import CheckpointError
+from corellm.modelling import item_token_ids
 from corellm.testing.checkpoints import randomize_weights, train_tokenizer
 from corellm_transformers.configurations import has_forward
 from corellm_transformers.processors import Absent, absent_parts, image_processor_class, image_processor_name, without
@@ -21,7 +22,8 @@ _SPECIAL = re.compile(r"[<\[(|].*[>\])|]", re.DOTALL)
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() }}: "
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}PLACEHOLDER{% endif %}{% endfor %}{% endif %}\n"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}IMAGE{% else %}AUDIO{% endif %}"
+    "{% endfor %}{% endif %}\n"
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 _SIDE = 56
@@ -134,9 +136,9 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
 
 
 def _parts_with_tokens(config: Any) -> list[Any]:
-    """Return a configuration, and those of its parts that take text with items."""
-    parts = [getattr(config, name, None) for name in type(config).sub_configs]
-    return [config, *(part for part in parts if part is not None and "text_config" in type(part).sub_configs)]
+    """Return a configuration, and those of its parts that take text with items, or name an item's token."""
+    parts = [part for name in type(config).sub_configs if (part := getattr(config, name, None)) is not None]
+    return [config, *(part for part in parts if "text_config" in type(part).sub_configs or [*item_token_ids(part)])]
 
 
 def _set_tokens(config: Any, processor: Any, tokenizer: Any) -> None:
@@ -180,10 +182,12 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     usual = {"patch_size": 14, "num_image_tokens": 16}
     given = {**{n: v for n, v in usual.items() if n in takes}, **kind.processor}
     processor = processor_class(**{n: v for n, v in parts.items() if n in takes}, **given)
-    text = next(
-        (t for o in (processor, tokenizer) for n in ("image_token", "audio_token") if (t := getattr(o, n, None))), ""
-    )
-    processor.chat_template = _TEMPLATE.replace("PLACEHOLDER", str(text))
+    processor.chat_template = _TEMPLATE
+    for modality in ("image", "audio"):
+        owners = (getattr(owner, f"{modality}_token", None) for owner in (processor, tokenizer))
+        before, after = kind.marks.get(modality, ("", ""))
+        text = f"{before}{next(filter(None, owners), '')}{after}"
+        processor.chat_template = processor.chat_template.replace(modality.upper(), text)
     return processor
 
 

@@ -34,6 +34,8 @@ class Kind:
     """Special tokens without such an attribute."""
     add_bos: bool = True
     """Whether its tokenizer begins every text with a token."""
+    marks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """`{modality: the tokens that the chat template writes around an item}`."""
     vocabulary_map: bool = False
     """Whether its configuration has the tokenizer's vocabulary."""
 
@@ -76,6 +78,7 @@ def _omni(processor_class: str, config: Mapping[str, Any]) -> Kind:
             "audio_end_token_id": "<audio_eos>",
         },
         audio={"feature_size": 128},
+        marks={"image": ("<vision_bos>", "<vision_eos>"), "audio": ("<audio_bos>", "<audio_eos>")},
     )
 
 
@@ -314,6 +317,16 @@ KINDS: Mapping[str, Kind] = {
     ),
     "MllamaForConditionalGeneration": Kind(
         config={"vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 192}}
+    ),
+    "Phi4MultimodalForCausalLM": Kind(
+        config={
+            "audio_config": {
+                "num_blocks": 2,
+                "ext_pw_out_channel": 64,
+                "depthwise_separable_out_channel": 64,
+                "nemo_conv_channels": 64,
+            }
+        }
     ),
     "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
     "Qwen2_5OmniThinkerForConditionalGeneration": _omni("Qwen2_5OmniProcessor", _mrope(2, 3, 3)),
