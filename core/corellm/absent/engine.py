@@ -12,8 +12,10 @@ _NO_DRAFTS = "there is no speculative decoding yet"
 _NO_QUANTIZATION = "quantized checkpoints cannot be served yet; take the one in bfloat16 or float16"
 _NO_COMPILER = "nothing is compiled; GPUs replay CUDA graphs of decode steps unless enforce_eager=True"
 _NO_OFFLOAD = "weights and KV cache stay on the device; use a smaller model, or preemption_mode='swap' for preempted KV"
+_LOGITS = "use logit_bias, allowed_token_ids or bad_words of SamplingParams, or an extension's register_sampling"
 _NO_CONNECTORS = "the KV cache is not shared between processes"
-_NO_STATES = "models with recurrent states (Mamba) cannot be served yet"
+_STATES = "recurrent states have the dtype and shape of the model's own code; max_num_seqs says how many are kept"
+_QUEUE = "a server bounds its queue (corellm serve --max-queue); here, bound the number of requests you send"
 _NO_CLASSES = "the engine's parts cannot be exchanged; write an extension plugin (corellm.extensions)"
 _PLUGINS = "the installed plugin decides how the model runs; adapter= chooses between plugins"
 
@@ -22,7 +24,7 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "task": Absent((None, "auto", "generate"), "set runner='pooling', and convert='embed' or convert='classify'"),
     "override_pooler_config": Absent((None,), "use pooler_config={'pooling_type': ...}"),
     "model_impl": Absent((None, "auto"), _PLUGINS),
-    "served_model_name": Absent((None,), "there is no server yet; name the model in your own code"),
+    "served_model_name": Absent((None,), "it names a server's model: corellm serve --served-model-name"),
     "tokens_only": Absent((None, False), "give token ids as prompts, and SamplingParams(detokenize=False)"),
     "diffusion_config": Absent((None,), "diffusion models cannot be served"),
     # devices
@@ -94,11 +96,11 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "kv_cache_memory_bytes": Absent((None,), "use kv_cache_memory"),
     "calculate_kv_scales": Absent((None, False), "int8 and fp8 caches have a factor for every token and head"),
     "kv_cache_dtype_skip_layers": Absent((None, []), "kv_cache_dtype applies to all layers"),
-    "kv_sharing_fast_prefill": Absent((None, False), "no family shares KV between layers"),
-    "mamba_cache_dtype": Absent((None, "auto"), _NO_STATES),
-    "mamba_ssm_cache_dtype": Absent((None, "auto"), _NO_STATES),
-    "mamba_block_size": Absent((None,), _NO_STATES),
-    "mamba_cache_mode": Absent((None, "none"), _NO_STATES),
+    "kv_sharing_fast_prefill": Absent((None, False), "layers that share KV are found at load; prefill runs all layers"),
+    "mamba_cache_dtype": Absent((None, "auto"), _STATES),
+    "mamba_ssm_cache_dtype": Absent((None, "auto"), _STATES),
+    "mamba_block_size": Absent((None,), _STATES),
+    "mamba_cache_mode": Absent((None, "none"), _STATES),
     "prefix_caching_hash_algo": Absent((None, "sha256", "sha256_cbor"), "prefixes are always known by their SHA-256"),
     "disable_hybrid_kv_cache_manager": Absent(
         (None, False, True), "layers with a window have fewer blocks by themselves"
@@ -131,11 +133,13 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "max_long_partial_prefills": Absent((None, 1), "prompts are split in their order; there is nothing to set"),
     "long_prefill_token_threshold": Absent((None, 0), "lower max_num_batched_tokens instead"),
     "max_num_scheduled_tokens": Absent((None,), "use max_num_batched_tokens"),
-    "max_num_queued_reqs": Absent((None,), "the queue has no limit; bound the number of requests you send"),
-    "max_num_queued_tokens": Absent((None,), "the queue has no limit; bound the number of requests you send"),
+    "max_num_queued_reqs": Absent((None,), _QUEUE),
+    "max_num_queued_tokens": Absent((None,), _QUEUE),
     "scheduler_reserve_full_isl": Absent((None, True, False), "a prompt is admitted with blocks for all its tokens"),
     "watermark": Absent((None, 0), "how many blocks stay free follows from preemptions"),
-    "shutdown_timeout": Absent((None, 0), "wait for what is in flight before close()"),
+    "shutdown_timeout": Absent(
+        (None, 0), "wait for what is in flight before close(); a server does: corellm serve --shutdown-timeout"
+    ),
     "disable_chunked_mm_input": Absent((None, False), "an item's placeholder may be split; its encoder runs once"),
     "disable_cascade_attn": Absent((None, True, False), "there is no cascade attention"),
     "stream_interval": Absent((None, 1), "AsyncLLM hands a slow reader the newest output only"),
@@ -156,13 +160,22 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "mm_hasher_algorithm": Absent((None, "blake3", "sha256"), "items are known by their SHA-256"),
     "renderer_num_workers": Absent((None, 1), "prompts are prepared in threads of their own"),
     "mm_encoder_attn_backend": Absent((None,), "encoders run as transformers runs them"),
-    "enable_mm_embeds": Absent((None, True, False), "precomputed embeddings are always taken, and checked"),
+    "enable_mm_embeds": Absent(
+        (None, True, False),
+        "embeddings are always taken, and checked; a server takes them with corellm serve --enable-mm-embeds",
+    ),
     "interleave_mm_strings": Absent((None, False), "placeholders always stand where the message's parts stand"),
     "media_io_kwargs": Absent((None, {}), "use mm_processor_kwargs, and max_image_pixels, max_video_frames, ..."),
     "skip_mm_profiling": Absent((None, False), "lower limit_mm_per_prompt or the size of items to need less memory"),
     "video_pruning_rate": Absent((None, 0), "all tokens of a video are kept; lower fps or size (mm_processor_kwargs)"),
-    "allowed_local_media_path": Absent((None, ""), "what a prompt names is opened; check paths before you pass them"),
-    "allowed_media_domains": Absent((None, []), "http URLs are not fetched; fetch the file and pass its bytes"),
+    "allowed_local_media_path": Absent(
+        (None, ""),
+        "what a prompt names is opened: check paths before you pass them; a server opens what is below corellm serve "
+        "--allowed-local-media-path",
+    ),
+    "allowed_media_domains": Absent(
+        (None, []), "fetch the file and pass its bytes; a server fetches: corellm serve --allowed-media-domains"
+    ),
     "io_processor_plugin": Absent((None,), "write an extension plugin (corellm.extensions)"),
     # LoRA
     "enable_lora": Absent((None, False), NO_LORA),
@@ -182,8 +195,8 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "reasoning_parser": Absent((None, ""), "split the output's text yourself"),
     "reasoning_parser_plugin": Absent((None, ""), "split the output's text yourself"),
     "enable_return_routed_experts": Absent((None, False), "outputs do not say which experts were chosen"),
-    "logits_processors": Absent((None, []), "use logit_bias, allowed_token_ids or bad_words of SamplingParams"),
-    "logits_processor_pattern": Absent((None,), "use logit_bias, allowed_token_ids or bad_words of SamplingParams"),
+    "logits_processors": Absent((None, []), _LOGITS),
+    "logits_processor_pattern": Absent((None,), _LOGITS),
     "logprobs_mode": Absent((None, "raw_logprobs"), "log-probabilities are those of the raw logits"),
     "max_logprobs": Absent((None, 20, -1), "SamplingParams(logprobs=...) says how many"),
     "disable_log_stats": Absent((None, True, False), "no metrics are logged; get_metrics() always has them"),

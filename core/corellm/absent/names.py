@@ -11,7 +11,10 @@ ONE_DEVICE = "a model runs on one device; start one process per device and divid
 NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
 NO_GUIDES = "outputs cannot be held to a schema or grammar yet; state the format in the prompt and check the output"
 NO_SLEEP = "leave the `with` block (or call close()), which frees the device, and load the model again"
-NO_TRACING = "there is no OpenTelemetry export; use RequestOutput.metrics, get_metrics() or start_profile()"
+NO_TRACING = (
+    "a server exports traces: corellm serve --otlp-traces-endpoint; here, use RequestOutput.metrics, get_metrics() or "
+    "start_profile()"
+)
 NO_UPDATES = "weights cannot be exchanged from outside; use apply_model(function) to change the model in place"
 
 REQUEST_ARGUMENTS: dict[str, Absent] = {
@@ -32,7 +35,7 @@ PROMPT_KEYS: dict[str, Absent] = {
     "prompt_embeds": Absent((None,), "prompts are text or token ids; embeddings of items go into multi_modal_data"),
     "encoder_prompt": Absent((None,), "an encoder-decoder's encoder reads the prompt: give it as prompt"),
     "decoder_prompt": Absent((None,), "the adapter gives an encoder-decoder's decoder its first tokens"),
-    "token_type_ids": Absent((None,), "no family takes them"),
+    "token_type_ids": Absent((None,), "give those of an encoder as PoolingParams(token_type_ids=...)"),
 }
 """Keys of a prompt given as a dictionary."""
 
