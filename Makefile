@@ -60,7 +60,7 @@ browser-test: setup ## what `corellm inspect --html` writes, in headless Chromiu
 fuzz: setup      ## thousands of damaged files and generated requests, sent to running servers (half an hour)
 	$(BIN)/python -m pytest -m full tests/server/test_media_fuzz.py tests/server/test_openapi.py
 
-promises: setup  ## what is promised of faults and bad input, at full scale; needs a machine that does nothing else
+promises: setup  ## what is promised of faults, bad input, time and memory, at full scale; needs Linux and a machine that does nothing else
 	$(BIN)/python -m pytest -m full
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png

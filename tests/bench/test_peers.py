@@ -262,7 +262,7 @@ def test_an_interrupt_kills_them_as_well(tmp_path: Path) -> None:
         wait_for_processes(log)
         signal.pthread_kill(main, signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             processes.run([sys.executable, "-c", LEAVES_PROCESSES + "time.sleep(600)"], os.environ, log, 600)

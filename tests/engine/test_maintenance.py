@@ -216,9 +216,16 @@ def test_several_are_aborted_at_once(tiny_llava: Path, monkeypatch: pytest.Monke
     llm = AsyncLLM(tiny_llava, dtype="float32")
     endless = SamplingParams(max_tokens=900, ignore_eos=True)
     step = llm.engine.step
-    # Slow steps: neither request gets to its 900 tokens before both have begun, however busy the machine is.
-    monkeypatch.setattr(llm.engine, "step", lambda: (time.sleep(0.01), step())[1])
     begun: set[str] = set()
+
+    def step_both() -> Any:
+        """No step before the engine has both requests, so that they are aborted together."""
+        if begun or len(llm.engine.output_processor) == 2:
+            return step()
+        time.sleep(0.001)
+        return []
+
+    monkeypatch.setattr(llm.engine, "step", step_both)
 
     async def ended(name: str) -> str | None:
         reason = None

@@ -419,7 +419,7 @@ def test_an_interrupt_leaves_the_pool_usable(odd: MediaPool) -> None:
             time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             load_image(b"hang!", LIMIT, pool=odd)
