@@ -7,7 +7,7 @@ MINUTES ?= 20
 export OMP_WAIT_POLICY ?= PASSIVE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak clients mutants changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -63,6 +63,9 @@ promises: setup  ## what is promised of faults and bad input, at full scale; nee
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
+
+clients: setup   ## client libraries, their newest versions, talk to a server in three turns each; ARGS="LangChain litellm" for some
+	$(BIN)/python -m tests.clients $(ARGS)
 
 mutants: setup   ## which rule of the contract catches which broken adapter first (an hour)
 	$(BIN)/python -m tests.mutants.survey

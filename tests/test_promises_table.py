@@ -42,6 +42,7 @@ PROMISES = {
     32: "a tiny cache under random load: all finish",
     33: "a batch file with bad lines: a result or error for each, in order; finished ones survive a kill",
     34: "mixed and hostile load for long: no failure, no leak, the same outputs",
+    37: "a server's own reply, sent back through any client library: accepted",
 }
 ELSEWHERE = {
     10: [("tests/media/test_image.py", "test_truncated_files_are_refused_wherever_they_end"),

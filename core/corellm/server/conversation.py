@@ -65,8 +65,8 @@ class CheckedMessages:
 def messages_schema() -> dict[str, Any]:
     """The JSON schema of what `check_messages` takes, but for which fields go with which role and type of part."""
     parts = {
-        "type": {"enum": [*PARTS, *sorted(OUTPUT_PARTS), None]},
         **_described(part.table for part in PARTS.values()),
+        "type": {"enum": [*PARTS, *sorted(OUTPUT_PARTS), None]},
     }
     content = {"anyOf": [{"type": "string"}, {"type": "object", "properties": parts}]}
     message = {

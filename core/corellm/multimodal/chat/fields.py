@@ -105,7 +105,7 @@ class PartType:
 
 def _media_types(modality: str) -> dict[str, PartType]:
     url, given = f"{modality}_url", f"input_{modality}"
-    an = f"an {modality}" if modality != "video" else "a video"
+    an = {"image": "an image", "video": "a video", "audio": "audio"}[modality]
     embeds = f"{modality}_embeds"
     return {
         modality: PartType(modality, (modality, url, "url", "path"), an),

@@ -78,7 +78,7 @@ class Body(BaseModel):
         for name, effect in cls.IGNORED.items():
             fields[name] = {"description": f"Ignored: {effect}."}
         for name, absent in cls.REFUSED.items():
-            values = [value for value in absent.neutral if value is not None]
+            values = [value for value in absent.neutral if value is not None and not isinstance(value, tuple)]
             fields[name] = {"enum": [*values, None], "description": f"Not supported: {absent.instead}."}
         schema["additionalProperties"] = {"type": "null"}
         return reference
