@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --maxprocesses=8 --dist loadscope --no-loadscope-reorder
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -65,6 +65,9 @@ promises: setup  ## what is promised of faults, bad input, time and memory, at f
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
+
+clients: setup   ## client libraries, their newest versions, talk to a server in three turns each; ARGS="LangChain litellm" for some
+	$(BIN)/python -m tests.clients $(ARGS)
 
 mutants: setup   ## every broken adapter is caught by its rule; then which rule of the whole contract catches it first (an hour)
 	$(BIN)/python -m pytest $(PARALLEL) tests/mutants --mutants all --mutants-caught

@@ -43,6 +43,7 @@ PROMISES = {
     33: "a batch file with bad lines: a result or error for each, in order; finished ones survive a kill",
     34: "mixed and hostile load for long: no failure, no leak, the same outputs",
     36: "bodies that stall or have a million values: no place in the queue, no hold of the event loop",
+    37: "a server's own reply, sent back through any client library: accepted",
     38: "a hung engine: ended, exit status 1",
 }
 ELSEWHERE = {

@@ -11,7 +11,7 @@
     │   ├── PluginConflictError                two distributions claim the same architecture
     │   ├── BrokenPluginError                  the plugin cannot be imported or built
     │   └── ContractError                      the adapter breaks the contract (version, hook names, types)
-    ├── RequestError                    400    this request is wrong; others are not affected
+    ├── RequestError                    400    this request is wrong; others are not affected; may have `param`
     │   ├── InvalidParameterError              a sampling parameter or argument (`param` names it)
     │   ├── PromptError                        empty, unknown token ids, malformed
     │   │   └── PromptTooLongError             can never fit
@@ -101,17 +101,21 @@ class ContractError(PluginError):
 
 
 class RequestError(CorellmError, ValueError):
-    """The request is wrong: it was not queued, and other requests are not affected."""
+    """The request is wrong: it was not queued, and other requests are not affected.
+
+    Attributes:
+        param: the argument or field at fault (`temperature`, `messages[0].content[1]`), or None.
+    """
 
     status = 400
-
-
-class InvalidParameterError(RequestError):
-    """A sampling parameter or argument is out of range or of the wrong type."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class InvalidParameterError(RequestError):
+    """A sampling parameter or argument is out of range or of the wrong type."""
 
 
 class PromptError(RequestError):
@@ -141,8 +145,9 @@ class MultiModalError(RequestError):
         item: int | None = None,
         expected: Any = None,
         got: Any = None,
+        param: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, param=param)
         self.request_id = request_id
         self.modality = modality
         self.item = item

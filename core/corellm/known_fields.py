@@ -1,12 +1,20 @@
-"""Refuses unknown fields of a request's parameters, by name. Knows dataclasses, and no parameter."""
+"""Which fields there are, and refusing others by name: of a class's arguments, and of objects that clients send.
+
+Knows dataclasses and tables; knows no field.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from corellm.absent.table import Absent
 from corellm.config import suggestion
 from corellm.errors import InvalidParameterError
+
+_COMPARED = 100
+"""Characters of an unknown name that are compared with known ones: each takes a microsecond."""
 
 
 class KnownFields:
@@ -28,3 +36,50 @@ class KnownFields:
                 shown = [own for own, is_shown in known.items() if is_shown]
                 raise InvalidParameterError(f"{cls.__name__} has no {name!r}{suggestion(name, shown)}", param=name)
         return object.__new__(cls)
+
+
+@dataclass(frozen=True)
+class FieldTable:
+    """The fields of an object that clients send. Checks, documents and tests are made of it."""
+
+    taken: Mapping[str, str]
+    """Fields with an effect, and their meaning."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Fields that are accepted without an effect, and what they would do."""
+    refused: Mapping[str, Absent] = field(default_factory=dict)
+    """Fields that corellm lacks: values that ask for nothing, and what to use instead."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a field is in one of the tables."""
+        return name in self.taken or name in self.ignored or name in self.refused
+
+    def kept(
+        self, given: Mapping[str, Any], refuse: Callable[[str, str], Exception], *, drops_unknown: bool = False
+    ) -> dict[str, Any]:
+        """The taken fields of an object. A field that is None is as good as absent.
+
+        Args:
+            given: the object.
+            refuse: the error for a field, of its name and what to use instead; for an unknown one, of its name and the
+                nearest known one as `; did you mean ...`, or nothing.
+            drops_unknown: whether fields that are in no table are dropped.
+
+        Raises:
+            Exception: of `refuse`, for a field that is refused or unknown.
+        """
+        kept = {}
+        for name, value in given.items():
+            if value is None or name in self.ignored:
+                continue
+            if name in self.taken:
+                kept[name] = value
+            elif name in self.refused:
+                if not self.refused[name].accepts(value):
+                    raise refuse(name, self.refused[name].instead)
+            elif not drops_unknown:
+                raise refuse(str(name), self._nearest(str(name)[:_COMPARED]))
+        return kept
+
+    def _nearest(self, name: str) -> str:
+        hint = suggestion(name, [*self.taken, *self.ignored])
+        return hint if "did you mean" in hint else ""

@@ -3,7 +3,7 @@
     diagram NAME            a drawing of `docs/img/`
     help [COMMAND]          the output of `corellm [COMMAND] --help`
     arguments CLASS         a table of a configuration class's fields
-    fields CLASS            a table of the fields of a request to the server
+    fields CLASS            a table of the fields of a request to the server; of `messages` and `parts`, too
     errors                  the tree of errors
     metrics                 a table of the server's metrics
     rules                   the contract's rules

@@ -6,11 +6,13 @@ import argparse
 import inspect
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from corellm.cli.fields import class_docs
+from corellm.known_fields import FieldTable
 
 ROOT = Path(__file__).resolve().parents[2]
 _WIDTH = "100"
@@ -68,11 +70,13 @@ def metrics() -> str:
 
 
 def request_fields(name: str) -> str:
-    """Return a table of a request's fields: taken, ignored, refused.
+    """Return a table of the fields of a request, or of its `messages` or `parts`: taken, ignored, refused.
 
     Raises:
         KeyError: there is no such request.
     """
+    if name in ("messages", "parts"):
+        return _of_conversations(name)
     from corellm.server.requests.audio import TranscriptionRequest
     from corellm.server.requests.chat import ChatRequest
     from corellm.server.requests.completions import CompletionRequest
@@ -89,16 +93,52 @@ def request_fields(name: str) -> str:
         ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest,
         EmbeddingRequest, ClassifyRequest, PoolingRequest, ScoreRequest, RerankRequest,
     )  # fmt: skip
-    body = {body.__name__: body for body in bodies}[name]
+    return _fields({body.__name__: body for body in bodies}[name].table())
+
+
+def _of_conversations(name: str) -> str:
+    """A table of the fields of all roles' messages, or of all types of parts."""
+    from corellm.multimodal.chat.fields import MESSAGES, PARTS
+
+    if name == "messages":
+        tables = MESSAGES.values()
+        taken = {
+            field: meaning if field in MESSAGES["user"].taken else f"{meaning} (`{role}`)"
+            for role, table in MESSAGES.items()
+            for field, meaning in table.taken.items()
+        }
+        return _fields(_joined(taken, tables))
+    rows = ["| `type` | fields | |", "|---|---|---|"]
+    rows += [
+        f"| `{kind}` | {' or '.join(f'`{key}`' for key in part.keys)} | {part.about} |" for kind, part in PARTS.items()
+    ]
+    joined = _joined({}, [part.table for part in PARTS.values()])
+    return "\n".join([*rows, "", *_lacking(joined)])
+
+
+def _joined(taken: dict[str, str], tables: Iterable[FieldTable]) -> FieldTable:
+    ignored, refused = {}, {}
+    for table in tables:
+        ignored |= table.ignored
+        refused |= table.refused
+    return FieldTable(taken, dict(sorted(ignored.items())), dict(sorted(refused.items())))
+
+
+def _fields(table: FieldTable) -> str:
     rows = ["| field | |", "|---|---|"]
-    rows += [f"| `{field}` | {described.description} |" for field, described in sorted(body.model_fields.items())]
-    ignored = ", ".join(f"`{field}` ({meaning})" for field, meaning in body.IGNORED.items())
-    refused = [f"| `{field}` | {instead} |" for field, (_, instead) in body.REFUSED.items()]
-    return "\n".join([
-        *rows, "", *([f"Accepted without an effect: {ignored}.", ""] if ignored else []),
-        "Refused, unless the value asks for nothing:", "",
-        "| field | instead |", "|---|---|", *refused,
-    ])  # fmt: skip
+    rows += [f"| `{field}` | {meaning} |" for field, meaning in sorted(table.taken.items())]
+    return "\n".join([*rows, "", *_lacking(table)])
+
+
+def _lacking(table: FieldTable) -> list[str]:
+    """What has no effect, and what is refused."""
+    ignored = ", ".join(f"`{field}` ({meaning})" for field, meaning in table.ignored.items())
+    refused = [f"| `{field}` | {absent.instead} |" for field, absent in table.refused.items()]
+    return [
+        *([f"Accepted without an effect: {ignored}.", ""] if ignored else []),
+        *(["Refused, unless the value asks for nothing:", "", "| field | instead |", "|---|---|"] if refused else []),
+        *refused,
+    ]
 
 
 def _default(field: Any) -> str:

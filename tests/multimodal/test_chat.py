@@ -89,12 +89,16 @@ def test_uuids_go_with_their_media() -> None:
         (
             [{"type": "hologram", "hologram": 1}],
             PromptError,
-            r"messages\[0\].content\[0\].type 'hologram' is not known",
+            r"messages\[0\].content\[0\]: type 'hologram' is not known",
         ),
-        (["hi", {"type": "video"}], MediaError, r"messages\[0\].content\[1\] has no 'video'"),
-        ([{"type": "input_image", "file_id": "f"}], MediaError, r"messages\[0\].content\[0\] has no 'input_image'"),
+        (["hi", {"type": "video"}], MediaError, r"messages\[0\].content\[1\]: .* needs 'video'"),
+        (
+            [{"type": "input_image", "file_id": "f"}],
+            PromptError,
+            r"messages\[0\].content\[0\]: file_id is not supported",
+        ),
         ([{"type": "image", "image": "file://host/a.png"}], MediaError, r"content\[0\]: .* names another machine"),
-        ([{"type": "text", "text": 1}], PromptError, r"content\[0\].text must be a string"),
+        ([{"type": "text", "text": 1}], PromptError, r"content\[0\]: .* a string under 'text'"),
         (7, PromptError, "must be text or a list of parts"),
     ],
 )
@@ -266,5 +270,5 @@ def test_continuing_without_a_template() -> None:
     for prompt in ("USER: Hi\nASSISTANT: ...", [1, 2]):
         with pytest.raises(PromptError, match="the last message's text is not in the prompt"):
             cut_at_end(ChatPrompt(prompt), messages)
-    with pytest.raises(PromptError, match=r"messages\[1\] has no text that continue_final_message could continue"):
+    with pytest.raises(PromptError, match=r"messages\[1\] has no text that continue_final_message or prefix"):
         mark_end(normalize_messages([user("Hi"), {"role": "assistant", "content": None}], OPEN))

@@ -56,10 +56,11 @@ def langchain(url: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def through_litellm(url: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Outputs of its functions: whole, streamed, asynchronous."""
+    """Outputs of its functions: whole, streamed, asynchronous, after earlier turns."""
+    turn: list[Any] = [{"role": "user", "content": parts}]
     request: dict[str, Any] = {
         "model": f"openai/{MODEL}", "api_base": url + "/v1", "api_key": "x", "temperature": 0, "num_retries": 0,
-        "messages": [{"role": "user", "content": parts}],
+        "messages": turn,
     }  # fmt: skip
     whole = litellm.completion(**request)
     chunks = list(litellm.completion(**request, stream=True, stream_options={"include_usage": True}))
@@ -78,6 +79,9 @@ def through_litellm(url: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         "whole": whole.choices[0].message.content,
         "streamed": rebuilt.choices[0].message.content,
         "async": asyncio.run(asynchronous()),
+        "later turn": litellm.completion(**{**request, "messages": [*turn, whole.choices[0].message, *turn]})
+        .choices[0]
+        .message.content,
         "usage": [whole.usage.total_tokens, rebuilt.usage.total_tokens],
         "reason": whole.choices[0].finish_reason,
         "refused": refused,

@@ -218,3 +218,79 @@ def test_a_completion_can_be_sent_back(running: Running) -> None:
         *user("go on"),
     ]
     assert create(**chat(messages)).choices[0].message.content is not None
+
+
+def test_row_37_a_reply_that_a_library_changed(running: Running) -> None:
+    """As litellm sends it back; an unknown field of a user's message is named in full."""
+    create = running.client().chat.completions.create
+    first = create(**chat(user("hello"))).choices[0].message.to_dict()
+    messages = [*user("hello"), first, *user("go on")]
+    want = create(**chat(messages)).choices[0].message.content
+    changed: dict[str, Any] = {**first, "provider_specific_fields": {"refusal": None}, "id": "m", "type": "text"}
+    assert create(**chat([*user("hello"), changed, *user("go on")])).choices[0].message.content == want
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(**chat([*messages, *user({"type": "image_url", "image_url": {"url": data_url(1), "foo": 1}})]))
+    assert caught.value.param == "messages[3].content[0].image_url.foo"
+
+
+def test_a_prefix_is_continued(running: Running, offline: LLM) -> None:
+    """As `continue_final_message` does it, here and in Python."""
+    begun: list[dict[str, Any]] = [*user("hello"), {"role": "assistant", "content": "There are"}]
+    begun_so = [begun[0], {**begun[1], "prefix": True}]
+    (want,) = offline.chat(begun, GREEDY, continue_final_message=True)
+    (got,) = offline.chat(begun_so, GREEDY)
+    assert (got.prompt, got.outputs[0].text) == (want.prompt, want.outputs[0].text)
+    create = running.client().chat.completions.create
+    served = create(**chat(begun_so), extra_body={"ignore_eos": True})
+    assert served.choices[0].message.content == want.outputs[0].text
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(**chat(begun_so), extra_body={"add_generation_prompt": True})
+    assert caught.value.param == "continue_final_message"
+
+
+def test_usage_in_every_event(running: Running) -> None:
+    """With `continuous_usage_stats`: the tokens so far, of which the last event has all."""
+    asked = chat(user("hello"), stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    prompt = {"model": MODEL, "prompt": "one", "max_tokens": 6, "stream": True}
+    client = running.client()
+    for stream in (
+        client.chat.completions.create(**asked),
+        client.completions.create(**prompt, stream_options=asked["stream_options"]),
+    ):
+        *chunks, last = list(stream)
+        assert (last.choices, [chunk.choices for chunk in chunks if not chunk.choices]) == ([], [])
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+        assert len(counts) == len(chunks) > 1
+        assert counts == sorted(counts)
+        assert last.usage is not None
+        assert counts[-1] == last.usage.completion_tokens > 0
+        assert {chunk.usage.prompt_tokens for chunk in chunks} == {last.usage.prompt_tokens}
+    only = client.chat.completions.create(**{**asked, "stream_options": {"continuous_usage_stats": True}})
+    assert all(chunk.choices and chunk.usage is not None for chunk in only)
+
+
+def test_token_ids_and_log_probabilities_of_the_prompt(running: Running, offline: LLM) -> None:
+    """Those of `LLM.chat`, and only if asked for; items' tokens are counted apart."""
+    messages = user(image_part(1), {"type": "text", "text": "what is it?"})
+    (want,) = offline.chat(messages, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1))
+    assert want.prompt_logprobs is not None
+    more = {"ignore_eos": True, "return_token_ids": True}
+    got = running.post("/v1/chat/completions", {**chat(messages), **more, "prompt_logprobs": 1}).json()
+    assert got["prompt_token_ids"] == want.prompt_token_ids
+    assert got["choices"][0]["token_ids"] == want.outputs[0].token_ids
+    assert got["prompt_logprobs"][0] is None
+    for position, expected in zip(got["prompt_logprobs"][1:], want.prompt_logprobs[1:], strict=True):
+        assert expected is not None
+        assert position.keys() == {str(token) for token in expected}
+        for token, one in expected.items():
+            assert position[str(token)]["logprob"] == pytest.approx(one.logprob, abs=1e-4)
+            assert position[str(token)]["rank"] == one.rank
+    (place,) = want.multi_modal_placeholders["image"]
+    assert got["usage"]["prompt_tokens_details"]["image_tokens"] == place.length
+    chunks = list(running.client().chat.completions.create(**chat(messages), stream=True, extra_body=more))
+    assert chunks[0].to_dict()["prompt_token_ids"] == want.prompt_token_ids
+    ids = [token for chunk in chunks for token in chunk.choices[0].to_dict().get("token_ids", [])]  # type: ignore[attr-defined]
+    assert ids == want.outputs[0].token_ids
+    plain = running.post("/v1/chat/completions", chat(user("hello"))).json()
+    assert not plain.keys() & {"prompt_token_ids", "prompt_logprobs"}
+    assert plain["usage"]["prompt_tokens_details"].keys() == {"cached_tokens"}

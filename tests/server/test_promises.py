@@ -264,7 +264,8 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 10**30}, "max_tokens"), ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"logit_bias": {"1": 101}}, "logit_bias"), ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": [1]}, "logit_bias"), ({"stream": 1}, "stream"), ({"stream_options": {}}, "stream_options"),
-    ({"stream": True, "stream_options": {"x": 1}}, "x"), ({"priority": 1}, "priority"), ({"nonsense": 1}, "nonsense"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"), ({"priority": 1}, "priority"),
+    ({"nonsense": 1}, "nonsense"),
     ({"bad_words": "x" * 2000}, "bad_words"), ({"cache_salt": "mine"}, "cache_salt"), ({"ignore_eos": 1}, "ignore_eos"),
     ({"allowed_token_ids": []}, "allowed_token_ids"), ({"stop_token_ids": [-1]}, "stop_token_ids"),
     # row 7: beyond the logits
@@ -376,7 +377,7 @@ PARTS: list[tuple[Any, str]] = [
     ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "../x"}}, "a word like wav"),
     # row 18: embeddings never come in
     ({"type": "image_embeds", "image_embeds": "gASVAAAAAAAAAA=="}, "type 'image_embeds'"),
-    ({"type": "image", "image": {"embeds": [[1.0]]}}, "must be a URL"), ({"type": "file", "file": {}}, "type 'file'"),
+    ({"type": "image", "image": {"embeds": [[1.0]]}}, "no 'embeds'"), ({"type": "file", "file": {}}, "needs file_data"),
 ]  # fmt: skip
 
 
@@ -387,7 +388,7 @@ def test_rows_9_and_18_parts(running: Running, path: str) -> None:
         messages = [*user("fine"), {"role": "assistant", "content": "ok"}, *user("see", part)]
         body = chat(messages) if path == CHAT else {"messages": messages}
         error = error_of(running.post(path, body), 400)
-        assert error["param"] == "messages[2].content[1]", part
+        assert error["param"].startswith("messages[2].content[1]"), part
         assert error["message"].startswith("messages[2].content[1]: ")
         assert message in error["message"], part
     for message in ({}, {"role": "user"}, {"role": "user", "content": None},

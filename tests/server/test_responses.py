@@ -14,7 +14,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from corellm import AsyncLLM
-from corellm.server.requests.items import to_message
 from tests.server.conftest import MODEL, Running, chat, data_url, idle, image_part, in_engine, serving, user, wait_until
 from tests.server.test_promises import PARTS, SAMPLING, assert_serves, error_of
 
@@ -185,14 +184,6 @@ def test_spellings_of_one_input(running: Running) -> None:
         assert len({body["usage"]["input_tokens"] for body in bodies}) == 1
 
 
-@pytest.mark.parametrize("modality", ["image", "video", "audio"])
-def test_a_file_is_what_its_data_say(modality: str) -> None:
-    """An `input_file` becomes chat's part of the modality of its `data:` URL."""
-    data = f"data:{modality}/x;base64,AAAA"
-    item = {"role": "user", "content": [{"type": "input_file", "file_data": data, "filename": "a.b", "uuid": "mine"}]}
-    assert to_message("input[0]", item)["content"] == [{"type": modality, modality: data, "uuid": "mine"}]
-
-
 def test_a_response_can_be_sent_back(running: Running) -> None:
     """Its output, as it came or with text alone, is the next request's history, as in chat."""
     client = running.client()
@@ -237,7 +228,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"), ({"input": [{"type": 3}]}, "input[0]"),
     ({"input": [*user("x"), {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
     ({"input": [*user("x"), {"role": "root", "content": "x"}]}, "input[1].role"),
-    ({"input": [*user("x"), {"role": "user", "content": "x", "z": 1}], "instructions": "y"}, "input[1]"),
+    ({"input": [*user("x"), {"role": "user", "content": "x", "z": 1}], "instructions": "y"}, "input[1].z"),
 ]  # fmt: skip
 
 
@@ -268,7 +259,7 @@ def test_parts(running: Running) -> None:
     for part, message in [*PARTS, *own]:
         items = [*user("fine"), {"role": "assistant", "content": "ok"}, *user("see", part)]
         error = error_of(running.post(PATH, ask(items, instructions="be brief")), 400)
-        assert error["param"] == "input[2].content[1]", part
+        assert error["param"].startswith("input[2].content[1]"), part
         assert message in error["message"], part
     assert_serves(running)
 

@@ -14,7 +14,9 @@ _BEAMS = "it belongs to beam search, which is not there yet"
 _STRUCTURE = "structured output is not there yet; allowed_token_ids limits the vocabulary"
 
 ABSENT_SAMPLING = {
-    "best_of": Absent((None,), "generate n completions with logprobs, and take the one of the best cumulative_logprob"),
+    "best_of": Absent(
+        (None, 1), "generate n completions with logprobs, and take the one of the best cumulative_logprob"
+    ),
     "early_stopping": Absent((False, None), _BEAMS),
     "extra_args": Absent((None, {}), "no sampler here takes any"),
     "flat_logprobs": Absent((False, None), "log-probabilities come as one dict per position"),

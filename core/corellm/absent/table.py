@@ -28,8 +28,12 @@ class Absent:
     """Why, and what to use instead."""
 
     def accepts(self, value: object) -> bool:
-        """Whether a value is neutral."""
-        return any(value is neutral or (isinstance(value, _PLAIN) and value == neutral) for neutral in self.neutral)
+        """Whether a value is neutral; a number is no truth value."""
+        return any(
+            value is neutral
+            or (isinstance(value, _PLAIN) and isinstance(value, bool) is isinstance(neutral, bool) and value == neutral)
+            for neutral in self.neutral
+        )
 
 
 def check_absent(

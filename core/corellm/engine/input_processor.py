@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from corellm.errors import (
     raised_at,
 )
 from corellm.hookspecs import DecoderPrompt
-from corellm.multimodal.chat.continuing import num_appended
+from corellm.multimodal.chat.continuing import is_begun, num_appended
 from corellm.multimodal.hook_results import adapter_errors
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.processor import MultiModalProcessor
@@ -318,14 +318,16 @@ class InputProcessor:
             MultiModalError: an item is wrong.
         """
         chosen = ChatOptions.of(options)
+        with _preparing():
+            normalized = self._chat.normalized(messages, chosen)
+        if is_begun(normalized):
+            chosen = replace(chosen, continue_final_message=True)
         if chosen.continue_final_message and self.max_states is not None:
             raise InvalidParameterError(
                 "continue_final_message has no meaning for an encoder-decoder: its encoder reads the whole "
                 "conversation, and its decoder begins a new output; leave it out",
                 param="continue_final_message",
             )
-        with _preparing():
-            normalized = self._chat.normalized(messages, chosen)
         self._check_length(normalized if chosen.max_window_size is None else normalized[-1:])
         fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
         if chosen.max_window_size is None:

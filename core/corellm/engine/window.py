@@ -14,7 +14,8 @@ from typing import Any
 
 from corellm.engine.chat_processor import RenderedChat
 from corellm.errors import MultiModalError, PromptTooLongError
-from corellm.multimodal.chat.messages import OPERATOR_ROLES, media_parts
+from corellm.multimodal.chat.fields import OPERATOR_ROLES
+from corellm.multimodal.chat.messages import media_parts
 
 Messages = Sequence[Mapping[str, Any]]
 """Normalized messages."""

@@ -1,34 +1,21 @@
-"""A client's messages, checked: which parts they have, in which order, and what their media are named by.
+"""A client's messages, checked: how many parts and items they have, and what their media are named by.
 
-Knows the parts of OpenAI's API and the plain ones (`{"image": ...}`); opens and fetches nothing. Text is text: it is
-never searched for URLs.
+Knows limits; what messages and parts may have is known to `corellm.multimodal.chat`. Opens and fetches nothing. Text is
+text: it is never searched for URLs.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corellm.errors import MultiModalError
-from corellm.multimodal.chat.messages import ROLES
-from corellm.server.errors import ApiError, unavailable
+from corellm.errors import MultiModalError, RequestError
+from corellm.known_fields import FieldTable
+from corellm.multimodal.chat.fields import MESSAGES, OUTPUT_PARTS, PARTS
+from corellm.multimodal.chat.reading import Part, read_messages
+from corellm.server.errors import ApiError, as_api_error, unavailable
 from corellm.server.limits import RequestLimits
-
-_TYPES = {
-    "text": "text", "refusal": "text",
-    "image": "image", "image_url": "image",
-    "video": "video", "video_url": "video",
-    "audio": "audio", "audio_url": "audio", "input_audio": "audio",
-    "image_embeds": "image", "video_embeds": "video", "audio_embeds": "audio",
-}  # fmt: skip
-"""A part's type to its modality."""
-_MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
-_DROPPED_KEYS = frozenset({"refusal", "annotations"})
-"""What clients send back of a completion, and no template takes."""
-_FORMAT = re.compile(r"[a-z0-9]{1,8}")
-_MAX_UUID = 256
 
 
 @dataclass
@@ -76,25 +63,32 @@ class CheckedMessages:
 
 
 def messages_schema() -> dict[str, Any]:
-    """The JSON schema of what `check_messages` takes, but for which keys go with which type of part."""
-    text, media = {"type": ["string", "null"]}, {"type": ["string", "object", "null"]}
-    part = {
-        "type": {"enum": [*_TYPES, None]},
-        **{kind: text if modality == "text" else media for kind, modality in _TYPES.items()},
-        "uuid": {"type": ["string", "null"], "minLength": 1, "maxLength": _MAX_UUID},
+    """The JSON schema of what `check_messages` takes, but for which fields go with which role and type of part."""
+    parts = {
+        **_described(part.table for part in PARTS.values()),
+        "type": {"enum": [*PARTS, *sorted(OUTPUT_PARTS), None]},
     }
-    parts = {"anyOf": [{"type": "string"}, _object(part)]}
+    content = {"anyOf": [{"type": "string"}, {"type": "object", "properties": parts}]}
     message = {
-        **{key: {} for key in sorted(_MESSAGE_KEYS | _DROPPED_KEYS)},
-        "role": {"enum": [*ROLES]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": parts}, {"type": "null"}]},
+        **_described(MESSAGES.values()),
+        "role": {"enum": [*MESSAGES]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": content}, {"type": "null"}]},
     }
-    return {"type": "array", "minItems": 1, "items": {**_object(message), "required": ["role"]}}
+    return {
+        "type": "array", "minItems": 1, "items": {"type": "object", "properties": message, "required": ["role"]},
+    }  # fmt: skip
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """An object whose further properties may be null only."""
-    return {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
+def _described(tables: Iterable[FieldTable]) -> dict[str, Any]:
+    """Fields with any value, with what is said of them."""
+    described: dict[str, Any] = {}
+    for table in tables:
+        described |= {name: {"description": f"Ignored: {effect}."} for name, effect in table.ignored.items()}
+        described |= {
+            name: {"description": f"Not supported: {absent.instead}."} for name, absent in table.refused.items()
+        }
+        described |= {name: {"description": meaning} for name, meaning in table.taken.items()}
+    return described
 
 
 def check_messages(
@@ -125,8 +119,13 @@ def check_messages(
     if parts > limits.max_parts:
         raise ApiError(400, f"{field} has {parts} parts, {limits.max_parts} are allowed", param=field)
     checked = CheckedMessages([], [], field)
-    for i, message in enumerate(messages, -skip):
-        checked.messages.append(_message(f"{field}[{i}]", message, checked.sources))
+    try:
+        read = read_messages(messages, field=field, skip=skip, from_client=True)
+    except RequestError as error:
+        raise as_api_error(error) from None
+    for message in read:
+        content = [_engine_part(part, checked.sources) for part in message["content"]]
+        checked.messages.append({**message, "content": content})
     check_counts(checked.sources, limits.max_items, item_limits)
     return checked
 
@@ -150,68 +149,15 @@ def check_counts(sources: Sequence[Source], max_items: int, item_limits: Mapping
             raise _wrong(source.where, f"this is item {total} of the conversation, and {max_items} are allowed")
 
 
-def _message(where: str, message: Mapping[str, Any], sources: list[Source]) -> dict[str, Any]:
-    kept = {key: value for key, value in message.items() if value is not None and key not in _DROPPED_KEYS}
-    for key in kept.keys() - _MESSAGE_KEYS:
-        raise _wrong(where, f"a message has no {key!r:.100}")
-    if kept.get("role") not in ROLES:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    content = kept.get("content", [] if kept["role"] == "assistant" else None)
-    if isinstance(content, str):
-        content = [content]
-    if not isinstance(content, list):
-        raise _wrong(f"{where}.content", "must be text or a list of parts")
-    kept["content"] = [_part(f"{where}.content[{j}]", part, sources) for j, part in enumerate(content)]
-    return kept
-
-
-def _part(where: str, given: Any, sources: list[Source]) -> dict[str, Any]:
-    if isinstance(given, str):
-        return {"type": "text", "text": given}
-    if not isinstance(given, dict):
-        raise _wrong(where, "a part is an object with a type, or text")
-    part = {key: value for key, value in given.items() if value is not None}
-    plain = [key for key in ("text", "image", "video", "audio") if key in given]
-    kind = part.pop("type", plain[0] if len(plain) == 1 else None)
-    if not isinstance(kind, str) or kind not in _TYPES:
-        raise _wrong(where, f"type {kind!r:.100} is not known; known: {', '.join(_TYPES)}")
-    modality, uuid = _TYPES[kind], part.pop("uuid", None)
-    media = part.pop(kind, None)
-    if part:
-        raise _wrong(where, f"a part of type {kind} has no {next(iter(part))!r:.100}")
-    if modality == "text":
-        if not isinstance(media, str) or uuid is not None:
-            raise _wrong(where, f"a part of type {kind} has a string under {kind!r}, and nothing else")
-        return {"type": "text", "text": media}
-    if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= _MAX_UUID):
-        raise _wrong(where, f"uuid must be a string of 1 to {_MAX_UUID} characters")
-    name = _name(where, kind, media)
-    are_embeddings = kind.endswith("_embeds")
-    if name is None and (uuid is None or are_embeddings):
-        raise _wrong(where, f"a part of type {kind} needs {kind!r}")
-    engine_part = {"type": modality, modality: name, **({} if uuid is None else {"uuid": uuid})}
-    sources.append(Source(where, modality, engine_part, are_embeddings))
-    return engine_part
-
-
-def _name(where: str, kind: str, media: Any) -> str | None:
-    """The URL or path of a part's media."""
-    if kind == "input_audio" and isinstance(media, dict):
-        data, form = media.get("data"), media.get("format")
-        if media.keys() - {"data", "format"} or not isinstance(data, str) or not isinstance(form, str):
-            raise _wrong(where, "input_audio is {data, format}")
-        if not _FORMAT.fullmatch(form):
-            raise _wrong(where, "the format of input_audio is a word like wav or mp3")
-        return f"data:audio/{form};base64,{data}"
-    if kind.endswith("_embeds") and not isinstance(media, str):
-        raise _wrong(where, f"{kind} must be base64 of a safetensors file")
-    if isinstance(media, dict) and not media.keys() - {"url", "detail"}:
-        media = media.get("url")
-    if media is not None and not isinstance(media, str):
-        raise _wrong(where, f"{kind} must be a URL, or an object with a url")
-    if media == "":
-        raise _wrong(where, f"{kind} is empty")
-    return media
+def _engine_part(part: Part, sources: list[Source]) -> dict[str, Any]:
+    """A part as the engine gets it; that of an item is added to the sources."""
+    made = {"type": part.modality, part.modality: part.value}
+    if part.modality == "text":
+        return made
+    if part.uuid is not None:
+        made["uuid"] = part.uuid
+    sources.append(Source(part.where, part.modality, made, part.are_embeddings))
+    return made
 
 
 def _wrong(where: str, message: str) -> ApiError:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, MissingExtraError, RequestError
+from corellm.errors import CorellmError, EngineDeadError, MissingExtraError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +71,9 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine stopped; the server is about to exit", code="engine_dead")
-    if isinstance(error, InvalidParameterError):
-        return ApiError(400, str(error), param=error.param)
-    if isinstance(error, RequestError | MissingExtraError):
+    if isinstance(error, RequestError):
+        return ApiError(error.status, str(error), param=error.param)
+    if isinstance(error, MissingExtraError):
         return ApiError(error.status, str(error))
     incident = secrets.token_hex(8)
     logger.error("internal error %s", incident, exc_info=error)

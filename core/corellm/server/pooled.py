@@ -14,7 +14,7 @@ from corellm.engine.input_processor import ProcessedPrompt
 from corellm.pooling_params import PoolingParams
 from corellm.server.errors import ApiError
 from corellm.server.exchange import Exchange
-from corellm.server.requests.completions import each_prompt
+from corellm.server.requests.completions import Prompt, Prompts, each_prompt
 from corellm.server.requests.pooling import InputsRequest
 from corellm.server.responses.pooling import Pooled, data_of
 from corellm.server.service import Service
@@ -41,17 +41,25 @@ async def pool_inputs(service: Service, exchange: Exchange, body: InputsRequest,
     if (body.input is None) == (not body.messages):
         raise ApiError(400, "give either input or messages", param="input")
     preparation = service.preparation
+    if body.prompt_name is not None and not _is_text(body.input):
+        raise ApiError(400, "prompt_name puts a text before each input, which must be text then", param="prompt_name")
     if body.input is None:
         prepare: Prepare = partial(preparation.conversation, exchange, body, priority=body.priority)
         return await pool_all(service, exchange, [("messages", prepare)], params)
-    given = each_prompt(body.input)
+    given: list[Prompt | dict[str, Any]] = list(each_prompt(body.input))
     count_inputs(service, exchange, "input", len(given))
+    if body.prompt_name is not None:
+        given = [{"prompt": text, "prompt_name": body.prompt_name} for text in given]
     names = ["input"] if len(given) == 1 else [f"input[{index}]" for index in range(len(given))]
     inputs = [
         (name, partial(preparation.prompt, exchange, one, name, priority=body.priority))
         for one, name in zip(given, names, strict=True)
     ]
     return await pool_all(service, exchange, inputs, params)
+
+
+def _is_text(given: Prompts | None) -> bool:
+    return given is not None and all(isinstance(one, str) for one in each_prompt(given))
 
 
 def count_inputs(service: Service, exchange: Exchange, field: str, number: int) -> None:

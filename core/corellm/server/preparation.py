@@ -134,7 +134,7 @@ class Preparation:
         try:
             return await self.in_pool(exchange, process, takes_long=length > CHEAP_CHARACTERS)
         except RequestError as error:
-            raise ApiError(error.status, f"{where}: {error}", param=getattr(error, "param", None) or where) from error
+            raise ApiError(error.status, f"{where}: {error}", param=error.param or where) from error
 
     def check_fit(self, prompt: ProcessedPrompt, params: SamplingParams, *, is_capped: bool, where: str) -> None:
         """Check a request against the model: token ids of its parameters, and the length of prompt and output.

@@ -41,6 +41,9 @@ def chat_params(request: ChatRequest, defaults: SamplingParams, limits: RequestL
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     if max_tokens is None:
         max_tokens = limits.max_tokens
+    _check_count("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs)
+    if request.prompt_logprobs is not None and request.stream:
+        raise ApiError(400, "prompt_logprobs come with a whole response; leave stream out", param="prompt_logprobs")
     return _params(request, defaults, limits, name, max_tokens, logprobs)
 
 
@@ -82,7 +85,9 @@ def transcription_params(
     max_tokens = limits.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     _check_length("max_completion_tokens", max_tokens, limits)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    return replace(defaults, n=1, temperature=request.temperature, max_tokens=max_tokens, output_kind=kind)
+    return replace(
+        defaults, n=1, temperature=request.temperature, seed=request.seed, max_tokens=max_tokens, output_kind=kind
+    )
 
 
 def _params(
@@ -103,10 +108,8 @@ def _params(
         _at_most(name, len(getattr(request, name) or ()), most, unit)
     _at_most("temperature", request.temperature, limits.max_temperature)
     logprobs_name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
-    _at_most(logprobs_name, logprobs, limits.max_logprobs)
+    _check_count(logprobs_name, logprobs, limits.max_logprobs)
     _check_length(length_name, max_tokens, limits)
-    if logprobs is not None and logprobs < 0:
-        raise ApiError(400, f"{logprobs_name} must be at least 0, got {logprobs}", param=logprobs_name)
     given: dict[str, Any] = {
         name: getattr(request, name)
         for name in type(request).model_fields
@@ -121,6 +124,12 @@ def _check_length(name: str, max_tokens: int | None, limits: RequestLimits) -> N
     _at_most(name, max_tokens, limits.max_tokens or _MOST_TOKENS)
     if max_tokens is not None and max_tokens < 1:
         raise ApiError(400, f"{name} must be at least 1, got {max_tokens}", param=name)
+
+
+def _check_count(name: str, value: int | None, limit: int) -> None:
+    _at_most(name, value, limit)
+    if value is not None and value < 0:
+        raise ApiError(400, f"{name} must be at least 0, got {value}", param=name)
 
 
 def _at_most(name: str, value: float | None, limit: float | None, unit: str = "") -> None:

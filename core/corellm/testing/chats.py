@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from corellm.multimodal.chat.messages import ROLES
+from corellm.multimodal.chat.fields import ROLES
 from corellm.testing.subject import Part, Subject
 
 Conversation = Sequence[tuple[str, Sequence[Part]]]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from corellm import LLM
 from corellm.server.engine_process.client import ProcessLLM
-from tests.server.conftest import serving
+from tests.server.conftest import MODEL, serving, user
 from tests.server.pooling.conftest import ask
 from tests.server.pooling.test_equality import close
+from tests.server.test_promises import error_of
 from tests.text_encoders.checkpoints import TEXTS, make_tiny_encoder
 
 
@@ -21,6 +23,32 @@ def test_embeddings(tmp_path: Path) -> None:
     with serving(served) as running:
         data = ask(running, "/v1/embeddings", input=list(TEXTS))["data"]
         close([one["embedding"] for one in data], wanted)
+    served.close()
+
+
+def test_named_prompts(tmp_path: Path) -> None:
+    """The text that the checkpoint states under a name is put before each input; tokens and conversations have none."""
+    path = make_tiny_encoder(tmp_path, "BertModel", type_vocab_size=2)
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": folder, "idx": index, "name": str(index)}
+        for index, (kind, folder) in enumerate([("Transformer", ""), ("Pooling", "pooling")])
+    ]
+    (path / "pooling").mkdir()
+    files = {
+        "modules.json": modules,
+        "pooling/config.json": {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True},
+        "config_sentence_transformers.json": {"prompts": {"query": "One two "}},
+    }
+    for name, content in files.items():
+        (path / name).write_text(json.dumps(content))
+    served = ProcessLLM(str(path), dtype="float32")
+    with serving(served) as running:
+        named = ask(running, "/v1/embeddings", input=["Why?", "What?"], prompt_name="query")["data"]
+        whole = ask(running, "/v1/embeddings", input=["One two Why?", "One two What?"])["data"]
+        close([one["embedding"] for one in named], [one["embedding"] for one in whole])
+        for body in ({"input": [5, 6]}, {"input": "Why?", "prompt_name": "title"}, {"messages": user("Why?")}):
+            response = running.post("/v1/embeddings", {"model": MODEL, "prompt_name": "query", **body})
+            assert error_of(response, 400)["param"] in ("prompt_name", "input")
     served.close()
 
 

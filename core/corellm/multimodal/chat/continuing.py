@@ -19,6 +19,11 @@ _COMPARED = 8
 """Tokens at the end of a prompt by which it is found again."""
 
 
+def is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last of normalized messages says itself that the output goes on with it (`prefix`)."""
+    return messages[-1]["role"] == "assistant" and messages[-1].get("prefix") is True
+
+
 def mark_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return normalized messages with a mark at the end of the last one's text.
 
@@ -32,8 +37,8 @@ def mark_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             content[i] = {**content[i], "text": content[i]["text"] + _MARK + " "}
             return [*earlier, {**last, "content": content}]
     raise PromptError(
-        f"messages[{len(earlier)}] has no text that continue_final_message could continue; leave it out to begin a new "
-        "turn"
+        f"messages[{len(earlier)}] has no text that continue_final_message or prefix could continue; leave it out to "
+        "begin a new turn"
     )
 
 

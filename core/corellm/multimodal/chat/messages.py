@@ -1,6 +1,6 @@
-"""Normalizes messages: all spellings that clients use become text parts, and media parts by modality.
+"""Normalizes messages: text parts with guards, and media parts by modality, as templates and families take them.
 
-Knows message shapes; knows no template and no model family. Text gets its guards here; media are not opened.
+Knows what `reading` found in messages; knows no template and no model family. Media are not opened.
 """
 
 from __future__ import annotations
@@ -13,29 +13,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from corellm.errors import MediaError, PromptError
+from corellm.multimodal.chat.fields import OPERATOR_ROLES
 from corellm.multimodal.chat.guarding import GUARD, Guard
+from corellm.multimodal.chat.reading import Part, read_messages
 from corellm.multimodal.items import GivenEmbeddings
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-OPERATOR_ROLES = frozenset({"system", "developer"})
-"""Roles whose text is the operator's own."""
-
-_MEDIA_PARTS = {
-    "image": "image",
-    "image_url": "image",
-    "image_pil": "image",
-    "input_image": "image",
-    "image_embeds": "image",
-    "video_embeds": "video",
-    "video": "video",
-    "video_url": "video",
-    "input_video": "video",
-    "audio_embeds": "audio",
-    "audio": "audio",
-    "audio_url": "audio",
-    "input_audio": "audio",
-}
-"""Content part type to modality."""
 
 
 @dataclass(frozen=True)
@@ -64,39 +45,27 @@ def normalize_messages(messages: Any, guards: Guards) -> list[dict[str, Any]]:
 
     Raises:
         PromptError: a malformed message; names `messages[i].content[j]`.
-        MediaError: a media part without media.
+        MediaError: a media part without media, or a file of another machine.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
         hint = "; put the message into a list" if isinstance(messages, Mapping) else ""
         if isinstance(messages, str):
             hint = '; for a text give [{"role": "user", "content": "..."}]'
         raise PromptError(f"messages must be a non-empty list of {{role, content}}, got {messages!r:.100}{hint}")
-    normalized = [_normalize_message(f"messages[{i}]", message, guards) for i, message in enumerate(messages)]
+    read = read_messages(messages)
+    normalized = [_normalized(message, f"messages[{i}]", guards.of(message["role"])) for i, message in enumerate(read)]
     _guard_borders(normalized, guards)
     return normalized
 
 
-def _normalize_message(where: str, message: Any, guards: Guards) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise PromptError(f"{where} must be a dict with a role and content, got {message!r:.100}")
-    role = message["role"]
-    if role not in ROLES:
-        raise PromptError(f"{where}.role must be one of {', '.join(ROLES)}; got {role!r:.100}")
-    content = message.get("content")
-    if content is None and role == "assistant":
-        content = []  # a turn that was only tool calls
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise PromptError(f"{where}.content must be text or a list of parts, got {content!r:.100}")
-    guard = guards.of(role)
+def _normalized(message: Mapping[str, Any], where: str, guard: Guard) -> dict[str, Any]:
     others = {key: value for key, value in message.items() if key not in ("role", "content")}
     if "tool_calls" in others:
         others["tool_calls"] = _read_arguments(others["tool_calls"])
     return {
-        "role": role,
+        "role": message["role"],
         **guard.value(others, where),
-        "content": [_normalize_part(f"{where}.content[{j}]", part, guard) for j, part in enumerate(content)],
+        "content": [_normalized_part(part, guard) for part in message["content"]],
     }
 
 
@@ -118,43 +87,19 @@ def _with_arguments_read(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
-def _normalize_part(where: str, part: Any, guard: Guard) -> dict[str, Any]:
-    if isinstance(part, str):
-        part = {"type": "text", "text": part}
-    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-        raise PromptError(f"{where} must be a dict with a type, got {part!r:.100}")
-    kind = part["type"]
-    if kind in ("text", "input_text"):
-        if not isinstance(part.get("text"), str):
-            raise PromptError(f"{where}.text must be a string, got {part.get('text')!r:.100}")
-        return {"type": "text", "text": guard.text(part["text"])}
-    if kind not in _MEDIA_PARTS:
-        known = ", ".join(["text", *_MEDIA_PARTS])
-        raise PromptError(f"{where}.type {kind!r:.100} is not known; known: {known}")
-    modality, uuid = _MEDIA_PARTS[kind], part.get("uuid")
-    media = _media(where, part, kind, modality)
-    if media is None and uuid is None:
-        raise MediaError(f"{where} has no {kind!r}", modality=modality)
-    named = {} if uuid is None else {"uuid": uuid}
-    return {"type": modality, modality: media, **named}
-
-
-def _media(where: str, part: Mapping[str, Any], kind: str, modality: str) -> Any:
-    """Media of a part, under the key of its type, its modality or `<modality>_url`; None if it has none."""
-    given = [part[key] for key in (kind, modality, f"{modality}_url") if part.get(key) is not None]
-    media: Any = given[0] if given else None
-    if isinstance(media, Mapping) and "url" in media:
-        media = media["url"]
-    if isinstance(media, Mapping) and isinstance(media.get("data"), str):  # OpenAI's `input_audio`
-        media = f"data:{modality}/{media.get('format', '')};base64,{media['data']}"
+def _normalized_part(part: Part, guard: Guard) -> dict[str, Any]:
+    if part.modality == "text":
+        return {"type": "text", "text": guard.text(part.value)}
+    media = part.value
     if isinstance(media, str) and media[:7].lower() == "file://":
-        media = _path_of(media, where, modality)
-    if kind == f"{modality}_embeds" and media is not None:
-        return GivenEmbeddings(media[0] if getattr(media, "ndim", None) == 3 and len(media) == 1 else media)
-    return media
+        media = _path_of(media, part)
+    if part.are_embeddings:
+        media = GivenEmbeddings(media[0] if getattr(media, "ndim", None) == 3 and len(media) == 1 else media)
+    named = {} if part.uuid is None else {"uuid": part.uuid}
+    return {"type": part.modality, part.modality: media, **named}
 
 
-def _path_of(url: str, where: str, modality: str) -> str:
+def _path_of(url: str, part: Part) -> str:
     """The path of a `file:` URL.
 
     Raises:
@@ -163,8 +108,9 @@ def _path_of(url: str, where: str, modality: str) -> str:
     host, slash, path = url[len("file://") :].partition("/")
     if host.lower() not in ("", "localhost"):
         raise MediaError(
-            f"{where}: {url!r:.200} names another machine; a file: URL is file:// and an absolute path",
-            modality=modality,
+            f"{part.where}: {url!r:.200} names another machine; a file: URL is file:// and an absolute path",
+            modality=part.modality,
+            param=part.where,
         )
     return unquote(slash + path)
 

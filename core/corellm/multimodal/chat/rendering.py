@@ -14,9 +14,10 @@ from typing import Any
 
 from corellm.errors import PromptError
 from corellm.hookspecs import ChatPrompt
+from corellm.multimodal.chat.fields import OPERATOR_ROLES
 from corellm.multimodal.chat.guarding import unguarded
 from corellm.multimodal.chat.joining import Placeholder, with_text
-from corellm.multimodal.chat.messages import OPERATOR_ROLES, collect_media
+from corellm.multimodal.chat.messages import collect_media
 from corellm.templates.renderer import Render, TemplateRefusalError, TemplateRenderer
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ def audio_routes(service: Service) -> APIRouter:
         prompt = await service.preparation.audio(exchange, body.file.content, body.instruction)
         is_capped = body.max_completion_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="file")
-        response = TranscriptionResponse(sum(feature.placeholder.length for feature in prompt.features))
+        response = TranscriptionResponse()
         if body.stream:
             return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
         whole = response.whole(await service.complete(exchange, prompt, params))

@@ -13,6 +13,7 @@ from corellm.server.exchange import exchange_of
 from corellm.server.requests.chat import ChatRequest
 from corellm.server.responses.chat import ChatResponse
 from corellm.server.responses.events import EventStream
+from corellm.server.responses.usage import Usage
 from corellm.server.sampling import chat_params
 from corellm.server.service import Service
 
@@ -34,8 +35,10 @@ def chat_routes(service: Service) -> APIRouter:
         prompt = await service.preparation.conversation(exchange, body, priority=body.priority)
         is_capped = body.max_tokens is not None or body.max_completion_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="messages")
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        response = ChatResponse(f"chatcmpl-{uuid.uuid4().hex}", model, params.logprobs, include_usage=usage)
+        response = ChatResponse(
+            f"chatcmpl-{uuid.uuid4().hex}", model, params.logprobs,
+            usage=Usage(**body.usage_options), with_token_ids=bool(body.return_token_ids),
+        )  # fmt: skip
         if body.stream:
             return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
         return json_response(response.whole(await service.complete(exchange, prompt, params)))

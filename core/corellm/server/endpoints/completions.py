@@ -17,6 +17,7 @@ from corellm.server.exchange import Exchange, exchange_of
 from corellm.server.requests.completions import CompletionRequest, Prompt
 from corellm.server.responses.completions import CompletionResponse
 from corellm.server.responses.events import EventStream
+from corellm.server.responses.usage import Usage
 from corellm.server.sampling import completion_params
 from corellm.server.service import Service
 from corellm.server.tasks import all_results, merged
@@ -39,7 +40,7 @@ def completion_routes(service: Service) -> APIRouter:
         response = CompletionResponse(
             f"cmpl-{uuid.uuid4().hex}", model, len(prompts), params.n, params.logprobs,
             echoes=await _echoes(service, exchange, given) if body.echo else None, prompt_only=body.max_tokens == 0,
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            usage=Usage(**body.usage_options),
         )  # fmt: skip
         if body.stream:
             streams = [service.generate(exchange, prompt, params) for prompt in prompts]

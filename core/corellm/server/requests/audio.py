@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, WithJsonSchema
 
+from corellm.absent.table import Absent
 from corellm.server.errors import ApiError
 from corellm.server.form import UploadedFile
 from corellm.server.requests.body import FIRST_ERROR, Body
@@ -19,12 +20,12 @@ class TranscriptionRequest(Body):
 
     model_config = ConfigDict(strict=False, arbitrary_types_allowed=True)
 
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
-        "chunking_strategy": (("auto",), "audio is not cut into pieces"),
-        "include": ((), "log-probabilities are not reported; use /v1/chat/completions with the audio as a part"),
-        "known_speaker_names": ((), "speakers are not told apart"),
-        "known_speaker_references": ((), "speakers are not told apart"),
-        "timestamp_granularities": ((), _NO_TIMES),
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
+        "chunking_strategy": Absent(("auto",), "audio is not cut into pieces"),
+        "include": Absent((), "log-probabilities are not reported; use /v1/chat/completions with the audio as a part"),
+        "known_speaker_names": Absent((), "speakers are not told apart"),
+        "known_speaker_references": Absent((), "speakers are not told apart"),
+        "timestamp_granularities": Absent((), _NO_TIMES),
     }
 
     file: Annotated[UploadedFile, WithJsonSchema({"type": "string", "format": "binary"})]
@@ -43,6 +44,8 @@ class TranscriptionRequest(Body):
     """`json`, or `text` for the text alone."""
     temperature: float = 0.0
     """0 is greedy."""
+    seed: int | None = None
+    """Makes sampling repeat exactly."""
     stream: bool | None = None
     """Send the text as events while it is generated."""
     max_completion_tokens: int | None = None

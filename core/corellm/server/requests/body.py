@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
-from corellm.config import suggestion
+from corellm.absent.table import Absent
+from corellm.known_fields import FieldTable
 from corellm.server.errors import ApiError
 
 _MAX_ENTRIES = 1 << 14
@@ -54,8 +56,15 @@ class Body(BaseModel):
     """What errors put before the names of fields: the object that they are in, and a dot."""
     IGNORED: ClassVar[Mapping[str, str]] = {}
     """Fields that are accepted without an effect, and what they would do."""
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {}
+    REFUSED: ClassVar[Mapping[str, Absent]] = {}
     """Fields that corellm lacks: values that ask for nothing, and what to use instead."""
+
+    @classmethod
+    @cache
+    def table(cls) -> FieldTable:
+        """All of its fields."""
+        taken = {name: field.description or "" for name, field in cls.model_fields.items()}
+        return FieldTable(taken, cls.IGNORED, cls.REFUSED)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -68,8 +77,9 @@ class Body(BaseModel):
                 fields[name]["type"] = [fields[name]["type"], "null"]
         for name, effect in cls.IGNORED.items():
             fields[name] = {"description": f"Ignored: {effect}."}
-        for name, (neutral, instead) in cls.REFUSED.items():
-            fields[name] = {"enum": [*neutral, None], "description": f"Not supported: {instead}."}
+        for name, absent in cls.REFUSED.items():
+            values = [value for value in absent.neutral if value is not None and not isinstance(value, tuple)]
+            fields[name] = {"enum": [*values, None], "description": f"Not supported: {absent.instead}."}
         schema["additionalProperties"] = {"type": "null"}
         return reference
 
@@ -83,26 +93,19 @@ class Body(BaseModel):
         """
         if not isinstance(given, dict):
             return given
-        kept = {}
-        for name, value in given.items():
-            if value is None or name in cls.IGNORED:
-                continue
-            if name in cls.REFUSED:
-                neutral, instead = cls.REFUSED[name]
-                if not any(value == other and type(value) is type(other) for other in neutral):
-                    path = cls.WITHIN + name
-                    raise ApiError(400, f"{path} is not supported: {instead}", param=path, code="unsupported_parameter")
-                continue
-            if name not in cls.model_fields:
-                known = [*cls.model_fields, *cls.IGNORED]
-                hint = suggestion(name[:100], known)
-                told = f"unrecognized request argument: {name[:100]!r}{hint if 'did you mean' in hint else ''}"
-                raise ApiError(400, told, param=cls.WITHIN + name[:100], code="unknown_parameter")
+        kept = cls.table().kept(given, cls._refusal)
+        for name, value in kept.items():
             if isinstance(value, dict) and len(value) > _MAX_ENTRIES:
                 told = f"{cls.WITHIN + name} has {len(value)} entries, {_MAX_ENTRIES} are allowed"
                 raise ApiError(400, told, param=cls.WITHIN + name)
-            kept[name] = value
         return kept
+
+    @classmethod
+    def _refusal(cls, name: str, told: str) -> ApiError:
+        path = cls.WITHIN + name[:100]
+        if name in cls.REFUSED:
+            return ApiError(400, f"{path} is not supported: {told}", param=path, code="unsupported_parameter")
+        return ApiError(400, f"unrecognized request argument: {path!r}{told}", param=path, code="unknown_parameter")
 
 
 def wrong_body(errors: Sequence[ErrorDetails]) -> ApiError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import WithJsonSchema
 
+from corellm.absent.table import Absent
 from corellm.server.conversation import messages_schema
 from corellm.server.requests.body import FIRST_ERROR, Body
 from corellm.server.requests.sampling import CompletionFields
@@ -61,6 +62,7 @@ class ChatRequest(Conversation, CompletionFields):
     """`POST /v1/chat/completions`."""
 
     IGNORED: ClassVar[Mapping[str, str]] = {
+        "add_special_tokens": "whether the tokenizer's special tokens go before a template's; they are there once",
         "metadata": "labels of stored completions",
         "parallel_tool_calls": "several tool calls at once",
         "prompt_cache_key": "which cache to use; equal prefixes always share",
@@ -73,22 +75,25 @@ class ChatRequest(Conversation, CompletionFields):
         "user": "whose request it is",
         "verbosity": "how much to write",
     }
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
-        "audio": ((), _TEXT_ONLY),
-        "function_call": (("none", "auto"), NO_TOOLS),
-        "functions": (([],), NO_TOOLS),
-        "modalities": ((["text"],), _TEXT_ONLY),
-        "moderation": ((), "nothing is moderated"),
-        "prediction": ((), "predicted outputs are not used"),
-        "response_format": (({"type": "text"},), NO_GUIDES),
-        "tool_choice": (("none", "auto"), NO_TOOLS),
-        "tools": (([],), NO_TOOLS),
-        "web_search_options": ((), "there is no web search"),
-        "guided_json": ((), NO_GUIDES),
-        "guided_regex": ((), NO_GUIDES),
-        "guided_choice": ((), NO_GUIDES),
-        "guided_grammar": ((), NO_GUIDES),
-        "structured_outputs": ((), NO_GUIDES),
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
+        **CompletionFields.REFUSED,
+        "audio": Absent((), _TEXT_ONLY),
+        "echo": Absent((False,), "an output goes on with the last message by continue_final_message"),
+        "function_call": Absent(("none", "auto"), NO_TOOLS),
+        "functions": Absent(([],), NO_TOOLS),
+        "include_reasoning": Absent((True,), "reasoning is not told apart from the output; split its text yourself"),
+        "modalities": Absent((["text"],), _TEXT_ONLY),
+        "moderation": Absent((), "nothing is moderated"),
+        "prediction": Absent((), "predicted outputs are not used"),
+        "response_format": Absent(({"type": "text"},), NO_GUIDES),
+        "tool_choice": Absent(("none", "auto"), NO_TOOLS),
+        "tools": Absent(([],), NO_TOOLS),
+        "web_search_options": Absent((), "there is no web search"),
+        "guided_json": Absent((), NO_GUIDES),
+        "guided_regex": Absent((), NO_GUIDES),
+        "guided_choice": Absent((), NO_GUIDES),
+        "guided_grammar": Absent((), NO_GUIDES),
+        "structured_outputs": Absent((), NO_GUIDES),
     }
 
     max_completion_tokens: int | None = None
@@ -97,3 +102,7 @@ class ChatRequest(Conversation, CompletionFields):
     """Report log-probabilities."""
     top_logprobs: int | None = None
     """Of how many most likely tokens; with `logprobs`."""
+    prompt_logprobs: int | None = None
+    """Report log-probabilities of the prompt's tokens, of this many most likely ones each; not with `stream`."""
+    return_token_ids: bool | None = None
+    """Report the token ids of the prompt and of the output."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from corellm.absent.table import Absent
 from corellm.server.requests.body import FIRST_ERROR
 from corellm.server.requests.sampling import CompletionFields
 
@@ -33,9 +34,10 @@ class CompletionRequest(CompletionFields):
     """`POST /v1/completions`."""
 
     IGNORED: ClassVar[Mapping[str, str]] = {"user": "whose request it is"}
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
-        "best_of": ((1,), "take n completions and choose the most likely one"),
-        "suffix": (("",), "models cannot fill in; give the text before as the prompt"),
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
+        **CompletionFields.REFUSED,
+        "add_special_tokens": Absent((True,), "give the prompt as token ids, which get none"),
+        "suffix": Absent(("",), "models cannot fill in; give the text before as the prompt"),
     }
 
     prompt: Prompts

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from corellm.absent.table import Absent
 from corellm.pooling_params import PoolingParams, PoolingTask
 from corellm.server.errors import ApiError
 from corellm.server.requests.body import FIRST_ERROR, Body
@@ -19,12 +20,20 @@ Side = str | dict[str, Any]
 Sides = str | dict[str, Any] | Annotated[list[Side], FIRST_ERROR]
 
 
+_OF_VECTORS = {
+    "embed_dtype": Absent(("float32",), "results are float32; convert them"),
+    "endianness": Absent(("native", "little"), "base64 is of float32 in little-endian order"),
+}
+"""How vectors are written, of other servers."""
+
+
 class PooledFields(Body):
     """What all of them have."""
 
     IGNORED: ClassVar[Mapping[str, str]] = {"user": "whose request it is"}
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
-        "stream": ((False,), "results come whole; leave it out"),
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
+        "add_special_tokens": Absent((True,), "give the input as token ids, which get none"),
+        "stream": Absent((False,), "results come whole; leave it out"),
     }
 
     model: str
@@ -52,10 +61,15 @@ class InputsRequest(PooledFields, Conversation):
     """A conversation with its media, which is one input; or give `input`."""
     add_generation_prompt: bool | None = False
     """Whether a conversation ends with the start of the assistant's turn; by default no."""
+    prompt_name: str | None = None
+    """Of a text that the checkpoint states (`query`, `passage`, ...), to put before each input, all of them text; by
+    default the checkpoint's own choice."""
 
 
 class EmbeddingRequest(InputsRequest):
     """`POST /v1/embeddings`."""
+
+    REFUSED: ClassVar[Mapping[str, Absent]] = {**PooledFields.REFUSED, **_OF_VECTORS}
 
     dimensions: int | None = None
     """Length of the embeddings: the first entries, before they are normalised."""
@@ -74,6 +88,8 @@ class ClassifyRequest(InputsRequest):
 
 class PoolingRequest(InputsRequest):
     """`POST /pooling`."""
+
+    REFUSED: ClassVar[Mapping[str, Absent]] = {**PooledFields.REFUSED, **_OF_VECTORS}
 
     task: PoolingTask | None = None
     """Which results; by default `reward` of a reward model, else the model's first task."""
@@ -97,10 +113,10 @@ class PairsFields(PooledFields):
 class ScoreRequest(PairsFields):
     """`POST /score`."""
 
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
         **PooledFields.REFUSED,
-        "query": ((), "name it text_1 or queries, which also take one"),
-        "document": ((), "name it text_2 or documents, which also take one"),
+        "query": Absent((), "name it text_1 or queries, which also take one"),
+        "document": Absent((), "name it text_2 or documents, which also take one"),
     }
 
     text_1: Sides | None = None
@@ -132,11 +148,11 @@ class ScoreRequest(PairsFields):
 class RerankRequest(PairsFields):
     """`POST /rerank`."""
 
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
         **PooledFields.REFUSED,
-        "max_chunks_per_doc": ((), "documents are not cut into pieces; use truncate_prompt_tokens"),
-        "max_tokens_per_doc": ((), "use truncate_prompt_tokens"),
-        "rank_fields": ((), "documents have no fields; give their text"),
+        "max_chunks_per_doc": Absent((), "documents are not cut into pieces; use truncate_prompt_tokens"),
+        "max_tokens_per_doc": Absent((), "use truncate_prompt_tokens"),
+        "rank_fields": Absent((), "documents have no fields; give their text"),
     }
 
     query: Side

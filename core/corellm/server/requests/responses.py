@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from openai.types.responses import ResponseIncludable
 from pydantic import Field
 
+from corellm.absent.table import Absent
 from corellm.server.errors import ApiError
 from corellm.server.requests.body import FIRST_ERROR, Body
 from corellm.server.requests.chat import NO_GUIDES, NO_TOOLS, TemplateFields
@@ -23,7 +24,7 @@ class TextConfig(Body):
 
     WITHIN: ClassVar[str] = "text."
     IGNORED: ClassVar[Mapping[str, str]] = {"verbosity": "how much to write"}
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {"format": (({"type": "text"},), NO_GUIDES)}
+    REFUSED: ClassVar[Mapping[str, Absent]] = {"format": Absent(({"type": "text"},), NO_GUIDES)}
 
 
 class ResponsesRequest(TemplateFields, SamplingFields):
@@ -46,15 +47,16 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         "stream_options": "random padding of events",
         "user": "whose request it is",
     }
-    REFUSED: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {
-        "background": ((False,), "responses are not kept; wait for this one, or stream it"),
-        "context_management": (([],), "nothing is left out of a conversation; send a shorter one"),
-        "conversation": ((), _NOT_KEPT),
-        "moderation": ((), "nothing is moderated"),
-        "previous_response_id": ((), _NOT_KEPT),
-        "prompt": ((), "there are no stored prompts; send input and instructions"),
-        "tool_choice": (("none", "auto"), NO_TOOLS),
-        "tools": (([],), NO_TOOLS),
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
+        **SamplingFields.REFUSED,
+        "background": Absent((False,), "responses are not kept; wait for this one, or stream it"),
+        "context_management": Absent(([],), "nothing is left out of a conversation; send a shorter one"),
+        "conversation": Absent((), _NOT_KEPT),
+        "moderation": Absent((), "nothing is moderated"),
+        "previous_response_id": Absent((), _NOT_KEPT),
+        "prompt": Absent((), "there are no stored prompts; send input and instructions"),
+        "tool_choice": Absent(("none", "auto"), NO_TOOLS),
+        "tools": Absent(([],), NO_TOOLS),
     }
 
     input: str | list[Any]

@@ -5,20 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
+from corellm.absent.sampling import ABSENT_SAMPLING
+from corellm.absent.table import Absent
 from corellm.server.requests.body import FIRST_ERROR, Body
 
 
 class StreamOptions(Body):
     """`stream_options`."""
 
+    WITHIN: ClassVar[str] = "stream_options."
     IGNORED: ClassVar[Mapping[str, str]] = {"include_obfuscation": "random padding of events"}
 
     include_usage: bool = False
     """End with an event that has the numbers of tokens."""
+    continuous_usage_stats: bool = False
+    """Every event has the numbers of tokens so far."""
+
+
+OF_OTHERS = {
+    name: ABSENT_SAMPLING[name]
+    for name in ("best_of", "early_stopping", "length_penalty", "logits_processors", "use_beam_search")
+} | {
+    "return_tokens_as_token_ids": Absent((False,), "use return_token_ids, or /tokenize"),
+}
+"""Parameters of other servers, which clients send with values that ask for nothing."""
 
 
 class SamplingFields(Body):
     """How to choose tokens, when to stop and how to send them."""
+
+    REFUSED: ClassVar[Mapping[str, Absent]] = OF_OTHERS
 
     model: str
     """A name of `/v1/models`."""
@@ -74,3 +90,9 @@ class CompletionFields(SamplingFields):
     """Most tokens to generate."""
     stream_options: StreamOptions | None = None
     """With `stream` only."""
+
+    @property
+    def usage_options(self) -> dict[str, bool]:
+        """Where a stream has the numbers of tokens, as `Usage` takes it."""
+        options = self.stream_options or StreamOptions()
+        return {"at_end": options.include_usage, "in_each": options.continuous_usage_stats}

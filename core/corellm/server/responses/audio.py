@@ -10,15 +10,10 @@ from corellm.server.responses.usage import Usage, finish_reason
 
 
 class TranscriptionResponse:
-    """Makes the response to one request.
+    """Makes the response to one request."""
 
-    Args:
-        num_audio_tokens: tokens of the prompt that stand for the audio.
-    """
-
-    def __init__(self, num_audio_tokens: int) -> None:
+    def __init__(self) -> None:
         self.usage = Usage()
-        self._num_audio_tokens = num_audio_tokens
         self._texts: list[str] = []
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
@@ -40,5 +35,5 @@ class TranscriptionResponse:
         self.usage.add_outputs([completion])
 
     def _finished(self, output: RequestOutput) -> dict[str, Any]:
-        self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
-        return {"text": "".join(self._texts), "usage": self.usage.reported_with_audio(self._num_audio_tokens)}
+        self.usage.add_prompt(output)
+        return {"text": "".join(self._texts), "usage": self.usage.reported_with_audio()}

@@ -22,7 +22,7 @@ class CompletionResponse:
         num_top: how many most likely tokens to report; None for no log-probabilities.
         echoes: texts of the prompts, which go before their completions; None without `echo`.
         prompt_only: whether no token was asked for, so that the one that was generated is left out.
-        include_usage: whether a stream ends with the numbers of tokens.
+        usage: counts its tokens.
     """
 
     def __init__(
@@ -35,15 +35,14 @@ class CompletionResponse:
         *,
         echoes: Sequence[str] | None = None,
         prompt_only: bool = False,
-        include_usage: bool = False,
+        usage: Usage,
     ) -> None:
-        self.usage = Usage()
+        self.usage = usage
         self._head: dict[str, Any] = {
             "id": response_id, "object": "text_completion", "created": int(time.time()), "model": model,
-            **({"usage": None} if include_usage else {}),
         }  # fmt: skip
         self._n, self._num_top, self._echoes = n, num_top, echoes
-        self._prompt_only, self._include_usage = prompt_only, include_usage
+        self._prompt_only = prompt_only
         self._tables: dict[int, TokenTable] = {}
         """Of choices that have begun."""
         self._ended: set[int] = set()
@@ -59,15 +58,15 @@ class CompletionResponse:
     def events(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new of a prompt's completions, as OpenAI's `Completion`."""
         for choice in self._choices(prompt, output):
-            yield {**self._head, "choices": [choice]}
+            yield {**self._head, **self.usage.in_event(), "choices": [choice]}
         self._num_unfinished -= output.finished
-        if not self._num_unfinished and self._include_usage:
+        if not self._num_unfinished and self.usage.at_end:
             yield {**self._head, "choices": [], "usage": self.usage.reported()}
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         if prompt not in self._counted:
             self._counted.add(prompt)
-            self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
+            self.usage.add_prompt(output)
         for completion in output.outputs:
             index = prompt * self._n + completion.index
             if index in self._ended or not (completion.finished or completion.token_ids):

@@ -31,6 +31,17 @@ def text_logprobs(output: CompletionOutput, num_top: int) -> list[dict[str, Any]
     return entries
 
 
+def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[str, Any] | None]:
+    """Log-probabilities of a prompt's tokens, by token id; None for its first."""
+    return [
+        None if position is None else {
+            str(token): {"logprob": _value(one), "rank": one.rank, "decoded_token": one.decoded_token}
+            for token, one in position.items()
+        }
+        for position in positions
+    ]  # fmt: skip
+
+
 def _entry(one: Logprob) -> dict[str, Any]:
     return {"token": _text(one), "logprob": _value(one), "bytes": _bytes(one)}
 

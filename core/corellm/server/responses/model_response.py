@@ -39,14 +39,14 @@ class ModelResponse:
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The response to a finished request, as OpenAI's `Response`."""
-        self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
+        self.usage.add_prompt(output)
         self._take(output.outputs[0])
         return self._finished(_status(output.outputs[0]))
 
     def events(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new, as OpenAI's `ResponseStreamEvent`."""
         if not self._num_events:
-            self.usage.add_prompt(len(output.prompt_token_ids), output.num_cached_tokens)
+            self.usage.add_prompt(output)
             yield from self._beginning()
         completion = output.outputs[0]
         logprobs = self._take(completion)

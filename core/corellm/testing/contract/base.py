@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from corellm.engine.input_processor import InputProcessor
 from corellm.errors import RequestError
-from corellm.multimodal.chat.messages import ROLES
+from corellm.multimodal.chat.fields import ROLES
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.adapters import FALLBACKS_GROUP, MODELS_GROUP

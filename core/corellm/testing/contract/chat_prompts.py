@@ -11,7 +11,7 @@ import pytest
 
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.errors import RequestError
-from corellm.multimodal.chat.messages import ROLES
+from corellm.multimodal.chat.fields import ROLES
 from corellm.plugin.hook_callers import adapter_implements
 from corellm.testing.chats import (
     Conversation,

@@ -1,0 +1,203 @@
+"""Reads messages in all spellings that clients use: checks their fields by the tables, and finds text and media.
+
+One parser for `LLM.chat` and the server. Opens no media, and knows neither guards nor templates nor limits. What
+differs is whose messages they are: those of a client are JSON, an unknown field is refused in them, and media have
+names; those of Python code may have further fields, which are the template's, and media in any form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corellm.errors import MediaError, PromptError
+from corellm.known_fields import FieldTable
+from corellm.multimodal.chat.fields import FILE, MEDIA_OBJECT, MESSAGES, OUTPUT_PARTS, PARTS, ROLES
+
+_FORMAT = re.compile(r"[a-z0-9]{1,8}")
+_DATA_URL = re.compile(r"data:(image|video|audio)/", re.IGNORECASE)
+_MAX_UUID = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a message's content."""
+
+    where: str
+    """`messages[i].content[j]`."""
+    modality: str
+    """`text`, or that of its item."""
+    value: Any
+    """Text; or media, None for those that are sent as a uuid alone."""
+    uuid: str | None = None
+    are_embeddings: bool = False
+
+
+def read_messages(
+    messages: Sequence[Any], *, field: str = "messages", skip: int = 0, from_client: bool = False
+) -> list[dict[str, Any]]:
+    """Messages with the fields that have an effect, and their content as a list of `Part`.
+
+    Args:
+        messages: as they were given.
+        field: of the request, that has them.
+        skip: how many messages come before the field's first.
+        from_client: whether a client sent them.
+
+    Raises:
+        PromptError: a message or part is malformed; `param` names it.
+        MediaError: a media part without media.
+    """
+    last = len(messages) - 1
+    return [
+        _message(f"{field}[{i - skip}]", message, is_last=i == last, from_client=from_client)
+        for i, message in enumerate(messages)
+    ]
+
+
+def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise _wrong(where, f"a message is an object with a role and content, got {given!r:.100}")
+    role = given.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}; got {role!r:.100}")
+    is_output = role == "assistant"
+    table = MESSAGES[role]
+    kept = _kept(table, given, where, f"a message of role {role}", drops_unknown=is_output or not from_client)
+    if not from_client:
+        kept |= {name: value for name, value in given.items() if name not in table}
+    if role == "tool" and from_client and "tool_call_id" not in kept:
+        raise _wrong(f"{where}.tool_call_id", "a message of role tool says which of the tool_calls it answers")
+    if is_output:
+        _read_output(where, kept, is_last=is_last)
+    content = kept.get("content", [] if is_output else None)  # a turn may be only tool calls
+    if isinstance(content, str):
+        content = [content]
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise _wrong(f"{where}.content", f"must be text or a list of parts, got {content!r:.100}")
+    parts = [
+        _part(f"{where}.content[{j}]", part, is_output=is_output, from_client=from_client)
+        for j, part in enumerate(content)
+    ]
+    return {**kept, "role": role, "content": [part for part in parts if part is not None]}
+
+
+def _read_output(where: str, kept: dict[str, Any], *, is_last: bool) -> None:
+    """Read the fields of an assistant's message alone."""
+    if "reasoning" in kept:
+        kept.setdefault("reasoning_content", kept["reasoning"])
+    if not isinstance(kept.get("prefix", False), bool):
+        raise _wrong(f"{where}.prefix", "must be true or false")
+    if not kept.pop("prefix", False):
+        return
+    if not is_last:
+        raise _wrong(f"{where}.prefix", "only the last message can be continued; leave it out here")
+    kept["prefix"] = True
+
+
+def _part(where: str, given: Any, *, is_output: bool, from_client: bool) -> Part | None:
+    """A part; None for one that is only output."""
+    if isinstance(given, str):
+        return Part(where, "text", given)
+    if not isinstance(given, Mapping):
+        raise _wrong(where, f"a part is an object with a type, or text; got {given!r:.100}")
+    kind = _type_of(given)
+    if is_output and isinstance(kind, str) and kind in OUTPUT_PARTS:
+        return None
+    if not isinstance(kind, str) or kind not in PARTS:
+        raise _wrong(where, f"type {kind!r:.100} is not known; known: {', '.join(PARTS)}")
+    part = PARTS[kind]
+    kept = _kept(part.table, given, where, f"a part of type {kind}", drops_unknown=is_output)
+    found = [key for key in part.keys if key in kept]
+    if len(found) > 1:
+        raise _wrong(where, f"a part of type {kind} has {found[0]!r} or {found[1]!r}, not both")
+    value = kept[found[0]] if found else None
+    if part.modality == "text":
+        if not isinstance(value, str):
+            raise _wrong(where, f"a part of type {kind} has a string under {part.keys[0]!r}; got {value!r:.100}")
+        return Part(where, "text", value)
+    uuid = kept.get("uuid")
+    if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= _MAX_UUID):
+        raise _wrong(where, f"uuid must be a string of 1 to {_MAX_UUID} characters")
+    if part.modality == "file":
+        return _file(where, kind, value, uuid)
+    are_embeddings = kind.endswith("_embeds")
+    media = _media(where, found[0] if found else kind, value, part.modality, is_named=from_client)
+    if media is None and (uuid is None or are_embeddings):
+        raise MediaError(f"{where}: a part of type {kind} needs {part.keys[0]!r}", modality=part.modality, param=where)
+    return Part(where, part.modality, media, uuid, are_embeddings)
+
+
+def _type_of(part: Mapping[str, Any]) -> Any:
+    """A part's type, which may be left out if there is one key that is the name of a type."""
+    if part.get("type") is not None:
+        return part["type"]
+    named = [key for key in part if key in PARTS]
+    return named[0] if len(named) == 1 else None
+
+
+def _file(where: str, kind: str, value: Any, uuid: str | None) -> Part:
+    if kind == "file":
+        if not isinstance(value, Mapping):
+            raise _wrong(where, "a part of type 'file' has an object with file_data under 'file'")
+        value = _kept(FILE, value, f"{where}.file", "a file", of=where).get("file_data")
+    found = _DATA_URL.match(value) if isinstance(value, str) else None
+    if found is None:
+        raise _wrong(
+            where,
+            f"a part of type {kind} needs file_data, a data: URL of an image, video or audio "
+            "(data:audio/wav;base64,...); text goes into a part of type text, other URLs go into image_url, video_url "
+            "or audio_url",
+        )
+    return Part(where, found[1].lower(), value, uuid)
+
+
+def _media(where: str, key: str, media: Any, modality: str, *, is_named: bool) -> Any:
+    """The media under a part's key: a URL, a path, or, unless media must have names, anything else."""
+    if isinstance(media, Mapping) and (is_named or media.keys() & {"url", "data"}):
+        kept = _kept(MEDIA_OBJECT, media, f"{where}.{key}", key, of=where)
+        media = _data_url(where, key, kept, modality) if "data" in kept else kept.get("url")
+        is_named = True
+    if is_named and media is not None and not isinstance(media, str):
+        told = "base64 of a safetensors file" if key.endswith("_embeds") else "a URL, or an object with a url"
+        raise _wrong(where, f"{key} must be {told}")
+    if isinstance(media, str) and not media:
+        raise _wrong(where, f"{key} is empty")
+    return media
+
+
+def _data_url(where: str, key: str, media: Mapping[str, Any], modality: str) -> str:
+    data, form = media["data"], media.get("format")
+    if "url" in media or not isinstance(data, str) or not isinstance(form, str):
+        raise _wrong(where, f"{key} is {{data, format}}")
+    if not _FORMAT.fullmatch(form):
+        raise _wrong(where, f"the format of {key} is a word like wav or mp3")
+    return f"data:{modality}/{form};base64,{data}"
+
+
+def _wrong(where: str, message: str) -> PromptError:
+    """The error for a place of a conversation."""
+    return PromptError(f"{where}: {message}", param=where)
+
+
+def _kept(
+    table: FieldTable, given: Mapping[str, Any], where: str, thing: str, *, of: str = "", drops_unknown: bool = False
+) -> dict[str, Any]:
+    """The taken fields of an object.
+
+    Args:
+        table: its fields.
+        given: the object.
+        where: its place.
+        thing: what it is called.
+        of: the place that errors begin with, where that is not the object's own.
+        drops_unknown: whether fields that are in no table are dropped.
+    """
+
+    def refusal(name: str, told: str) -> PromptError:
+        why = f"{name} is not supported: {told}" if name in table.refused else f"{thing} has no {name!r:.100}{told}"
+        return PromptError(f"{of or where}: {why}", param=f"{where}.{name:.100}")
+
+    return table.kept(given, refusal, drops_unknown=drops_unknown)

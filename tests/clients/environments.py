@@ -1,0 +1,94 @@
+"""The environments of client libraries: what is in each, and how they are made. None is a dependency of corellm.
+
+An environment that is there with the same requirements is left as it is; the newest versions come with `make clean` or
+an empty folder. None may have torch: clients talk to a server.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = Path(__file__).with_name("cache")
+"""Ignored by git."""
+CONVERSATIONS = Path(__file__).with_name("conversations")
+_QUIET = ("--quiet", "--disable-pip-version-check")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A library, or one of its interfaces."""
+
+    script: str
+    """In `conversations`."""
+    environment: str
+    requirements: tuple[str, ...]
+    """What pip or npm installs into the environment."""
+    alone: tuple[str, ...] = ()
+    """What pip installs without its dependencies, of which it needs only the requirements."""
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is Python's."""
+        return self.script.endswith(".py")
+
+    def folder(self, cache: Path) -> Path:
+        """Its environment."""
+        return cache / self.environment
+
+    def command(self, cache: Path, arguments: list[str]) -> list[str]:
+        """What holds its conversation, to be run in its environment's folder."""
+        script = str(CONVERSATIONS / self.script)
+        return [str(self.folder(cache) / "bin" / "python") if self.is_python else "node", script, *arguments]
+
+    def install(self, cache: Path) -> None:
+        """Make its environment, unless it is there.
+
+        Raises:
+            CalledProcessError: pip or npm failed.
+            RuntimeError: torch came with it.
+        """
+        folder, wanted = self.folder(cache), "\n".join([*self.requirements, *self.alone])
+        ready = folder / "installed.txt"
+        if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if self.is_python:
+            self._install_python(folder)
+        else:
+            subprocess.run(["npm", "install", "--silent", *self.requirements], cwd=folder, check=True)
+        ready.write_text(wanted, encoding="utf-8")
+
+    def _install_python(self, folder: Path) -> None:
+        venv.create(folder, with_pip=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", *_QUIET]
+        subprocess.run([*pip, *self.requirements], check=True)
+        if self.alone:
+            subprocess.run([*pip, "--no-deps", *self.alone], check=True)
+        if list(folder.glob("lib/python*/site-packages/torch")):
+            raise RuntimeError(f"{self.environment} has torch; install what brings it without its dependencies")
+
+
+CLIENTS = {
+    "openai, chat": Client("openai_chat.py", "openai", ("openai",)),
+    "openai, responses": Client("openai_responses.py", "openai", ("openai",)),
+    "openai of JavaScript": Client("openai_js.mjs", "javascript", ("openai",)),
+    "LangChain": Client("langchain.py", "langchain", ("langchain-openai",)),
+    "litellm": Client("litellm_sdk.py", "litellm", ("litellm",)),
+    "llm": Client("llm_cli.py", "llm", ("llm",)),
+    "LlamaIndex": Client("llama_index_like.py", "llama-index", ("llama-index-llms-openai-like",)),
+    "Pydantic AI": Client("pydantic_agent.py", "pydantic-ai", ("pydantic-ai-slim[openai]",)),
+    "instructor": Client("instructor_plain.py", "instructor", ("instructor",)),
+    "guidellm": Client("guidellm_backend.py", "guidellm", ("guidellm",)),
+    "lm-eval": Client(
+        "lm_eval_chat.py",
+        "lm-eval",
+        ("requests", "aiohttp", "tenacity", "tqdm", "numpy", "jinja2", "pyyaml", "pillow"),
+        ("lm-eval",),
+    ),
+}
+"""By the name that the table has."""

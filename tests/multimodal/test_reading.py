@@ -1,0 +1,103 @@
+"""Messages of Python code and of clients are read by one parser, which the tables of fields make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corellm.errors import MediaError, PromptError
+from corellm.multimodal.chat.continuing import is_begun
+from corellm.multimodal.chat.fields import MESSAGES, OUTPUT_PARTS, PARTS, ROLES
+from corellm.multimodal.chat.reading import Part, read_messages
+
+URL = "data:image/png;base64,AAAA"
+
+
+def read(part: Any, role: str = "user", **options: Any) -> Part:
+    """The one part of a message."""
+    (message,) = read_messages([{"role": role, "content": [part]}], **options)
+    (found,) = message["content"]
+    assert isinstance(found, Part)
+    return found
+
+
+@pytest.mark.parametrize("from_client", [False, True])
+@pytest.mark.parametrize("kind", PARTS)
+def test_every_type_under_every_key(kind: str, *, from_client: bool) -> None:
+    """Text or a name, alike for both; ignored fields change nothing; unknown ones are refused."""
+    part = PARTS[kind]
+    for key in part.keys:
+        value: Any = {"file_data": URL} if key == "file" else URL
+        given = {"type": kind, key: value, **dict.fromkeys(part.table.ignored, object())}
+        found = read(given, from_client=from_client)
+        assert (found.value, found.where) == (URL, "messages[0].content[0]")
+        assert found.modality == ("image" if part.modality == "file" else part.modality)
+        assert found.are_embeddings == kind.endswith("_embeds")
+        with pytest.raises(PromptError) as caught:
+            read({**given, "foo": 1}, from_client=from_client)
+        assert caught.value.param == "messages[0].content[0].foo"
+        assert read({**given, "foo": 1}, "assistant", from_client=from_client) == found
+
+
+@pytest.mark.parametrize("part", [{"image": "a.png"}, {"video": "a.mp4"}, {"audio": "a.wav"}, {"text": "a"}, "a"])
+def test_plain_parts(part: Any) -> None:
+    """Need no type, in Python as over HTTP."""
+    assert read(part) == read(part, from_client=True)
+
+
+def test_media_have_names_over_http() -> None:
+    """Python code gives them in any form."""
+    for media in (b"bytes", [[1.0]], {"frames": []}, ("frames", {"fps": 2})):
+        assert read({"image": media}).value == media
+        with pytest.raises(PromptError):
+            read({"image": media}, from_client=True)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_fields_of_messages(role: str) -> None:
+    """Ignored ones are dropped, refused ones refused, unknown ones are a template's in Python, and else an error."""
+    table, base = MESSAGES[role], {"role": role, "content": "x", "tool_call_id": "call_1"}
+    if role != "tool":
+        del base["tool_call_id"]
+    (message,) = read_messages([{**base, **dict.fromkeys(table.ignored, object())}], from_client=True)
+    assert message.keys() == base.keys()
+    for name in table.refused:
+        with pytest.raises(PromptError) as caught:
+            read_messages([{**base, name: "something else"}])
+        assert caught.value.param == f"messages[0].{name}"
+    assert read_messages([{**base, "mine": 1}])[0]["mine"] == 1
+    if role == "assistant":
+        assert "mine" not in read_messages([{**base, "mine": 1}], from_client=True)[0]
+        return
+    with pytest.raises(PromptError) as caught:
+        read_messages([{**base, "mine": 1}], from_client=True)
+    assert caught.value.param == "messages[0].mine"
+
+
+def test_what_is_only_output_is_dropped() -> None:
+    """Of an assistant's parts."""
+    parts = [{"type": kind, kind: "x"} for kind in sorted(OUTPUT_PARTS)]
+    (message,) = read_messages([{"role": "assistant", "content": [*parts, "y"]}], from_client=True)
+    assert [part.value for part in message["content"]] == ["y"]
+
+
+def test_a_prefix_is_continued() -> None:
+    """Of the last message, if it is the assistant's and says so."""
+    begun = {"role": "assistant", "content": "There are"}
+    assert is_begun(read_messages([{**begun, "prefix": True}]))
+    assert not is_begun(read_messages([{**begun, "prefix": False}]))
+    assert not is_begun(read_messages([begun]))
+    assert not is_begun(read_messages([{"role": "user", "content": "x", "prefix": True}]))
+    with pytest.raises(PromptError) as caught:
+        read_messages([{**begun, "prefix": True}, begun])
+    assert caught.value.param == "messages[0].prefix"
+
+
+def test_media_that_are_missing() -> None:
+    """Are a part's fault, unless it has a uuid; embeddings are known by no uuid."""
+    assert read({"type": "image", "uuid": "mine"}).uuid == "mine"
+    for part in ({"type": "image"}, {"type": "image_embeds", "uuid": "mine"}):
+        with pytest.raises(MediaError) as caught:
+            read(part)
+        assert (caught.value.param, caught.value.modality) == ("messages[0].content[0]", "image")
