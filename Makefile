@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 MINUTES ?= 20
 # two threads that spin on one core slow each other down a thousandfold
 export OMP_WAIT_POLICY ?= PASSIVE
+# the lower bound in pyproject.toml
+OLDEST := 5.17.0
 # a class or a file is one process's; conftest.py says which start first
 PARALLEL := -n auto --maxprocesses=8 --dist loadscope --no-loadscope-reorder
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -43,6 +45,14 @@ test: setup      ## all tests, in as many processes as there are processors
 
 parity-torch: setup ## the tests that compare with transformers, on torch's kernels instead of the compiled ones
 	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
+
+$(VENV)/transformers-$(OLDEST): | setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==$(OLDEST)
+
+parity-oldest: $(VENV)/transformers-$(OLDEST) ## outputs equal transformers' `generate` on the oldest release that is supported, too: plugins, text models, a dozen kinds
+	PYTHONPATH=$(abspath $<) $(BIN)/python -c 'import transformers; assert transformers.__version__ == "$(OLDEST)"'
+	PYTHONPATH=$(abspath $<) $(BIN)/python -m pytest $(PARALLEL) --contract-quick tests/text_models tests/recurrent plugins -k "greedy or whole or swap or recurrent"
+	PYTHONPATH=$(abspath $<) $(BIN)/python -m tests.kinds --quick aria cosmos3_edge deepseek_vl emu3 gemma4 glm4v got_ocr2 hunyuan_vl idefics3 llava_onevision mistral3 qwen3_5
 
 kernels: setup   ## compile the kernels for CPUs again, after their sources changed
 	$(BIN)/python -m corellm_kernels.cpu.build
@@ -113,7 +123,7 @@ wheels-test: setup ## build the wheels, install them with --no-index into a clea
 wheels-test-full: setup ## the same, and every rule of the contract on every wheel
 	$(BIN)/python -m tests.wheels.check_wheels --full
 
-check: lint docs wheels-test test parity-torch kernels-test browser-test ## what continuous integration runs, besides a soak of two minutes
+check: lint docs wheels-test test parity-torch parity-oldest kernels-test browser-test ## what continuous integration runs, besides a soak of two minutes
 
 clean:           ## remove the virtual environment and build leftovers
 	rm -rf $(VENV) dist build site gpu-bench bench-peers

@@ -44,6 +44,7 @@ from corellm.plugin.extensions import first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
+from corellm.transformers_releases import warn_if_untested
 from corellm.worker.checkpoint import naming_unknown_tokens
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
 from corellm.worker.devices import on_device
@@ -95,6 +96,7 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
+    warn_if_untested()
     with at_load(config.model.model), no_questions(), ExitStack() as on_failure:
         opened = open_model(config, located)
         on_failure.callback(opened.templates.close)

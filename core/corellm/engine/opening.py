@@ -24,7 +24,6 @@ from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
 from corellm.text_encoders.recognition import is_text_encoder
-from corellm.transformers_releases import warn_if_untested
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.config_overrides import override_config
 from corellm.worker.defaults import ModelDefaults
@@ -68,7 +67,6 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     """
     path, entry = located.path, located.entry
     import_deferring()  # before adapters and automatic classes import all of transformers
-    warn_if_untested()
     adapter = entry.load()
     trusted = config.model.trust_remote_code
     hf_config = checkpoints.load_hf_config(

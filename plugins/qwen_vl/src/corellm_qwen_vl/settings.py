@@ -1,6 +1,6 @@
 """How images and videos are processed: a checkpoint's settings, overridden by a request's checked arguments.
 
-Knows names, types and bounds of arguments; knows no pixels. Defaults are those of transformers 5.17.
+Knows names, types and bounds of arguments; knows no pixels. Defaults are those of transformers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Knows which frames of a video are taken, their size and how they are cut; knows no prompt. Frames are read and resized
 one at a time, after all checks. Sampling, sizes, rounding and layout
-follow transformers 5.17 (`models/qwen2_vl/video_processing_qwen2_vl.py`, `models/qwen3_vl/...`); where this departs
+follow transformers (`models/qwen2_vl/video_processing_qwen2_vl.py`, `models/qwen3_vl/...`); where this departs
 from it, the plugin's README says so.
 """
 
