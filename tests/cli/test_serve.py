@@ -212,11 +212,11 @@ def test_a_model_that_no_plugin_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is refused before a process is started, with the words of `corellm run`."""
-    (tmp_path / "config.json").write_text('{"architectures": ["MysteryForCausalLM"], "model_type": "mystery"}')
+    (tmp_path / "config.json").write_text('{"architectures": ["MysteryForNothing"], "model_type": "mystery"}')
     monkeypatch.setattr("corellm.server.engine_process.remote_engine.Process", None)
     for words in (["serve", str(tmp_path), "--port", "0"], ["run", str(tmp_path), "x"]):
         assert main(words) == 1
-        assert "no installed plugin serves MysteryForCausalLM" in capsys.readouterr().err
+        assert "no installed plugin serves MysteryForNothing" in capsys.readouterr().err
     for words in (["serve", str(tmp_path / "none"), "--port", "0"], ["run", str(tmp_path / "none"), "x"]):
         assert main(words) == 1
         assert "corellm: error: " in capsys.readouterr().err

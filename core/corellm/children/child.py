@@ -135,6 +135,8 @@ class Child:
 
     def lent(self) -> None:
         """Begin anew, for another borrower."""
+        if self._interrupted is not None:
+            self.kill()  # it may not have ended yet
         self.busy_since = self._interrupted = None
 
     def interrupt(self, error: ChildError) -> None:
