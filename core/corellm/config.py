@@ -30,7 +30,9 @@ MEDIA_FORMATS = (
     "mp4", "mkv", "avi", "mpegts",
     "wav", "flac", "ogg", "mp3", "aac",
 )  # fmt: skip
-"""Readable file formats: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
+"""File formats read by default: images, containers of video and audio (MOV and M4A are "mp4", WebM is "mkv"), audio."""
+OPTIONAL_FORMATS = ("avif",)
+"""Read where `media_formats` names them: their decoders find out an image's true size while they decode."""
 
 KWARGS_GROUPS: Mapping[str, str] = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 """`{modality: the key of mm_processor_kwargs that holds arguments for it alone}`, named as transformers has them."""
@@ -255,7 +257,7 @@ class MultiModalConfig:
     """Longer audio is refused while it is decoded. Ten minutes take 38 MB at 16 kHz, and a second or two to decode; a
     model may use less of it."""
     media_formats: Collection[str] = MEDIA_FORMATS
-    """File formats that are accepted, known by their first bytes; by default all. Arrays and opened images
+    """File formats that are accepted, known by their first bytes; by default all but `avif`. Arrays and opened images
     always are."""
     media_workers: int | None = None
     """Processes that decode files, each with a limit on its memory; None for one per core, at most 4. 0 decodes in the
@@ -297,8 +299,9 @@ class MultiModalConfig:
             if getattr(self, name) > most:
                 raise ConfigError(f"{name} must be at most {most}, got {getattr(self, name)!r}")
         for name in self.media_formats:
-            if name not in MEDIA_FORMATS:
-                raise ConfigError(f"unknown media format {name!r}; known: {', '.join(MEDIA_FORMATS)}")
+            known_formats = (*MEDIA_FORMATS, *OPTIONAL_FORMATS)
+            if name not in known_formats:
+                raise ConfigError(f"unknown media format {name!r}; known: {', '.join(known_formats)}")
 
     @property
     def item_limits(self) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,18 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from PIL import Image
+from PIL import Image, ImageFile
 
-from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
+from corellm.config import MEDIA_FORMATS, OPTIONAL_FORMATS, EngineConfig, MultiModalConfig
 from corellm.errors import ConfigError, MediaError, MediaTooLargeError
 from corellm.media.audio import load_audio
 from corellm.media.files import MAX_FILE_BYTES
 from corellm.media.image import load_image
+from corellm.media.pool import MediaPool
 from corellm.multimodal import DataParser
 from tests.media.test_audio_streams import encoded, tones
 from tests.media.videos import encode, plain
 
 RATE = 16_000
+KNOWN = (*MEDIA_FORMATS, *OPTIONAL_FORMATS)
 FRAMES = [plain(n) for n in range(3)]
 
 
@@ -39,7 +43,7 @@ def audio(container: str) -> bytes:
 
 
 FILES: dict[tuple[str, str], Any] = {
-    **{("image", name): lambda name=name: image(name.upper()) for name in MEDIA_FORMATS[:6]},
+    **{("image", name): lambda name=name: image(name.upper()) for name in (*MEDIA_FORMATS[:6], "avif")},
     **{("audio", name): lambda name=name: audio(name.upper()) for name in ("wav", "flac", "ogg", "mp3")},
     ("audio", "aac"): lambda: encoded("AAC", tones(20_000, 44_100)),
     ("audio", "mp4"): lambda: encoded("M4A", tones(20_000, 44_100)),
@@ -61,7 +65,7 @@ def parse(modality: str, data: Any, formats: Any = MEDIA_FORMATS) -> Any:
 
 def test_every_format_has_a_file_here() -> None:
     """So that the tests below leave none out."""
-    assert {name for _, name in FILES} == set(MEDIA_FORMATS)
+    assert {name for _, name in FILES} == set(KNOWN)
 
 
 @pytest.mark.parametrize(("modality", "name"), FILES, ids="-".join)
@@ -70,11 +74,44 @@ def test_a_format_is_let_in_alone_or_kept_out_alone(modality: str, name: str, tm
     data = FILES[modality, name]()
     path = tmp_path / "file.png"
     path.write_bytes(data)
-    others = [other for other in MEDIA_FORMATS if other != name]
+    others = [other for other in KNOWN if other != name]
     for source, shown in ((data, "the (data|video)"), (path, r"'.*file\.png'")):
         assert len(np.asarray(parse(modality, source, [name])))
         with pytest.raises(MediaError, match=rf"{modality} 0: {shown} is of the format {name}, which is not .*media_f"):
             parse(modality, source, others)
+
+
+def test_avif_is_an_option(tmp_path: Path) -> None:
+    """Refused by name without it; with it upright, as Pillow reads it, in a child process, too."""
+    exif = Image.Exif()
+    exif[0x112] = 6
+    buffer = BytesIO()
+    Image.fromarray(FRAMES[0]).save(buffer, "AVIF", exif=exif)
+    data = buffer.getvalue()
+    with pytest.raises(MediaError, match=r"of the format avif, which is not accepted here; .*\(media_formats\)"):
+        parse("image", data)
+    with Image.open(BytesIO(data)) as image:
+        expected = np.rot90(np.asarray(image.convert("RGB")), -1)
+    np.testing.assert_array_equal(np.asarray(parse("image", data, ["avif"])), expected)
+    config = MultiModalConfig(media_formats=["avif"])
+    with closing(MediaPool(config.media_workers or 1, config.media_timeout)) as pool:
+        np.testing.assert_array_equal(np.asarray(load_image(data, 10**4, ["avif"], pool)), expected)
+
+
+@pytest.mark.parametrize("end", [16, 60, 200, -200, -1])
+def test_a_truncated_avif(end: int) -> None:
+    """Is broken, not partly black."""
+    with pytest.raises(MediaError, match="AVIF"):
+        load_image(image("AVIF")[:end], 10**4, ["avif"])
+
+
+def test_an_avif_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size that the header declares is checked before any pixel is decoded."""
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)
+    data = image("AVIF")
+    at = data.index(b"ispe") + 8
+    with pytest.raises(MediaTooLargeError, match="12000 x 12000"):
+        load_image(data[:at] + struct.pack(">II", 12_000, 12_000) + data[at + 8 :], 10**6, ["avif"])
 
 
 def test_what_is_no_file_is_always_let_in() -> None:
@@ -87,7 +124,7 @@ def test_what_is_no_file_is_always_let_in() -> None:
 
 def test_names_that_are_none() -> None:
     """Typed errors that list the known ones."""
-    with pytest.raises(ConfigError, match=r"unknown media format 'jpg'; known: jpeg, png, gif, .*mpegts.*, aac"):
+    with pytest.raises(ConfigError, match=r"unknown media format 'jpg'; known: jpeg, png, gif, .*mpegts.*, aac, avif"):
         EngineConfig.from_kwargs(model="demo", media_formats=["png", "jpg"])
     with pytest.raises(ConfigError, match=r"media_formats must be a list like .*, got 'png'"):
         MultiModalConfig(media_formats="png")

@@ -83,6 +83,7 @@ def test_rewards_of_every_token(tiny_llava: Path, tmp_path: Path, heads: str) ->
     path = rewritten(tiny_llava, tmp_path, architecture="LlavaForRewardModel", heads=tensors)
     with LLM(path, **SMALL) as llm:
         outputs = llm.reward([TEXT], use_tqdm=False)
+        same = llm.encode([TEXT], pooling_task="token_classify", use_tqdm=False)
         llm.engine.scheduler.max_num_batched_tokens = 3
         cut = llm.reward([TEXT], use_tqdm=False)
     hidden = hidden_states(tiny_llava, outputs[0].prompt_token_ids)
@@ -90,8 +91,8 @@ def test_rewards_of_every_token(tiny_llava: Path, tmp_path: Path, heads: str) ->
         wanted = (hidden @ one.T + bias).relu() @ two.T + tensors["score.2.bias"]
     else:
         wanted = hidden @ tensors["v_head.weight"].T
-    torch.testing.assert_close(data(outputs), wanted, **CLOSE)
-    torch.testing.assert_close(data(cut), wanted, **CLOSE)
+    for found in (outputs, same, cut):
+        torch.testing.assert_close(data(found), wanted, **CLOSE)
 
 
 def test_rewards_of_steps(tiny_llava: Path, tmp_path: Path) -> None:

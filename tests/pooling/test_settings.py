@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,8 +117,25 @@ def test_tasks_of_each_use(use: Use, task: str) -> None:
     if task in use.tasks:
         use.check_task(task)
         return
-    with pytest.raises(InvalidParameterError, match=r"load (the model with|a reward model)"):
+    with pytest.raises(InvalidParameterError, match=r"load (the model with|a reward model)|use reward|as classify"):
         use.check_task(task)
+
+
+@pytest.mark.parametrize("task", [*POOLING_TASKS, "generate"])
+@pytest.mark.parametrize("architecture", [GENERATIVE, CLASSES, REWARDS])
+def test_the_way_to_load_it_is_one(architecture: str, task: str) -> None:
+    """The settings that an error names can be set for this architecture, and the task is there then."""
+    runners = ("generate", "pooling") if architecture == GENERATIVE else ("pooling",)
+    for use in (resolve_use(runner, "auto", architecture) for runner in runners):
+        with contextlib.suppress(InvalidParameterError):
+            use.check_task(task)
+            continue
+        with pytest.raises(InvalidParameterError) as caught:
+            use.check_task(task)
+        way = str(caught.value).rpartition("; ")[2]
+        named = dict(re.findall(r"(runner|convert)='(\w+)'", way))
+        if named and not (task == "generate" and architecture != GENERATIVE):  # those never generate
+            assert task in resolve_use(named.get("runner", "auto"), named["convert"], architecture).tasks
 
 
 def test_names_of_a_family() -> None:

@@ -8,7 +8,7 @@ never partly black. The model gets what a viewer would show:
 - transparency becomes white, and values of more than 8 bits are scaled to 8 (`pixels`).
 
 Beside the file's own bytes, reading one takes at most four times its pixels in memory, three bytes a pixel (four of a
-JPEG in CMYK).
+JPEG in CMYK); an AVIF five times, and its decoder may find a larger image than the header says: it is an option.
 
 Pillow's plugins are called directly: the limit of `Image.open` is global to the process.
 """
@@ -34,6 +34,7 @@ from PIL import (
     PngImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
+    features,
 )
 
 from corellm.config import MEDIA_FORMATS
@@ -54,6 +55,14 @@ class _WebP(WebPImagePlugin.WebPImageFile):
         super().load_prepare()
 
 
+def _open_avif(stream: IO[bytes]) -> ImageFile.ImageFile:
+    if not features.check("avif"):
+        raise MediaError("AVIF needs Pillow 11.3 or newer, with libavif; convert the image to PNG or JPEG")
+    from PIL import AvifImagePlugin
+
+    return AvifImagePlugin.AvifImageFile(stream)
+
+
 _FORMATS: tuple[tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], ImageFile.ImageFile]], ...] = (
     ("JPEG", re.compile(rb"\xff\xd8\xff"), JpegImagePlugin.jpeg_factory),
     ("PNG", re.compile(rb"\x89PNG\r\n\x1a\n"), PngImagePlugin.PngImageFile),
@@ -62,6 +71,7 @@ _FORMATS: tuple[tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], ImageFile.Im
     # A text may begin with "BM": ask for one of the header sizes that exist, too.
     ("BMP", re.compile(rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", re.DOTALL), BmpImagePlugin.BmpImageFile),
     ("TIFF", re.compile(rb"II[*+]\0|MM\0[*+]"), TiffImagePlugin.TiffImageFile),
+    ("AVIF", re.compile(rb".{4}ftypavi[fs]", re.DOTALL), _open_avif),
 )
 _SIGNATURE_BYTES = 18
 _TILE_SIZE_TAGS = (322, 323)  # TIFF's TileWidth and TileLength

@@ -87,12 +87,16 @@ class Worker:
         limit_memory(_BASE_MEMORY + held + own)
 
     def _image(self, request: dict[str, Any], shared: SharedMemory) -> Result:
-        from PIL import ImageFile
+        from PIL import ImageFile, features
         from PIL.Image import DecompressionBombWarning
 
         from corellm.media.image import decode_image
 
         warnings.simplefilter("error", DecompressionBombWarning)
+        if "avif" in request["formats"] and features.check("avif"):
+            from PIL import AvifImagePlugin
+
+            AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each has memory of its own
         names = ("name", "max_pixels", "formats")
         image = decode_image(BytesIO(shared.read(request["bytes"])), *(request[name] for name in names))
         os.lseek(shared.descriptor, PIXELS_AT, os.SEEK_SET)

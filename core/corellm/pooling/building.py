@@ -63,7 +63,7 @@ def build_pooler(config: EngineConfig, context: ModelContext, model: Any, use: U
     build = _Builder(pooler_config, context, model, width)
     poolers = build.classes() if use.convert == "classify" else embedding_poolers(pooler_config, context, width)
     if use.is_reward:
-        poolers["reward"] = build.rewards()
+        poolers["reward"] = poolers["token_classify"] = build.rewards()
     pooler = model.pooler = DispatchPooler(poolers)
     return pooler
 

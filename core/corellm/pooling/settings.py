@@ -35,8 +35,11 @@ TASKS = {
     ("pooling", "embed"): ("embed", "token_embed"),
     ("pooling", "classify"): ("classify", "token_classify", "score"),
 }
-"""The combinations that exist, with their tasks. Reward models have `reward` besides; with `none` the model's own class
-says which it has."""
+"""The combinations that exist, with their tasks. Reward models have `_OF_REWARDS` besides; with `none` the model's own
+class says which it has."""
+
+_OF_REWARDS = ("reward", "token_classify")
+"""Two names of the same: the head's result for every token."""
 
 _WAYS = {
     "generate": "load the model with runner='generate', convert='none'",
@@ -61,7 +64,7 @@ class Use:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that requests may have."""
-        return TASKS[self.runner, self.convert] + (("reward",) if self.is_reward else ())
+        return TASKS[self.runner, self.convert] + (_OF_REWARDS if self.is_reward else ())
 
     def check_task(self, task: str) -> None:
         """Refuse a task that the model was not loaded for.
@@ -70,9 +73,16 @@ class Use:
             InvalidParameterError: says how to load it.
         """
         if task not in self.tasks and (self.convert != "none" or self.runner == "generate" or task == "generate"):
+            way = _WAYS[task]
+            if self.is_reward and task in ("classify", "score"):
+                way = "the head of a reward model is for every token: use reward, and take the token that you need"
+            elif self.convert == "classify" and task == "reward":
+                way = (
+                    "a head for classes gives its reward of a prompt as classify, as a logit with use_activation=False"
+                )
             raise InvalidParameterError(
                 f"the model was loaded with runner={self.runner!r}, convert={self.convert!r}, which has no task "
-                f"{task!r} (it has {', '.join(self.tasks) or 'those of its class'}); {_WAYS[task]}",
+                f"{task!r} (it has {', '.join(self.tasks) or 'those of its class'}); {way}",
                 param="task",
             )
 
