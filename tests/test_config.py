@@ -39,7 +39,7 @@ def test_dtypes_under_all_their_names(given: Any, name: str) -> None:
 
 def test_torch_has_more_types_than_models_run_in() -> None:
     """Those are refused by name."""
-    with pytest.raises(ConfigError, match="dtype must be one of auto, float32, bfloat16, float16; got 'int64'"):
+    with pytest.raises(ConfigError, match=r"dtype .* 'int64'"):
         EngineConfig.from_kwargs(model="m", dtype=torch.int64)
 
 
@@ -53,9 +53,9 @@ def test_item_limits_with_and_without_sizes() -> None:
 
 def test_unknown_argument_suggests_the_nearest() -> None:
     """A typing error is found at start, not ignored."""
-    with pytest.raises(ConfigError, match="unknown engine argument 'max_num_seq'; did you mean 'max_num_seqs'"):
+    with pytest.raises(ConfigError, match=r"'max_num_seq'; .* 'max_num_seqs'"):
         EngineConfig.from_kwargs(model="m", max_num_seq=3)
-    with pytest.raises(ConfigError, match=r"unknown engine argument 'zzz'; known: .*block_size"):
+    with pytest.raises(ConfigError, match=r"'zzz'; known: .*block_size"):
         EngineConfig.from_kwargs(model="m", zzz=3)
 
 

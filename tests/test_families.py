@@ -310,5 +310,5 @@ def test_the_generic_adapter_refuses_an_encoder_decoder(tmp_path: Path, monkeypa
     path = importlib.import_module("corellm_florence2.tiny").make_tiny_checkpoint(tmp_path)
     generic = importlib.import_module("corellm_transformers")
     monkeypatch.setattr(AdapterEntry, "load", lambda _: getattr(generic, generic.__all__[0]))
-    with pytest.raises(CheckpointError, match=r"'florence2' is an encoder-decoder, .* needs a plugin of its own"):
+    with pytest.raises(CheckpointError, match="'florence2' is an encoder-decoder"):
         LLM(str(path))

@@ -104,7 +104,7 @@ def test_one_or_many(llm: LLM) -> None:
     lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5, 3)]
     each = llm.generate(prompts, lengths, use_tqdm=False)
     assert [len(o.outputs[0].token_ids) for o in each] == [1, 5, 3]
-    with pytest.raises(InvalidParameterError, match="2 sampling_params for 3 prompts"):
+    with pytest.raises(InvalidParameterError, match=r"2 sampling_params .* 3 prompts"):
         llm.generate(prompts, lengths[:2], use_tqdm=False)
 
 
@@ -196,7 +196,7 @@ def test_a_uuid_stands_in_for_an_image_sent_before(llm: LLM) -> None:
     want, others = tokens(llm, ask(first)), tokens(llm, ask(other))
     assert want != others
     assert tokens(llm, ask(first, **named)) == tokens(llm, ask([None], **named)) == want
-    with pytest.raises(ItemNotCachedError, match="image 0: only its uuid 'scan' was given"):
+    with pytest.raises(ItemNotCachedError, match=r"image 0: .* 'scan'"):
         tokens(llm, ask([None], **named | {"cache_salt": "second"}))
     (output,) = llm.generate(ask(other, **named | {"cache_salt": "second"}), GREEDY, use_tqdm=False)
     assert (output.outputs[0].token_ids, output.num_cached_tokens) == (others, 0)
@@ -287,7 +287,7 @@ def test_a_wrong_prompt_leaves_the_others_alone(llm: LLM) -> None:
 def test_parameters_beyond_the_vocabulary(llm: LLM) -> None:
     """Token ids in parameters are checked against the model."""
     for field in ({"logit_bias": {10**6: 1}}, {"allowed_token_ids": [10**6]}, {"stop_token_ids": [10**6]}):
-        with pytest.raises(InvalidParameterError, match="1000000 is no token id of this model"):
+        with pytest.raises(InvalidParameterError, match="1000000"):
             llm.generate("hello", SamplingParams(**field), use_tqdm=False)
 
 
@@ -298,7 +298,7 @@ def test_item_limits(tiny_llava: Path) -> None:
         for count in (0, 1, 2):
             prompt = {"prompt": "<image>" * count + "x", "multi_modal_data": {"image": [image] * count}}
             assert limited.generate(prompt, GREEDY, use_tqdm=False)[0].finished
-        with pytest.raises(ItemLimitError, match="3 images in the request, at most 2 allowed"):
+        with pytest.raises(ItemLimitError, match=r"3 images .* at most 2"):
             limited.generate({"prompt": "x", "multi_modal_data": {"image": [b"not decoded"] * 3}}, use_tqdm=False)
     with LLM(str(tiny_llava), limit_mm_per_prompt={"image": 0}) as text_only:
         assert text_only.generate("hello", GREEDY, use_tqdm=False)[0].finished
@@ -312,11 +312,11 @@ def test_item_limits(tiny_llava: Path) -> None:
 
 def test_impossible_sizes_are_refused_at_start(tiny_llava: Path) -> None:
     """Both numbers are named."""
-    with pytest.raises(ConfigError, match="max_model_len=5000 exceeds the 1024 positions"):
+    with pytest.raises(ConfigError, match=r"max_model_len=5000 .* 1024 positions"):
         LLM(str(tiny_llava), max_model_len=5000)
-    with pytest.raises(ConfigError, match="max_model_len=512 exceeds the 160 tokens the KV cache holds"):
+    with pytest.raises(ConfigError, match=r"max_model_len=512 .* 160 tokens"):
         LLM(str(tiny_llava), max_model_len=512, num_kv_blocks=10)
-    with pytest.raises(ConfigError, match="max_num_batched_tokens=64 is less than max_model_len=1024"):
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=64 .* max_model_len=1024"):
         LLM(str(tiny_llava), max_num_batched_tokens=64, enable_chunked_prefill=False)
 
 
@@ -857,7 +857,7 @@ def test_templates_over_parts_and_over_text(llm: LLM, template: str) -> None:
         "USER:", "What", "is", "the", "capital", "of", "France?", "ASSISTANT:", "Paris", "USER:", "<image>", "And",
         "this?", "ASSISTANT:",
     ]  # fmt: skip
-    with pytest.raises(PromptError, match="the chat template does not take this conversation"):
+    with pytest.raises(PromptError, match="chat template"):
         llm.chat(messages, GREEDY, use_tqdm=False, chat_template="{{ 1 / 0 }}")
 
 
@@ -900,7 +900,7 @@ def test_going_on_with_parts_and_media(llm: LLM) -> None:
     ]
     (output,) = llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True)
     assert output.prompt == "USER: <image>\nWhat? ASSISTANT: It is a"
-    with pytest.raises(InvalidParameterError, match="begins a new turn and continue_final_message goes on"):
+    with pytest.raises(InvalidParameterError, match="continue_final_message"):
         llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True, add_generation_prompt=True)
     messages[-1] = {"role": "assistant", "content": None}
     with pytest.raises(PromptError, match=r"messages\[1\] has no text"):
@@ -969,7 +969,7 @@ def test_what_a_prompt_may_have_a_conversation_may(llm: LLM) -> None:
     assert plain.token_ids == named.token_ids
     assert plain.features[0].identifier != named.features[0].identifier
     assert process(messages).features[0].identifier == named.features[0].identifier
-    with pytest.raises(InvalidParameterError, match="priority 3 has no effect under scheduling_policy='fcfs'"):
+    with pytest.raises(InvalidParameterError, match=r"priority 3 .* scheduling_policy='fcfs'"):
         process(messages, priority=3)
     for salt in ("a", "b"):
         cached = [llm.chat(messages, GREEDY, use_tqdm=False, cache_salt=salt)[0].num_cached_tokens for _ in range(2)]
@@ -1150,11 +1150,11 @@ def test_closing_beside_a_call(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(EngineDeadError, match="this LLM is closed"):
         tokens(closing, "hi", SamplingParams(max_tokens=50, ignore_eos=True))
     others.shutdown()
-    with pytest.raises(EngineDeadError, match="the engine was shut down"):
+    with pytest.raises(EngineDeadError, match="shut down"):
         closing.engine.runner  # noqa: B018
     with pytest.raises(EngineDeadError, match="this LLM is closed"):
         tokens(closing, "hi")
-    with pytest.raises(EngineDeadError, match="the engine was shut down"):
+    with pytest.raises(EngineDeadError, match="shut down"):
         step()
 
 

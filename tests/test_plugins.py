@@ -133,7 +133,7 @@ def test_a_static_hook_that_raises(install: Install) -> None:
 def test_a_static_hook_takes_no_arguments(install: Install) -> None:
     """Not even a first one, which a method would call self."""
     install("toy", GOOD + STATIC.format(result="str").replace("register_config()", "register_config(path)"))
-    with pytest.raises(ContractError, match=r"register_config has no argument 'path'; it may take no arguments"):
+    with pytest.raises(ContractError, match=r"register_config .* 'path'"):
         find_adapter(["ToyForCausalLM"]).load()
 
 
@@ -227,7 +227,7 @@ def test_the_generic_adapter_is_named_where_it_would_be_asked(monkeypatch: pytes
     monkeypatch.setattr(adapters, "installed_fallbacks", lambda: others)
     with pytest.raises(PluginNotFoundError, match=r"install corellm-transformers, .* ./plugins/transformers"):
         find_adapter(["MysteryForConditionalGeneration"])
-    with pytest.raises(PluginNotFoundError, match="serves MysteryModel; install a plugin for it, or write one"):
+    with pytest.raises(PluginNotFoundError, match="MysteryModel"):
         find_adapter(["MysteryModel"])
 
 
@@ -261,7 +261,7 @@ def test_two_claimants(install: Install) -> None:
     with pytest.raises(PluginConflictError, match=r"toy-one 1.0 and toy-two 1.0 both claim.*--adapter toy-one"):
         find_adapter(["ToyForCausalLM"])
     assert find_adapter(["ToyForCausalLM"], adapter="Toy_Two").distribution == "toy-two"
-    with pytest.raises(PluginNotFoundError, match="installed plugins that do: toy-one, toy-two"):
+    with pytest.raises(PluginNotFoundError, match="toy-one, toy-two"):
         find_adapter(["ToyForCausalLM"], adapter="toy-three")
 
 
@@ -279,7 +279,7 @@ def test_a_broken_plugin_breaks_only_its_own_models(install: Install) -> None:
 def test_entry_point_must_name_a_class(install: Install) -> None:
     """An instance or a function is refused by type."""
     install("toy", "Adapter = 3\n")
-    with pytest.raises(ContractError, match="must name the adapter class, not int 3"):
+    with pytest.raises(ContractError, match="not int 3"):
         find_adapter(["ToyForCausalLM"]).load()
 
 

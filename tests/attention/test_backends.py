@@ -256,5 +256,5 @@ def test_selection() -> None:
     assert select_backend(cpu, torch.float32, "reference").name == "reference"
     with pytest.raises(ConfigError, match=r"'flash' is not known; known: .*cpu, reference"):
         select_backend(cpu, torch.float32, "flash")
-    with pytest.raises(ConfigError, match="'cpu' runs on the CPU, not on cuda"):
+    with pytest.raises(ConfigError, match=r"'cpu' .* not on cuda"):
         select_backend(torch.device("cuda"), torch.float32, "cpu")

@@ -141,9 +141,9 @@ def test_a_trace_has_the_steps(llm: LLM, tmp_path: Path) -> None:
     """A JSON file with torch's operators in it; two at once are refused, and so is ending none."""
     file = tmp_path / "trace.json"
     llm.start_profile(file)
-    with pytest.raises(InvalidParameterError, match="is running, and a process has one at a time"):
+    with pytest.raises(InvalidParameterError, match="one at a time"):
         llm.start_profile()
-    with ThreadPoolExecutor(1) as other, pytest.raises(InvalidParameterError, match="by the thread that started it"):
+    with ThreadPoolExecutor(1) as other, pytest.raises(InvalidParameterError, match="thread"):
         other.submit(llm.stop_profile).result()
     ask(llm)
     assert llm.stop_profile() == file

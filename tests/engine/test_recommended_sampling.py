@@ -64,7 +64,7 @@ def test_absent_files_and_greedy_ones(tmp_path: Path) -> None:
 def test_a_recommendation_that_cannot_be(checkpoint: Path) -> None:
     """File, field, value, and how to do without; then it loads."""
     state(checkpoint, top_p=1.5)
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p must be in .* got 1\.5.*'none'"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p .* got 1\.5.*'none'"):
         LLM(str(checkpoint))
     with LLM(str(checkpoint), generation_config="none") as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
@@ -120,7 +120,7 @@ def test_answers_end_at_the_files_and_the_tokenizers_end(checkpoint: Path, state
 
 def test_choices(checkpoint: Path) -> None:
     """Another word is refused; the field's own word for none is understood."""
-    with pytest.raises(ConfigError, match="generation_config must be one of auto, none; got 'some/folder'"):
+    with pytest.raises(ConfigError, match=r"generation_config .* auto, none; got 'some/folder'"):
         LLM(str(checkpoint), generation_config="some/folder")
     state(checkpoint, top_k=3)
     with LLM(str(checkpoint), generation_config="vllm") as llm:

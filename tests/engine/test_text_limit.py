@@ -97,9 +97,7 @@ def test_no_text_that_fits_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
 def test_texts_that_can_never_fit_are_refused(name: str) -> None:
     """With both numbers, without a look at the tokens."""
     limit = TextLimit(LIMITED[name](), 1000)
-    with pytest.raises(
-        PromptTooLongError, match=r"has 1000000 characters.*, and max_model_len=1000 tokens hold at most"
-    ):
+    with pytest.raises(PromptTooLongError, match=r"1000000 characters.* max_model_len=1000"):
         limit.check("x" * 1_000_000)
     limit.check("x" * 10_000)
 

@@ -291,9 +291,9 @@ def test_fused_layers_are_still_what_they_were() -> None:
     assert (layer.self_attn.layer_idx, layer.self_attn.scaling, layer.input_layernorm.variance_epsilon) == (
         1, 8**-0.5, 1e-6
     )  # fmt: skip
-    with pytest.raises(ContractError, match="without the engine's `paged` argument"):
+    with pytest.raises(ContractError, match="`paged`"):
         layer.self_attn(x, position_embeddings=angles)
-    with pytest.raises(ContractError, match="paged attention is causal by itself"):
+    with pytest.raises(ContractError, match="causal"):
         layer(x, position_embeddings=angles, attention_mask=torch.ones(3, 3), paged=CausalStep())
 
 

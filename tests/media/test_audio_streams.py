@@ -205,7 +205,7 @@ def test_a_codec_that_is_not_read() -> None:
         frame.sample_rate = 48_000
         for packet in [*stream.encode(frame), *stream.encode(None)]:
             output.mux(packet)
-    with pytest.raises(MediaError, match="audio codec that is not supported; supported: aac, alac"):
+    with pytest.raises(MediaError, match=r"codec .* supported: aac, alac"):
         load(buffer.getvalue())
 
 

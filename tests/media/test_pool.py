@@ -150,10 +150,10 @@ def test_names_and_formats_reach_the_child(media_pool: MediaPool, tmp_path: Path
     """A path is named in errors, whatever its name is; a format that is not accepted is refused."""
     path = tmp_path / os.fsdecode(b"odd \xff \n name.png")
     path.write_bytes(PNG[:100])
-    with pytest.raises(MediaError, match=r"odd \\udcff \\n name\.png': broken or truncated PNG"):
+    with pytest.raises(MediaError, match=r"odd \\udcff \\n name\.png': broken"):
         load_image(path, LIMIT, pool=media_pool)
     others = [name for name in MEDIA_FORMATS if name != "png"]
-    with pytest.raises(MediaError, match="of the format png, which is not accepted") as caught:
+    with pytest.raises(MediaError, match="the format png") as caught:
         load_image(PNG, LIMIT, others, media_pool)
     assert caught.value.expected == tuple(others)
 
@@ -377,10 +377,10 @@ def test_children_are_started_again_and_closed(odd: MediaPool, monkeypatch: pyte
         failing = threads.submit(load_image, b"hang!", LIMIT, pool=odd)
         assert sending.wait(60)
         odd.close()
-        with pytest.raises(ProcessingError, match="not decoded any more: the engine was shut down"):
+        with pytest.raises(ProcessingError, match="shut down"):
             failing.result()
     assert children() == others
-    with pytest.raises(ProcessingError, match="not decoded any more: the engine was shut down"):
+    with pytest.raises(ProcessingError, match="shut down"):
         load_image(PNG, LIMIT, pool=odd)
     assert children() == others
 
@@ -528,7 +528,7 @@ def is_running(pid: int) -> bool:
 
 def test_a_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is not the file's fault."""
-    with pytest.raises(ProcessingError, match="the process that decodes media cannot be started"):
+    with pytest.raises(ProcessingError, match="cannot be started"):
         load_image(PNG, LIMIT, pool=MediaPool(1, 60.0, "no.such.module"))
 
 
@@ -559,11 +559,11 @@ def test_the_configuration() -> None:
     assert MediaPool.of(MultiModalConfig(media_workers=0)) is None
     assert MediaPool.of(MultiModalConfig()) is not None
     for value in (-1, 1.5, "2", True):
-        with pytest.raises(ConfigError, match="media_workers must be an integer of at least 0"):
+        with pytest.raises(ConfigError, match="media_workers"):
             EngineConfig.from_kwargs(model="m", media_workers=value)
     for value in (1e7, 10**400):
-        with pytest.raises(ConfigError, match="media_timeout must be at most"):
+        with pytest.raises(ConfigError, match=r"media_timeout .* at most"):
             MultiModalConfig(media_timeout=value)
     for value in (-1, float("inf"), "10"):
-        with pytest.raises(ConfigError, match="media_timeout must be a finite number"):
+        with pytest.raises(ConfigError, match=r"media_timeout .* finite"):
             EngineConfig.from_kwargs(model="m", media_timeout=value)

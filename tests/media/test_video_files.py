@@ -329,9 +329,7 @@ def test_ten_minutes_are_read_in_steps(ten_minutes: bytes) -> None:
     assert all(same_colour(frame, n // 300) for n, frame in zip(SAMPLE, video.read(SAMPLE), strict=True))
     with pytest.raises(MediaTooLargeError, match=f"takes {pixels} pixels of decoding .* than the {pixels - 1} allowed"):
         next(load(ten_minutes, max_video_decoded_pixels=pixels - 1).read(SAMPLE))
-    with pytest.raises(
-        MediaTooLargeError, match="6000 frames to read at once, more than the 768 allowed; sample fewer"
-    ):
+    with pytest.raises(MediaTooLargeError, match=r"6000 frames .* 768"):
         video.read()
 
 
@@ -455,7 +453,7 @@ def test_texts_that_name_other_places_open_nothing(
         server.settimeout(0.01)
         for name in ("file.mp4", "file.m3u8", "file.sdp"):
             (tmp_path / name).write_bytes(text)
-            with pytest.raises(MediaError, match=r"file.* is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video$"):
+            with pytest.raises(MediaError, match=r"file.* is not an MP4, "):
                 load(tmp_path / name)
         with pytest.raises(TimeoutError):
             server.accept()
@@ -703,7 +701,7 @@ def test_limits(file: bytes, tmp_path: Path) -> None:
     """Each names both numbers."""
     path = tmp_path / "file"
     path.write_bytes(file)
-    with pytest.raises(MediaTooLargeError, match="64 x 48 = 3072 pixels, more than the 3071 allowed"):
+    with pytest.raises(MediaTooLargeError, match=r"3072 pixels, .* 3071"):
         load(file, max_video_pixels=3071)
     for form in (file, path):
         with pytest.raises(

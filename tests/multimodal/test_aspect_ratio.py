@@ -54,7 +54,7 @@ def test_what_would_become_enormous_is_refused_unscaled(processor: Any, monkeypa
     edge = processor.image_processor.size.shortest_edge
     image = Image.new("RGB", (60_000, 1))
     monkeypatch.setattr(type(processor.image_processor), "resize", lambda *_, **__: pytest.fail("scaled it"))
-    with pytest.raises(MediaTooLargeError, match=r"60000 x 1 pixels: one side is 60000 times the other") as caught:
+    with pytest.raises(MediaTooLargeError, match="60000 x 1 pixels") as caught:
         call(processor, image, max_image_pixels=edge * edge * 60_000 - 1)
     assert caught.value.got == edge * edge * 60_000
     with pytest.raises(pytest.fail.Exception, match="scaled it"):
@@ -92,7 +92,7 @@ def test_what_the_processor_refuses_is_the_requests_fault(processor: Any, monkey
         raise ValueError("height and width\nmust be > 0")
 
     monkeypatch.setattr(type(processor.image_processor), "preprocess", refuse)
-    with pytest.raises(MediaError, match="201 x 1 pixels: this model's processor does not take such sides"):
+    with pytest.raises(MediaError, match="201 x 1 pixels"):
         call(processor, random_image(201, 1, 0))
     with pytest.raises(ValueError, match="height and width\nmust be > 0"):
         call(processor, random_image(200, 1, 0))

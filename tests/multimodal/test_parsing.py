@@ -178,7 +178,7 @@ def test_a_broken_file_is_named_when_it_is_asked_for(parser: DataParser, tmp_pat
     path = tmp_path / "a.png"
     path.write_bytes(PNG[:-30])
     items = parser.parse({"image": path})["image"]
-    with pytest.raises(MediaError, match=r"^image 0: '.*a\.png': broken or truncated PNG$"):
+    with pytest.raises(MediaError, match=r"^image 0: '.*a\.png': broken"):
         items.get(0)
 
 
@@ -235,7 +235,7 @@ def test_under_their_own_key_embeddings_may_look_like_a_image(parser: DataParser
 )
 def test_doubt_is_an_error(parser: DataParser, value: Any) -> None:
     """A flat float tensor alone, or among images, may be either; the message says how to say which."""
-    with pytest.raises(EmbeddingInputError, match=r"image \d: .*may be a grey image or embeddings.*'image_embeds'"):
+    with pytest.raises(EmbeddingInputError, match=r"image \d: .*'image_embeds'"):
         parser.count({"image": value})
 
 
@@ -276,7 +276,7 @@ def test_bad_embeddings_are_named(parser: DataParser, value: Any, words: str, ex
 )
 def test_what_is_no_collection_of_embeddings(parser: DataParser, value: Any) -> None:
     """A single flat tensor would be split into single embeddings; paths are not unpickled."""
-    with pytest.raises(EmbeddingInputError, match=r"image_embeds: expected a torch tensor \[items, tokens, hidden\]"):
+    with pytest.raises(EmbeddingInputError, match=r"image_embeds: .*\[items, tokens, hidden\]"):
         parser.parse({"image_embeds": value})
 
 
@@ -291,7 +291,7 @@ def test_any_width_where_the_model_does_not_say(parser: DataParser) -> None:
     """Except none at all."""
     lenient = DataParser(LIMITS, hidden_size=None)
     assert lenient.parse({"image_embeds": embeddings(2, 5, 7)}).get_counts() == {"image": 2}
-    with pytest.raises(EmbeddingInputError, match="hidden size: at least 1, got 0"):
+    with pytest.raises(EmbeddingInputError, match=r"hidden size: .* got 0"):
         lenient.parse({"image_embeds": [embeddings(5, 0)]})
 
 
@@ -310,7 +310,7 @@ def test_unknown_modalities(parser: DataParser, key: Any, value: Any) -> None:
 
 def test_images_and_embeddings_together(parser: DataParser) -> None:
     """Their order in the prompt would be a guess; None is no item and disturbs nothing."""
-    with pytest.raises(MultiModalError, match="either 'image' or 'image_embeds', not both"):
+    with pytest.raises(MultiModalError, match="'image' or 'image_embeds'"):
         parser.count({"image": IMAGE, "image_embeds": embeddings(2, 5, HIDDEN)})
     assert parser.count({"image": IMAGE, "image_embeds": None}) == {"image": 1}
 
@@ -318,7 +318,7 @@ def test_images_and_embeddings_together(parser: DataParser) -> None:
 @pytest.mark.parametrize("data", [None, [IMAGE], IMAGE, "image"])
 def test_what_is_no_mapping(parser: DataParser, data: Any) -> None:
     """Says what it should look like."""
-    with pytest.raises(MultiModalError, match=r'must be a dict such as \{"image": image\}'):
+    with pytest.raises(MultiModalError, match=r'\{"image": image\}'):
         parser.parse(data)
 
 
@@ -376,7 +376,7 @@ def test_files_too_large_are_not_read(parser: DataParser, tmp_path: Path) -> Non
     path = tmp_path / "huge.png"
     with path.open("wb") as file:
         file.truncate(6 << 30)
-    with pytest.raises(MediaTooLargeError, match=r"image 0: .* has 6442450944 bytes, more than the 1073741824 allowed"):
+    with pytest.raises(MediaTooLargeError, match=r"image 0: .* 6442450944 bytes, .* 1073741824"):
         parser.parse({"image": path})
 
 

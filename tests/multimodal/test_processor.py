@@ -62,12 +62,12 @@ def test_the_operators_sizes_reach_the_dummies() -> None:
     processor = make(Bounded(), limit_mm_per_prompt={"image": {"count": 2, "width": 6}})
     assert processor.profile.max_tokens == {"image": 6}
     assert len(processor.process([IMAGE], {"image": make_image(7)})[0]) == 7
-    with pytest.raises(ItemLimitError, match="at most 2 allowed per prompt; send fewer, or raise limit_mm_per_prompt"):
+    with pytest.raises(ItemLimitError, match=r"at most 2 .* limit_mm_per_prompt"):
         processor.process([IMAGE] * 3, {"image": [make_image(2)] * 3})
     unlimited = make(Bounded(), limit_mm_per_prompt={"image": {"width": 30}})
     assert unlimited.profile.max_tokens == {"image": 20}
     assert unlimited.limits == {"image": 4}
-    with pytest.raises(UnsupportedModalityError, match="takes no 'video'; it takes image"):
+    with pytest.raises(UnsupportedModalityError, match=r"'video'; .* image"):
         make(Bounded(), limit_mm_per_prompt={"video": {"num_frames": 4}})
 
 
@@ -99,13 +99,13 @@ def test_identity_depends_on_content_arguments_and_name() -> None:
 
 def test_limits() -> None:
     """The model's limit, the operator's lower one; a higher one and one for another modality are refused at start."""
-    with pytest.raises(ItemLimitError, match="5 images in the request, at most 4 allowed"):
+    with pytest.raises(ItemLimitError, match=r"5 images .* at most 4"):
         make(Toy()).process([IMAGE] * 5, {"image": [b"never opened"] * 5})
     with pytest.raises(ItemLimitError, match="at most 1"):
         make(Toy(), limit_mm_per_prompt={"image": 1}).process([IMAGE] * 2, {"image": [make_image(2)] * 2})
-    with pytest.raises(ItemLimitError, match="the model takes at most 4 per prompt"):
+    with pytest.raises(ItemLimitError, match="model takes at most 4"):
         make(Toy(), limit_mm_per_prompt={"image": 5})
-    with pytest.raises(UnsupportedModalityError, match="takes no 'video'; it takes image"):
+    with pytest.raises(UnsupportedModalityError, match=r"'video'; .* image"):
         make(Toy(), limit_mm_per_prompt={"video": 1})
 
 
@@ -147,7 +147,7 @@ def test_a_placeholder_that_takes_no_embedding_without_any_item() -> None:
     processor = make(adapter)
     assert processor.process([1, FRAME], {"image": make_image(2)})[0] == [1, FRAME, IMAGE, IMAGE]
     assert adapter.asked == [1, 0, 1]  # the dummy, no item, the image
-    with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* for 0 images; write one per image") as caught:
+    with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* for 0 images") as caught:
         processor.process([1, FRAME, 2], {})
     assert (caught.value.modality, caught.value.expected, caught.value.got) == ("image", 0, 1)
     with pytest.raises(SurplusPlaceholderError, match=r"'I' \(token 9\) at position 1"):
@@ -222,7 +222,7 @@ def test_arguments_that_leave_no_embedding_are_refused() -> None:
         assert caught.value.status == 400
     planned = make(Scaled(), mm_processor_kwargs={"scale": 0.2})
     for kwargs in ({}, {"scale": 0.2}):
-        with pytest.raises(ContractError, match="get_prompt_updates, image 0: none of the content's 0 tokens takes"):
+        with pytest.raises(ContractError, match=r"get_prompt_updates, image 0: .* 0 tokens"):
             planned.process([IMAGE] * 2, {"image": images}, kwargs)
 
 
@@ -330,7 +330,7 @@ def test_stated_maximum_must_cover_the_dummy() -> None:
         hook = hookimpl(lambda self, seq_len: {"image": tokens})
         return type("Stating", (Toy,), {"get_mm_max_tokens_per_item": hook})()  # type: ignore[no-any-return]
 
-    with pytest.raises(ContractError, match="says 19 image tokens, but the dummy image becomes 20"):
+    with pytest.raises(ContractError, match=r"19 image tokens, .* 20"):
         _ = make(stating(19)).profile
     assert make(stating(50)).profile.max_embeds == {"image": 50}
 
@@ -340,7 +340,7 @@ def test_dummies_are_not_bound_by_the_operators_limits() -> None:
     processor = make(Toy(), max_image_pixels=10)
     assert processor.profile.max_tokens == {"image": 20}
     assert len(processor.process([IMAGE], {"image": make_image(5)})[1]) == 1
-    with pytest.raises(MediaError, match="image 0: 6 x 2 = 12 pixels, more than the 10 allowed"):
+    with pytest.raises(MediaError, match=r"image 0: .* 12 pixels, .* 10"):
         processor.process([IMAGE], {"image": make_image(6)})
 
 
@@ -348,9 +348,7 @@ def test_embeddings_are_refused_with_the_adapters_reason() -> None:
     """Before anything is made of them."""
     hook = hookimpl(lambda self, modality: f"a toy has no {modality} embeddings")
     processor = make(type("Refusing", (Toy,), {"refuse_embeddings": hook})())
-    with pytest.raises(
-        EmbeddingInputError, match="image: this model takes no precomputed embeddings: a toy has no image embeddings"
-    ):
+    with pytest.raises(EmbeddingInputError, match="a toy has no image embeddings"):
         processor.process([IMAGE], {"image_embeds": torch.zeros(1, 2, 8)})
     assert len(make(Toy()).process([IMAGE], {"image": make_image(2)})[1]) == 1
 

@@ -255,5 +255,5 @@ def test_items_are_shared_exactly_when_the_adapter_sees_the_same() -> None:
 def test_hook_results_that_are_not_names(names: Any) -> None:
     """Names; a single string is not a list of them."""
     broken = type("Broken", (Toy,), {"get_mm_kwargs_names": hookimpl(lambda self: names)})()
-    with pytest.raises(ContractError, match=r"get_mm_kwargs_names returned .*; it must return names of arguments"):
+    with pytest.raises(ContractError, match="get_mm_kwargs_names returned"):
         _ = make(broken).profile

@@ -39,7 +39,7 @@ def test_another_tenants_uuid_is_another_item() -> None:
     assert [widths(features) for features in first] == [[3], [4], [5]]
     assert len({features[0].identifier for features in first}) == 3
     assert [widths(ask(processor, None, "x", salt)) for salt in tenants] == [[3], [4], [5]]
-    with pytest.raises(ItemNotCachedError, match="uuid 'x' was given, and it is not cached for this cache_salt"):
+    with pytest.raises(ItemNotCachedError, match=r"uuid 'x' .* cache_salt"):
         ask(processor, None, "x", "c")
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_cached_has_to_be_sent() -> None:
     """Never seen, evicted, seen with other arguments, or nothing is cached at all; the item is named."""
     processor = make(Toy())
     ask(processor, make_image(3), "x")
-    with pytest.raises(ItemNotCachedError, match=r"^image 1: only its uuid 'z' was .*send it with its data") as caught:
+    with pytest.raises(ItemNotCachedError, match=r"^image 1: .* 'z'") as caught:
         ask(processor, [None, None], ["x", "z"])
     assert (caught.value.modality, caught.value.item, caught.value.status) == ("image", 1, 400)
     with pytest.raises(ItemNotCachedError, match="these processor arguments"):
@@ -135,7 +135,7 @@ def test_an_adapter_that_needs_the_media_says_so() -> None:
 
     processor = make(Looking())
     ask(processor, make_image(3), "x")
-    with pytest.raises(ItemNotCachedError, match=r"image 0: .*send it with its data"):
+    with pytest.raises(ItemNotCachedError, match="image 0: "):
         ask(processor, None, "x")
 
 
@@ -176,11 +176,11 @@ def test_none_without_a_name_and_embeddings_by_name_are_refused() -> None:
     """An item is its media or its name; embeddings are not kept, so they have to come. A name beside them is theirs."""
     processor = make(Toy())
     ask(processor, make_image(2), "x")
-    with pytest.raises(MediaError, match="image 1: None in place of image data; leave it out of the list, or give"):
+    with pytest.raises(MediaError, match="image 1: None"):
         ask(processor, [None, None], ["x", None])
-    with pytest.raises(MediaError, match="image 0: None in place of image data"):
+    with pytest.raises(MediaError, match="image 0: None"):
         ask(processor, [None], None)
-    with pytest.raises(ValueError, match=r"image 0: embeddings: expected a torch\.Tensor"):
+    with pytest.raises(ValueError, match=r"image 0: embeddings: .* torch\.Tensor"):
         processor.process([IMAGE], {"image_embeds": [None]}, None, {"image": "x"})
     both = {"image": None, "image_embeds": torch.zeros(1, 2, 8)}
     assert processor.parse(with_uuid_items(both, {"image": ["x"]}))["image"].num_embeddings(0) == 2

@@ -94,7 +94,7 @@ def test_paths_and_no_addresses(tmp_path: Path) -> None:
     path = tmp_path / "file.mov"
     path.write_bytes(file())
     assert [video.num_frames for video in parse([path, str(path)])] == [4, 4]
-    with pytest.raises(MediaError, match="video 0: remote URLs are not fetched here"):
+    with pytest.raises(MediaError, match="video 0: remote URLs"):
         parse("https://example.com/file.mp4")
 
 
@@ -143,7 +143,7 @@ def test_embeddings() -> None:
     items = DataParser(hidden_size=16).parse({"video_embeds": torch.zeros(2, 5, 16)})
     assert isinstance(items["video"], EmbeddingItems)
     assert items["video"].num_embeddings(1) == 5
-    with pytest.raises(EmbeddingInputError, match="video 0: embeddings: expected the model's hidden size 16, got 15"):
+    with pytest.raises(EmbeddingInputError, match=r"video 0: .* 16, got 15"):
         DataParser(hidden_size=16).parse({"video_embeds": [torch.zeros(5, 15)]})
 
 
@@ -161,14 +161,14 @@ def test_dummies() -> None:
 
 def test_limits() -> None:
     """Of pixels and bytes when it is parsed, of frames when it is read."""
-    with pytest.raises(MediaTooLargeError, match="video 0: frame 0: 64 x 48 = 3072 pixels, more than the 3000 allowed"):
+    with pytest.raises(MediaTooLargeError, match=r"video 0: frame 0: .* 3072 pixels, .* 3000"):
         parse(ARRAY, max_video_pixels=3000)
     for form in (ARRAY, IMAGES):
-        with pytest.raises(MediaTooLargeError, match="takes 36864 bytes of memory, more than the 36863 allowed"):
+        with pytest.raises(MediaTooLargeError, match=r"36864 bytes .* 36863"):
             parse([form], max_video_bytes=4 * 64 * 48 * 3 - 1)
     for form in (ARRAY, file()):
         (video,) = parse([form], max_video_frames=3)
-        with pytest.raises(MediaTooLargeError, match="4 frames to read at once, more than the 3 allowed; sample fewer"):
+        with pytest.raises(MediaTooLargeError, match=r"4 frames .* 3 allowed"):
             video.read()
         with pytest.raises(MediaTooLargeError, match="5 frames"):
             video.read([0] * 5)
@@ -210,7 +210,7 @@ def test_times_of_frames() -> None:
     assert load_video((ARRAY, {"fps": 8}), LIMITS).timestamps([0, 1, 1, 3]) == [0, 0.125, 0.125, 0.375]
     sample = load_video((ARRAY, {"fps": 8, "frames_indices": [0, 4, 8, 20], "total_num_frames": 24}), LIMITS)
     assert sample.timestamps(range(4)) == [0, 0.5, 1, 2.5]
-    with pytest.raises(MediaError, match=r"frames without times: give them as \(frames, \{'fps': ...\}\)"):
+    with pytest.raises(MediaError, match=r"\(frames, \{'fps': ...\}\)"):
         load_video(ARRAY, LIMITS).timestamps([0])
 
 
@@ -316,7 +316,5 @@ def test_all_frames_for_a_processor_that_samples_itself() -> None:
     assert sample["video_metadata"][0]["frames_indices"] == [1, 2, 3, 9]
     wish = video_arguments(load_video((ARRAY, {"do_sample_frames": True}), LIMITS), 10**6)
     assert wish["do_sample_frames"] is True
-    with pytest.raises(
-        MediaTooLargeError, match="all 4 frames of 64 x 48 pixels at once, 36864 bytes, more than the 36863"
-    ):
+    with pytest.raises(MediaTooLargeError, match=r"4 frames .* 36864 bytes, .* 36863"):
         video_arguments(load_video(file(), LIMITS), 36863)

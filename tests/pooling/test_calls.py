@@ -155,7 +155,7 @@ def test_truncation_keeps_special_tokens_at_the_end(kept: int, wanted: list[int]
 def test_a_prompt_as_long_as_the_model(llm: LLM) -> None:
     """A prompt needs no room for a token to generate: `max_model_len` tokens fit, one more is refused."""
     assert embedding(llm, [5] * 64).shape == (64,)
-    with pytest.raises(PromptTooLongError, match=r"65 tokens, which does not fit within max_model_len=64"):
+    with pytest.raises(PromptTooLongError, match=r"65 tokens, .* max_model_len=64"):
         llm.embed([5] * 65, use_tqdm=False)
 
 
@@ -260,7 +260,7 @@ def test_a_model_that_generates(tiny_llava: Path) -> None:
         for call in (generating.embed, generating.classify, generating.reward):
             with pytest.raises(InvalidParameterError, match=r"runner='generate'.*load (the model|a reward)"):
                 call("a", use_tqdm=False)
-    with pytest.raises(ConfigError, match="is a model for embed, token_embed, and this command generates text"):
+    with pytest.raises(ConfigError, match="embed, token_embed"):
         LLMEngine(EngineConfig.from_kwargs(model=str(tiny_llava), convert="embed"))
 
 

@@ -253,5 +253,5 @@ def test_a_wrong_label_count(tiny_llava: Path, tmp_path: Path) -> None:
         heads={"score.weight": random_tensor(3, WIDTH)},
         config={"id2label": {"0": "no", "1": "yes"}},
     )
-    with pytest.raises(CheckpointError, match=r"2 labels \(id2label\), but the head in its weights gives 3"):
+    with pytest.raises(CheckpointError, match=r"2 labels \(id2label\), .* 3"):
         LLM(path, **SMALL)

@@ -152,7 +152,7 @@ def test_a_module_that_runs_twice_in_a_step_is_refused() -> None:
         assert widths == {"mixer": WIDTH}
         mixer(torch.zeros(1, 2, WIDTH), cache)
     assert widths == {"mixer": 0}
-    with pytest.raises(CheckpointError, match="it runs several times in a step, or never"):
+    with pytest.raises(CheckpointError, match="several times in a step"):
         make_states({"mixer": (mixer, 0)}, 1, 2, torch.float32, torch.device("cpu"))
 
 
@@ -194,7 +194,7 @@ def test_a_call_outside_of_a_step_or_of_other_tokens_is_an_error() -> None:
     """A module must never run without its sequences' states, nor on tensors of tokens beside hidden states."""
     mixer = Sums()
     states = _make(mixer)
-    with pytest.raises(ContractError, match=r"Sums \(mixer\) was run on \[1, 2, 4\] outside of a step"):
+    with pytest.raises(ContractError, match=r"Sums \(mixer\) .* \[1, 2, 4\]"):
         mixer(torch.zeros(1, 2, WIDTH))
     with states.running([_chunk("a", 0, 3)]), pytest.raises(ContractError, match="in a step of 3 tokens"):
         mixer(torch.zeros(1, 2, WIDTH))

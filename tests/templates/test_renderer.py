@@ -274,7 +274,7 @@ def test_the_child_imports_little() -> None:
 def test_a_child_that_cannot_start(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request fails with a typed error."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(ProcessingError, match="the process that renders chat templates failed"):
+    with pytest.raises(ProcessingError, match="process"):
         ask(renderer, "a")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ProcessingError, match="ended with status 1"):

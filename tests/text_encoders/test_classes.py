@@ -54,7 +54,7 @@ def test_classes_of_tokens(tmp_path: Path) -> None:
     make_tiny_encoder(tmp_path, "BertForTokenClassification", num_labels=3, type_vocab_size=2)
     with LLM(tmp_path, **OPTIONS) as llm:
         (output,) = llm.encode(TEXTS[0], pooling_task="token_classify", use_tqdm=False)
-        with pytest.raises(InvalidParameterError, match="has no task 'classify': it has token_classify"):
+        with pytest.raises(InvalidParameterError, match=r"'classify': .* token_classify"):
             llm.classify(TEXTS[0], use_tqdm=False)
     logits = logits_of(tmp_path, "BertForTokenClassification", input_ids=torch.tensor([output.prompt_token_ids]))
     torch.testing.assert_close(torch.as_tensor(output.outputs.data), logits.softmax(-1), **CLOSE)
@@ -85,9 +85,9 @@ def test_types_of_tokens_change_the_score(tmp_path: Path) -> None:
         (joined,) = llm.score("What?", "Why", template="{query}[SEP]{document}", use_tqdm=False)
         assert joined.prompt_token_ids == pair.prompt_token_ids
         assert abs(joined.outputs.score - pair.outputs.score) > 1e-4
-        with pytest.raises(PromptError, match="text_pair must be a string, got 3"):
+        with pytest.raises(PromptError, match=r"text_pair .* got 3"):
             llm.encode({"prompt": "What?", "text_pair": 3}, pooling_task="score", use_tqdm=False)
-        with pytest.raises(InvalidParameterError, match="the special tokens of a pair are 3"):
+        with pytest.raises(InvalidParameterError, match=r"special tokens .* 3"):
             llm.score("What?", "Why", truncate_prompt_tokens=2, use_tqdm=False)
     assert PoolingParams(task="score", token_type_ids=[0, 1]) == PoolingParams(task="score")  # one call of the head
 
@@ -95,10 +95,10 @@ def test_types_of_tokens_change_the_score(tmp_path: Path) -> None:
 def test_wrong_heads_are_refused(tmp_path: Path) -> None:
     """A pooling type that is not the head's; a head that was not saved."""
     path = make_tiny_encoder(tmp_path, "BertForSequenceClassification", type_vocab_size=2)
-    with pytest.raises(ConfigError, match="pooling_type='MEAN': the head of BertForSequenceClassification takes CLS"):
+    with pytest.raises(ConfigError, match=r"pooling_type='MEAN': .* BertForSequenceClassification takes CLS"):
         LLM(path, pooler_config={"pooling_type": "MEAN"}, **OPTIONS)
     bare = make_tiny_encoder(tmp_path / "bare", "BertModel", type_vocab_size=2)
-    with pytest.raises(CheckpointError, match=r"lacks weights the model needs: classifier\.bias"):
+    with pytest.raises(CheckpointError, match=r"classifier\.bias"):
         LLM(bare, hf_overrides={"architectures": ["BertForSequenceClassification"]}, **OPTIONS)
 
 

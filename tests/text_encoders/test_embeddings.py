@@ -115,14 +115,14 @@ def test_positions_after_that_of_padding_are_fewer(tmp_path: Path) -> None:
         (output,) = llm.embed([list(range(5, 69))], use_tqdm=False)
         assert len(output.prompt_token_ids) == 64
         assert llm.engine.max_model_len == 64
-    with pytest.raises(ConfigError, match="max_model_len=65 exceeds the 64 positions"):
+    with pytest.raises(ConfigError, match=r"max_model_len=65 .* 64 positions"):
         LLM(tmp_path, max_model_len=65, **OPTIONS)
 
 
 def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     """A model that mixes all tokens of a row, padding too; classes without a head; text."""
     make_tiny_encoder(tmp_path / "mixing", "FNetModel", type_vocab_size=2)
-    with pytest.raises(CheckpointError, match="FNetModel gives other results for a prompt in a batch than alone"):
+    with pytest.raises(CheckpointError, match=r"FNetModel .* batch"):
         LLM(tmp_path / "mixing", **OPTIONS)
     path = make_tiny_encoder(tmp_path / "bert", "BertModel", type_vocab_size=2)
     with pytest.raises(ConfigError, match=r"BertModel is an encoder without a head for classes.*convert='embed'"):
@@ -130,5 +130,5 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     with LLM(path, **OPTIONS) as llm:
         with pytest.raises(InvalidParameterError, match="has no task 'generate'"):
             llm.generate("Why?", use_tqdm=False)
-        with pytest.raises(InvalidParameterError, match="dimensions=33, but the model's embeddings have 32"):
+        with pytest.raises(InvalidParameterError, match=r"dimensions=33, .* 32"):
             llm.embed("Why?", dimensions=33, use_tqdm=False)

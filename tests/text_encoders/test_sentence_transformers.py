@@ -66,7 +66,7 @@ def test_prompts(tmp_path: Path) -> None:
         check_equal(llm, model, TEXTS, prompt_name="query")
         with pytest.raises(PromptError, match=r"prompt_name 'title'.*it has 'document', 'passage', 'query'"):
             llm.embed("Why?", prompt_name="title", use_tqdm=False)
-        with pytest.raises(PromptError, match="prompt_name puts a text before another one"):
+        with pytest.raises(PromptError, match="prompt_name"):
             llm.embed([[5, 6]], prompt_name="query", use_tqdm=False)
 
 

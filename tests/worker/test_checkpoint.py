@@ -219,13 +219,13 @@ def test_an_index_is_held_against_its_files(checkpoint: Path) -> None:
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, WEIGHTS)}))
     check_files(checkpoint)
     index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, "lm_head.bias"], WEIGHTS)}))
-    with pytest.raises(CheckpointError, match=r"model.safetensors lacks lm_head.bias, which .*index.json says"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors lacks lm_head.bias, .*index.json"):
         check_files(checkpoint)
     index.write_text(json.dumps({"weight_map": {names[0]: "model-2.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"lacks model-2.safetensors, which .*index.json names"):
+    with pytest.raises(CheckpointError, match=r"model-2.safetensors, .*index.json"):
         check_files(checkpoint)
     index.write_text("{}")
-    with pytest.raises(CheckpointError, match="not a readable index of weights"):
+    with pytest.raises(CheckpointError, match="readable index"):
         check_files(checkpoint)
     check_files(checkpoint, weights=False)
 
@@ -373,7 +373,7 @@ def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no .*safetensors: download all files"):
         LLM(str(checkpoint))
     (checkpoint / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"pickles, which can run code and are not loaded: .*safetensors"):
+    with pytest.raises(CheckpointError, match=r"pickles, .*safetensors"):
         LLM(str(checkpoint))
 
 
@@ -403,7 +403,7 @@ def test_a_processor_that_asks_for_torchvision(checkpoint: Path, processor: str)
         image_processor={"image_processor_type": images},
         video_processor={"video_processor_type": videos},
     )
-    with pytest.raises(CheckpointError, match="the processor cannot be made: transformers asks for") as caught:
+    with pytest.raises(CheckpointError, match="processor cannot be made") as caught:
         LLM(str(checkpoint))
     told = str(caught.value)
     assert told.endswith("; install it, or let the adapter's register_processor give a processor that does without")
@@ -441,7 +441,7 @@ def test_the_tokenizer_may_be_elsewhere(checkpoint: Path, tiny_llava: Path, tmp_
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.move(checkpoint / name, elsewhere / name)
     shutil.copy(elsewhere / "tokenizer_config.json", checkpoint)
-    with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded"):
+    with pytest.raises(CheckpointError, match="tokenizer cannot"):
         LLM(str(checkpoint))
     shutil.copy(elsewhere / "tokenizer.json", checkpoint)
     edit(elsewhere / "tokenizer_config.json", model_max_length=77)
@@ -517,7 +517,7 @@ def test_without_an_architecture(checkpoint: Path) -> None:
     """The plugin is chosen by the type of model; without that, too, no plugin can be."""
     edit(checkpoint / "config.json", architectures=None)
     assert checkpoints.read_architectures(checkpoint) == ("llava",)
-    with pytest.raises(PluginNotFoundError, match="no installed plugin serves llava;"):
+    with pytest.raises(PluginNotFoundError, match="serves llava;"):
         LLM(str(checkpoint))
     edit(checkpoint / "config.json", model_type=None)
     with pytest.raises(CheckpointError, match="names no architecture"):

@@ -71,9 +71,7 @@ def test_no_memory_for_blocks_is_told(gpu: dict[str, int]) -> None:
     memory = DeviceMemory(GPU, 0.5)
     gpu["peak"] = 39 * GIB
     memory.measure_peak(lambda: None)
-    with pytest.raises(
-        ConfigError, match=r"of 80.0 GiB, 50% may be used .*others have 2.0, .*take 39.0; raise gpu_mem"
-    ):
+    with pytest.raises(ConfigError, match=r"80.0 GiB, 50% .* 2.0, .* 39.0; .*gpu_mem"):
         memory.left_for_blocks()
 
 
@@ -98,11 +96,11 @@ def test_a_quantized_cache_counts_its_factors() -> None:
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert resolve_device("auto") == torch.device("cpu") == resolve_device("cpu")
-    with pytest.raises(ConfigError, match=r"device='cuda': torch .* sees no NVIDIA GPUs here"):
+    with pytest.raises(ConfigError, match=r"device='cuda': .* no NVIDIA GPUs"):
         resolve_device("cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_device("auto") == resolve_device("cuda") == resolve_device("cuda:0") == GPU
-    with pytest.raises(ConfigError, match=r"device='cuda:1': torch .* sees 1 NVIDIA GPU here"):
+    with pytest.raises(ConfigError, match=r"device='cuda:1': .* 1 NVIDIA GPU"):
         resolve_device("cuda:1")
 
 

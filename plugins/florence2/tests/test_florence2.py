@@ -114,7 +114,7 @@ def test_a_prompt_without_an_image(llm: LLM, processor: Any, text: str) -> None:
 
 def test_a_task_that_stands_alone(llm: LLM) -> None:
     """`<OD>` with more beside it is refused with transformers' reason."""
-    with pytest.raises(PromptError, match="Task token <OD> should be the only content in the prompt"):
+    with pytest.raises(PromptError, match="<OD>"):
         llm.engine.input_processor.process(prompt("<OD> cats", 1))
 
 
@@ -135,7 +135,7 @@ def test_a_conversation_names_a_task(llm: LLM, processor: Any) -> None:
 def test_images_of_another_size_are_refused(llm: LLM) -> None:
     """The processor states one number of tokens for all."""
     given = {**prompt("", 1), "mm_processor_kwargs": {"size": {"height": 32, "width": 32}}}
-    with pytest.raises(ProcessorKwargsError, match="size: images must have the tower's size"):
+    with pytest.raises(ProcessorKwargsError, match="size"):
         llm.engine.input_processor.process(given)
 
 
@@ -217,7 +217,7 @@ def test_log_probabilities(llm: LLM, processor: Any, reference: Any, expected: l
 
 def test_prompt_log_probabilities_are_refused(llm: LLM) -> None:
     """The encoder reads the prompt: its tokens have no probability."""
-    with pytest.raises(InvalidParameterError, match="prompt_logprobs: the prompt of an encoder-decoder is read by its"):
+    with pytest.raises(InvalidParameterError, match="prompt_logprobs"):
         llm.generate(prompt(PROMPTS[0], 0), greedy(2, prompt_logprobs=0), use_tqdm=False)
 
 
@@ -241,7 +241,7 @@ def test_half_precision(checkpoint: Path, processor: Any, reference: Any, dtype:
 
 def test_a_prompt_longer_than_the_encoder(llm: LLM) -> None:
     """Refused before the engine, with both numbers; the decoder's limit is `max_model_len`."""
-    with pytest.raises(PromptTooLongError, match=r"\d+ tokens, 17 of them for its items, .* it has 512 positions"):
+    with pytest.raises(PromptTooLongError, match=r"\d+ tokens, 17 of them .* 512"):
         llm.engine.input_processor.process(prompt("one two " * 400, 1))
     assert PromptTooLongError.status == 400
     assert llm.engine.max_model_len == 512
@@ -262,7 +262,7 @@ def test_what_an_encoder_decoder_does_not_take(checkpoint: Path, llm: LLM) -> No
         llm.generate("What?", SamplingParams(truncate_prompt_tokens=1), use_tqdm=False)
     with pytest.raises(ConfigError, match="states of an encoder-decoder's encoder are not quantized"):
         LLM(str(checkpoint), dtype="float32", kv_cache_dtype="int8")
-    with pytest.raises(ConfigError, match="max_model_len=600 exceeds the 512 positions"):
+    with pytest.raises(ConfigError, match="max_model_len=600 exceeds the 512"):
         LLM(str(checkpoint), dtype="float32", max_model_len=600)
 
 

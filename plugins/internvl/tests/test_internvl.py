@@ -167,7 +167,7 @@ def test_several_files(checkpoint: Path, llm: LLM, tmp_path: Path) -> None:
         (got,), (want,) = (one.generate(prompt, GREEDY, use_tqdm=False) for one in (sharded, llm))
     assert got.outputs[0].token_ids == want.outputs[0].token_ids
     (path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"lacks model-00002-of-00002\.safetensors, which .*index\.json names"):
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors, .*index\.json"):
         LLM(str(path))
 
 
@@ -219,7 +219,7 @@ def test_the_end_of_a_message_ends_an_output(llm: LLM) -> None:
 
 def test_other_roles_are_refused(llm: LLM) -> None:
     """By name."""
-    with pytest.raises(PromptError, match="knows no messages of role 'tool'; it knows system, developer"):
+    with pytest.raises(PromptError, match="'tool'; it knows system, developer"):
         llm.engine.input_processor.process_chat([{"role": "tool", "content": "See."}])
 
 

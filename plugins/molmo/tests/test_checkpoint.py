@@ -147,10 +147,10 @@ def test_files_are_missing_or_broken(path: Path) -> None:
     """One cut short, then none."""
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: the weights cannot be read"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         generate(path)
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"has no \*\.safetensors; .*download all files"):
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors"):
         generate(path)
 
 

@@ -144,7 +144,7 @@ def test_operators_template_has_priority(llm: LLM) -> None:
 def test_numbers_of_crops_that_are_none(llm: LLM, value: Any) -> None:
     """They are refused by name."""
     request = {"prompt": "x", "multi_modal_data": {"image": make_image(90, 70)}}
-    with pytest.raises(ProcessorKwargsError, match="max_crops must be an integer from 1 to 100"):
+    with pytest.raises(ProcessorKwargsError, match="max_crops"):
         llm.generate([{**request, "mm_processor_kwargs": {"max_crops": value}}], use_tqdm=False)
 
 
@@ -157,9 +157,9 @@ def test_a_second_image_is_refused(llm: LLM) -> None:
 
 def test_numbers_of_crops_at_start(tmp_path: Path) -> None:
     """The operator's are checked, too."""
-    with pytest.raises(ProcessorKwargsError, match="max_crops must be an integer from 1 to 100, got 0"):
+    with pytest.raises(ProcessorKwargsError, match=r"max_crops .* got 0"):
         LLM(str(make_tiny_checkpoint(tmp_path)), mm_processor_kwargs={"max_crops": 0})
-    with pytest.raises(ProcessorKwargsError, match="does not take 'crops'; accepted: max_crops"):
+    with pytest.raises(ProcessorKwargsError, match="'crops'; accepted: max_crops"):
         LLM(str(tmp_path), mm_processor_kwargs={"crops": 3})
 
 
@@ -167,7 +167,7 @@ def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     """One without the family's tokens is refused."""
     path = make_tiny_checkpoint(tmp_path / "molmo")
     train_tokenizer([]).save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(CheckpointError, match="the tokenizer has no <im_start>, <im_end>, <im_patch>, <im_col>"):
+    with pytest.raises(CheckpointError, match="<im_start>, <im_end>, <im_patch>, <im_col>"):
         LLM(str(path), tokenizer=str(tmp_path / "tokenizer"))
 
 
@@ -176,5 +176,5 @@ def test_settings_of_another_model(tmp_path: Path) -> None:
     path = make_tiny_checkpoint(tmp_path)
     file = path / "preprocessor_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "image_patch_size": 12}))
-    with pytest.raises(CheckpointError, match="patches of 12 pixels of crops of 48 pixels, but the model's are 8"):
+    with pytest.raises(CheckpointError, match="12 pixels of crops of 48 pixels, but the model's are 8"):
         LLM(str(path), dtype="float32")

@@ -138,14 +138,14 @@ def test_truncation_is_opt_in(llm: LLM, processor: Any) -> None:
     got = process(llm, PLACEHOLDER, long, truncation=True)
     assert got.token_ids == want["input_ids"][0].tolist()
     assert torch.equal(got.features[0].data["input_features"].data, want["input_features"][0])
-    with pytest.raises(MediaTooLargeError, match=r"in parts, or mm_processor_kwargs={.truncation.: True}"):
+    with pytest.raises(MediaTooLargeError, match=r"mm_processor_kwargs={.truncation.: True}"):
         process(llm, PLACEHOLDER, long, truncation=False)
 
 
 @pytest.mark.parametrize("kwargs", [{"padding": "longest"}, {"sampling_rate": 8000}, {"truncation": "yes"}])
 def test_other_arguments_are_refused(llm: LLM, kwargs: dict[str, Any]) -> None:
     """Arguments that the encoder cannot take, and unknown ones."""
-    with pytest.raises(ProcessorKwargsError, match="takes only 'truncation', True or False, got"):
+    with pytest.raises(ProcessorKwargsError, match="'truncation'"):
         process(llm, PLACEHOLDER, make_audio(RATE), **kwargs)
 
 

@@ -183,7 +183,7 @@ def test_processor_files(tmp_path: Path, ask_hf: Callable[..., Any], architectur
 
 def test_unusual_processor_files(tmp_path: Path) -> None:
     """Settings that are not supported are refused, so is a checkpoint without any; it cannot set our own."""
-    with pytest.raises(CheckpointError, match="do_resize=False, which is not supported"):
+    with pytest.raises(CheckpointError, match="do_resize=False"):
         QWEN2.of_checkpoint({"do_resize": False})
     assert QWEN2.of_checkpoint({"sampling_asked": True, "bounds_all_frames": True}) == QWEN2
     with pytest.raises(CheckpointError, match=r"put preprocessor_config\.json there"):
@@ -238,7 +238,7 @@ def test_arguments_of_videos_are_not_images(process: Process) -> None:
     smaller = identifiers(max_pixels=7840)
     assert not {image, video} & {*smaller}
     assert identifiers(images_kwargs={"max_pixels": 7840}) == [smaller[0], video]
-    with pytest.raises(ProcessorKwargsError, match="images_kwargs: 'fps' is no argument for image items"):
+    with pytest.raises(ProcessorKwargsError, match="images_kwargs: 'fps'"):
         identifiers(images_kwargs={"fps": 1})
 
 
@@ -324,7 +324,7 @@ def test_nothing_exceeds_the_worst_case(llm: LLM, process: Process) -> None:
 
 def test_too_large_an_image(process: Process) -> None:
     """A request that would enlarge an image to more tokens than fit is refused before processing."""
-    with pytest.raises(PromptTooLongError, match=r"image of 40 x 40 pixels becomes .* more than max_model_len=4096"):
+    with pytest.raises(PromptTooLongError, match=r"40 x 40 pixels .* max_model_len=4096"):
         process(IMAGE, {"image": make_image(40, 40, 0)}, min_pixels=10**12, max_pixels=10**12)
 
 
@@ -342,7 +342,7 @@ def test_items_side_by_side(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=2)
     images, video = [make_image(60, 60, i) for i in range(2)], make_video(4, 60, 60, 0)
     prompt = {"prompt": "<|image_pad|><|image_pad|>", "multi_modal_data": {"image": images}}
-    with pytest.raises(PlaceholderError, match="image 0 and 1 stand side by side"):
+    with pytest.raises(PlaceholderError, match="image 0 and 1"):
         llm.generate(prompt, params, use_tqdm=False)
     for text in ("<|image_pad|><|video_pad|>", "<|image_pad|>,<|video_pad|><|image_pad|>"):
         media = {"image": images[: text.count("image")], "video": video}

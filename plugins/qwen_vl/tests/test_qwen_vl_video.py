@@ -140,7 +140,7 @@ def test_the_rate_is_needed(llm: LLM, process: Process) -> None:
         return
     with pytest.raises(ProcessorKwargsError, match=r"give \(frames, \{'fps': 25\}\), or num_frames or"):
         process(make_video(8), fps=4)
-    with pytest.raises(ProcessorKwargsError, match="num_frames=9, but the video has only 3 frames"):
+    with pytest.raises(ProcessorKwargsError, match=r"num_frames=9, .* 3 frames"):
         process(make_video(3), num_frames=9)
 
 
@@ -211,11 +211,9 @@ def test_too_long_a_prompt(llm: LLM, process: Process, monkeypatch: pytest.Monke
     """Refused by its size alone: no frame is read."""
     monkeypatch.setattr(Video, "read", lambda *_: pytest.fail("a frame was read"))
     video = (np.zeros((300, 40, 40, 3), np.uint8), {"fps": 1.0})
-    with pytest.raises(
-        PromptTooLongError, match=r"^video 0: the video's 300 frames of .* tokens, more than max_model_len=4096;"
-    ):
+    with pytest.raises(PromptTooLongError, match=r"^video 0: .* 300 frames .* max_model_len=4096"):
         process(video, max_frames=300, size={"shortest_edge": 10**9, "longest_edge": 10**9})
-    with pytest.raises(MediaTooLargeError, match=r"video 0: the video has 300 frames .* more than max_frames=16"):
+    with pytest.raises(MediaTooLargeError, match=r"video 0: .* 300 frames .* max_frames=16"):
         process(video, do_sample_frames=False)
     with pytest.raises(MediaError, match="video 0"):
         process((np.zeros((4, 1, 300, 3), np.uint8), {"fps": 1.0}))

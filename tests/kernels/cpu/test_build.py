@@ -113,16 +113,16 @@ def test_the_user_wants_what_there_is_not(tmp_path: Path, monkeypatch: pytest.Mo
         load(monkeypatch, "avx1024")
     (tmp_path / "other.so").write_text("no library", encoding="ascii")
     for path in (str(tmp_path / "other.so"), _ctypes.__file__):  # no library, and one of others
-        with pytest.raises(ConfigError, match=r"CORELLM_CPU_KERNELS='.*; leave it out to have one chosen"):
+        with pytest.raises(ConfigError, match="CORELLM_CPU_KERNELS='"):
             load(monkeypatch, path)
     monkeypatch.setitem(library.ARGUMENTS, "norm", library.Call)
-    with pytest.raises(ConfigError, match=r"is of another version: it has no kernel norm for Call; leave it out"):
+    with pytest.raises(ConfigError, match="no kernel norm for Call"):
         load(monkeypatch, str(build.library_path("plain")))
     monkeypatch.undo()
     monkeypatch.setattr(library, "library_path", lambda name: Path("/no/such/library.so"))
-    with pytest.raises(ConfigError, match="CORELLM_CPU_KERNELS='plain': not built, or not for this processor"):
+    with pytest.raises(ConfigError, match="CORELLM_CPU_KERNELS='plain': not built"):
         load(monkeypatch, "plain")
-    with pytest.raises(OSError, match="not built, or not for this processor"):
+    with pytest.raises(OSError, match="not built"):
         load(monkeypatch, "")
     monkeypatch.setattr(library, "is_current", lambda: False)
     with pytest.raises(OSError, match=r"python -m corellm_kernels.cpu.build needs g\+\+ or clang"):
