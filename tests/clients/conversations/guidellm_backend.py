@@ -1,4 +1,4 @@
-"""The backend of guidellm's benchmarks, with a conversation as its history. It puts a message's text before its image."""
+"""The backend of guidellm's benchmarks, with a conversation as its history; a message's text goes before its image."""
 
 import asyncio
 import sys
