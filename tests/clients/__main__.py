@@ -29,17 +29,18 @@ _SECONDS = 300
 """That a client may take."""
 
 
-def reference(http: httpx.Client) -> list[str]:
+def reference(http: httpx.Client, *, text_first: bool) -> list[str]:
     """The output of each turn, by plain HTTP."""
     url = "data:image/png;base64," + base64.b64encode(IMAGE.read_bytes()).decode()
     messages: list[dict[str, Any]] = []
     for i, question in enumerate(QUESTIONS):
+        text = [{"type": "text", "text": question}]
         image = [] if i else [{"type": "image_url", "image_url": {"url": url}}]
-        messages.append({"role": "user", "content": [*image, {"type": "text", "text": question}]})
+        messages.append({"role": "user", "content": [*text, *image] if text_first else [*image, *text]})
         body = {"model": MODEL, "messages": messages, "temperature": 0}
         response = http.post("/v1/chat/completions", json=body).raise_for_status()
         messages.append({"role": "assistant", "content": response.json()["choices"][0]["message"]["content"]})
-    return [message["content"] for message in messages[1::2]]
+    return [message["content"].strip() for message in messages[1::2]]
 
 
 def result(client: Client, cache: Path, url: str, want: list[str]) -> str:
@@ -69,10 +70,12 @@ def main() -> int:
         parser.error(f"no client {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
     failed = 0
     with tempfile.TemporaryDirectory() as folder, command(Path("demo"), Path(folder)) as running:
-        url, want = str(running.http.base_url).rstrip("/"), [text.strip() for text in reference(running.http)]
-        print(f"{'plain HTTP':24}{', '.join(want)}", flush=True)
+        url = str(running.http.base_url).rstrip("/")
+        wants = [reference(running.http, text_first=text_first) for text_first in (False, True)]
+        print(f"{'plain HTTP':24}{', '.join(wants[0])}", flush=True)
         for name in args.names or CLIENTS:
-            found = result(CLIENTS[name], args.cache.resolve(), url, want)
+            client = CLIENTS[name]
+            found = result(client, args.cache.resolve(), url, wants[client.text_first])
             failed |= found.startswith("failed")
             print(f"{name:24}{found}", flush=True)
     return failed

@@ -29,6 +29,8 @@ class Client:
     """What pip or npm installs into the environment."""
     alone: tuple[str, ...] = ()
     """What pip installs without its dependencies, of which it needs only the requirements."""
+    text_first: bool = False
+    """Whether it puts a message's text before its image."""
 
     @property
     def is_python(self) -> bool:
@@ -83,7 +85,32 @@ CLIENTS = {
     "LlamaIndex": Client("llama_index_like.py", "llama-index", ("llama-index-llms-openai-like",)),
     "Pydantic AI": Client("pydantic_agent.py", "pydantic-ai", ("pydantic-ai-slim[openai]",)),
     "instructor": Client("instructor_plain.py", "instructor", ("instructor",)),
-    "guidellm": Client("guidellm_backend.py", "guidellm", ("guidellm",)),
+    "guidellm": Client(
+        "guidellm_backend.py",
+        "guidellm",
+        (
+            "httpx[http2]<1",
+            "pydantic",
+            "pydantic-settings",
+            "more-itertools",
+            "loguru",
+            "pyyaml",
+            "numpy",
+            "culsans",
+            "msgpack",
+            "rich",
+            "click",
+            "typing-extensions",
+            "uvloop",
+            "protobuf",
+            "faker",
+            "ftfy",
+            "tabulate",
+            "eval_type_backport",
+        ),
+        ("guidellm",),
+        text_first=True,
+    ),
     "lm-eval": Client(
         "lm_eval_chat.py",
         "lm-eval",

@@ -250,7 +250,7 @@ def test_parts(running: Running) -> None:
         ({"type": "input_image", "image_url": data_url(9)[:400]}, "image"), ({"type": "input_file"}, "needs file_data"),
         ({"type": "input_image"}, "needs 'image_url'"), ({"type": "input_text"}, "string under 'text'"),
         ({"type": "input_text", "text": "x", "y": 1}, "no 'y'"),
-        ({"type": "input_file", "file_url": "https://example.org/x.pdf"}, "needs file_data"),
+        ({"type": "input_file", "file_url": "https://example.org/x.pdf"}, "modality is not known"),
         ({"type": "input_file", "file_data": "data:application/pdf;base64,AAAA"}, "needs file_data"),
         ({"type": "input_file", "file_data": "/etc/passwd"}, "needs file_data"),
         ({"type": "input_file", "file_data": "data:audio/wav;base64,AAAA"}, "takes no audio"),
