@@ -106,7 +106,8 @@ class QwenVLProcessor:
                 f"the image of {image.width} x {image.height} pixels becomes {tokens} tokens, more than "
                 f"max_model_len={max_tokens}; lower min_pixels and max_pixels in mm_processor_kwargs"
             )
-        processed: Mapping[str, Any] = self.image_processor([image], **pixels, return_tensors="pt")
+        size = {"shortest_edge": least, "longest_edge": most}  # of pixels, not of edges
+        processed: Mapping[str, Any] = self.image_processor([image], size=size, return_tensors="pt")
         return processed
 
     def _image_bounds(self, kwargs: Mapping[str, Any]) -> tuple[int, int]:
