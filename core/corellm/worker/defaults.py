@@ -160,7 +160,9 @@ def _random_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     from transformers import GenerationConfig
 
     with load_config.device:
-        model = cls._from_config(deepcopy(hf_config), dtype=load_config.dtype, attn_implementation=attention_of(cls))
+        model = cls._from_config(
+            deepcopy(hf_config), dtype=load_config.dtype, attn_implementation=_attention_of_parts(cls, hf_config)
+        )
     if (load_config.model_path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(load_config.model_path)
     return model
@@ -180,7 +182,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
                 load_config.model_path,
                 config=hf_config,
                 dtype=load_config.dtype,
-                attn_implementation=attention_of(cls),
+                attn_implementation=_attention_of_parts(cls, hf_config),
                 use_safetensors=True,
                 trust_remote_code=load_config.trust_remote_code,
                 output_loading_info=True,
@@ -199,6 +201,23 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
 def attention_of(cls: Any) -> str:
     """Return the attention of what is not the text decoder."""
     return "sdpa" if cls._supports_sdpa else "eager"
+
+
+def _attention_of_parts(cls: Any, hf_config: Any) -> str | dict[str, str]:
+    """Return the attention that a model is made with: one name, or one for each configuration inside.
+
+    A text decoder that has no SDPA is made with its own, before it gets the engine's: transformers refuses to make it.
+    """
+    import transformers
+
+    own, text = attention_of(cls), hf_config.get_text_config()
+    parts = dict.fromkeys(hf_config.sub_configs, own)
+    decoders = transformers.MODEL_MAPPING.get(type(text), None)
+    decoder = decoders[0] if isinstance(decoders, tuple) else decoders
+    names = [name for name in parts if getattr(hf_config, name, None) is text]
+    if not names or decoder is None or attention_of(decoder) == own:
+        return own
+    return {"": own, **parts, **dict.fromkeys(names, attention_of(decoder))}
 
 
 def _require_weights(path: Path) -> None:
