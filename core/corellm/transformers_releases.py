@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corellm.errors import UntestedTransformersWarning
 
@@ -21,19 +21,24 @@ _CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 """How forward passes call transformers' Cache: the first since 5.24, one of the others before."""
 
 
-@cache
-def cache_argument(kind: type[nn.Module]) -> str | None:
-    """Return the name by which a class of modules takes transformers' Cache; None if it does not.
+def cache_argument(module: nn.Module) -> str | None:
+    """Return the name by which modules of a class take transformers' Cache; None if they do not.
 
-    It may still take an older name, with a warning in every step.
+    They may still take an older name, with a warning in every step.
     """
+    kind: Any = type(module)  # mypy: no class is hashable
+    return _cache_argument(kind)
+
+
+@cache
+def _cache_argument(kind: Any) -> str | None:
     accepted = signature(kind.forward).parameters
     return next((name for name in _CACHE_ARGUMENTS if name in accepted), None)
 
 
-def no_cache(kind: type[nn.Module]) -> dict[str, None]:
-    """Return the argument that tells a class of modules that there is no Cache; none if it takes no Cache."""
-    name = cache_argument(kind)
+def no_cache(module: nn.Module) -> dict[str, None]:
+    """Return the argument that tells a module that there is no Cache; none if it takes no Cache."""
+    name = cache_argument(module)
     return {} if name is None else {name: None}
 
 

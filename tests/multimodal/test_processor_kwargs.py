@@ -12,7 +12,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessorKwargs
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.processing_utils import VideosKwargs
 
 from corellm.errors import ContractError, ProcessorKwargsError, SurplusPlaceholderError
@@ -26,7 +26,7 @@ from tests.multimodal.toy import IMAGE, VIDEO, Toy, make, make_image
 NAMES = {"image": frozenset({"size", "crop"}), "video": frozenset({"size", "fps"})}
 
 PARTS = SimpleNamespace(
-    valid_processor_kwargs=Qwen2VLProcessorKwargs,
+    valid_processor_kwargs=Qwen2VLProcessor.valid_processor_kwargs,
     image_processor=SimpleNamespace(valid_kwargs=Qwen2VLImageProcessorPil.valid_kwargs),
     video_processor=SimpleNamespace(valid_kwargs=VideosKwargs),
 )
@@ -57,7 +57,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 def test_arguments_are_sorted_as_transformers_sorts_them(kwargs: dict[str, Any]) -> None:
     """Each modality gets what transformers would hand to its part of Qwen2-VL's processor."""
     names = {modality: declared_arguments(PARTS, modality) for modality in ("image", "video")}
-    merged = transformers.ProcessorMixin._merge_kwargs(PARTS, Qwen2VLProcessorKwargs, **kwargs)
+    merged = transformers.ProcessorMixin._merge_kwargs(PARTS, PARTS.valid_processor_kwargs, **kwargs)
     resolved = KwargsByModality({}, names).resolve(kwargs)
     for modality, group in (("image", "images_kwargs"), ("video", "videos_kwargs")):
         assert resolved[modality] == {name: value for name, value in merged[group].items() if name in VALUES}

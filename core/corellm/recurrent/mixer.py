@@ -43,7 +43,7 @@ class Mixer:
         parameters = signature(module.forward).parameters
         self._names = names = [name for name, p in parameters.items() if p.kind is not Parameter.VAR_KEYWORD]
         self._hidden = names[0]
-        takes = cache_argument(type(module))
+        takes = cache_argument(module)
         index: Any = getattr(module, "layer_idx", None)
         if takes is None or not isinstance(index, int):
             raise ContractError(f"{self} keeps a state, but takes no cache or has no layer_idx")

@@ -116,7 +116,7 @@ def run_decoder(
         cache: of this step.
         paged: what attention layers get.
     """
-    takes = cache_argument(type(language_model)) or "past_key_values"
+    takes = cache_argument(language_model) or "past_key_values"
     output = language_model(
         inputs_embeds=inputs_embeds[None],
         attention_mask=positions.new_ones(1, 1).expand(1, len(inputs_embeds)),  # else one is made, by a length

@@ -143,7 +143,7 @@ def _watched(layer: nn.Module, *, like: Tensor, width: int, angles: tuple[int, .
             position_ids=torch.arange(_NUM_TOKENS, device=like.device)[None] * 1_000_000,
             use_cache=False,
             paged=step,
-            **no_cache(type(layer)),
+            **no_cache(layer),
         )
     )
     return (step.calls, given) if step.calls and given is not None else None

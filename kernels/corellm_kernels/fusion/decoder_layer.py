@@ -90,7 +90,7 @@ def fused_decoder_layer(module: nn.Module, _: KernelSet) -> nn.Module | None:
         "position_ids": None,
         "use_cache": False,
         "paged": _Step(),
-        **no_cache(type(module)),
+        **no_cache(module),
     }
     theirs = outcome(lambda: _tried(module, between.weight, arguments))
     if theirs is None:

@@ -19,8 +19,9 @@ def load_processor(path: Path) -> Any:
     """Return the processor of a checkpoint; where torchvision processes its images, it stays as it is."""
     processor = AutoProcessor.from_pretrained(path)
     images = processor.image_processor
-    if type(images).__name__.endswith("Pil"):
-        images.__class__ = _taking_tensors(type(images))
+    kind: Any = type(images)  # mypy: no class is hashable
+    if kind.__name__.endswith("Pil"):
+        images.__class__ = _taking_tensors(kind)
     return processor
 
 
