@@ -1,4 +1,4 @@
-"""Items in a form of the author's own: what the parser returns identifies them."""
+"""Items in a form of the author's own, which the parser identifies, and arguments of the author's own."""
 
 from __future__ import annotations
 
@@ -51,3 +51,57 @@ def test_a_table_beside_it_does_not(tmp_path: Path) -> None:
     assert broken is not None
     assert broken.hook == "get_data_parser"
     assert "own_items" in str(broken.expected)
+
+
+ARGUMENT_RULE = "test_every_processor_argument_is_kept"
+_TAKES = """
+@hookimpl
+def call_hf_processor(self, mm_data, mm_kwargs):
+    from corellm.multimodal import check_processor_kwargs
+
+    given = dict(mm_kwargs)
+    said = given.pop("said", "")CHANGED
+    check_processor_kwargs(self.context.hf_processor, given)
+    outputs = self.context.hf_processor(images=mm_data["image"], return_tensors="pt", **given)
+    return {"pixel_values": outputs["pixel_values"] + len(said)}
+"""
+_CONTRACT = '''"""The contract of a LLaVA that takes a text beside an image."""
+
+from corellm.testing import AdapterContract, Reference
+from corellm_llava import Llava
+
+
+class Said(Reference):
+    def process(self, text, media, kwargs):
+        given = dict(kwargs)
+        said = given.pop("said", "")
+        output = super().process(text, media, given)
+        return output | {"pixel_values": output["pixel_values"] + len(said)}
+
+
+class TestLlava(AdapterContract):
+    adapter = Llava
+    reference = Said
+    argument_values = {"said": ["left", "rights"]}
+'''
+
+
+@dataclass(frozen=True)
+class _Takes:
+    """LLaVA with an argument of its own, a text, and a contract that says so."""
+
+    adapter: Mutant
+
+    def apply(self, package: Path) -> None:
+        self.adapter.apply(package)
+        (package / "contract.py").write_text(_CONTRACT)
+
+
+@pytest.mark.parametrize("changed", ["", ".strip()"])
+def test_a_text_argument_is_kept_whole(tmp_path: Path, changed: str) -> None:
+    """One that only the adapter takes is tried, too, and with spaces around it: they are the user's."""
+    adapter = LLAVA.given("", ARGUMENT_RULE, "call_hf_processor", _TAKES.replace("CHANGED", changed))
+    verdict = examine(adapter.contract, [ARGUMENT_RULE], tmp_path, _Takes(adapter))
+    broken = verdict.broken(ARGUMENT_RULE)
+    assert (verdict.passed == [ARGUMENT_RULE]) == (not changed), str(verdict)
+    assert (broken is not None and "'  left\\n'" in str(broken.expected)) == bool(changed), str(verdict)

@@ -179,6 +179,8 @@ def accepted_processor_kwargs(processor: Any) -> frozenset[str] | None:
     """
     if getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None) is not None:
         return frozenset().union(*(declared_arguments(processor, modality) or () for modality in SUBPROCESSORS))
+    if not callable(processor):
+        return None
     parameters = signature(processor).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

@@ -256,11 +256,15 @@ def _two_items(subject: Subject, modality: str) -> list[Part]:
 def _types(contract: type[ArgumentRules], subject: Subject, modality: str) -> list[tuple[str, Any]]:
     """Return `(name, annotation or None)` of the arguments that the processor names, else the adapter or the class.
 
-    The adapter may have left one out: each of the class is tried on the items of every modality.
+    The adapter may have left one out: each of the class is tried on the items of every modality. So is an argument of
+    the adapter's own, which the class alone names.
     """
-    declared = declared_types(subject.context.hf_processor, modality)
+    processor = subject.context.hf_processor
+    declared = declared_types(processor, modality)
     if declared is None:
         declared = dict.fromkeys({*contract.argument_values, *(kwargs_names(subject.hooks, modality) or ())})
+    others = accepted_processor_kwargs(processor) or frozenset()
+    declared |= dict.fromkeys(contract.argument_values.keys() - declared.keys() - others)
     return sorted(declared.items())
 
 
