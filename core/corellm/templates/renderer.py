@@ -17,7 +17,7 @@ from corellm.errors import ProcessingError, PromptError
 
 RENDER_SECONDS = 4.0
 """Time limit for everything rendered for one conversation."""
-PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 2.0
 """The same while another conversation waits: a template takes milliseconds."""
 _WAIT_SECONDS = 60.0
 """How long a conversation waits for its turn."""
