@@ -17,7 +17,7 @@ room, which needs `corellm[serve]`. In reading order:
     pooled          runs the inputs of a request to a model that pools, with `scoring` of pairs; `uses` says which
                     server to start instead
     errors          what clients are told
-    logs            one line per request, in `log_format`; `metrics` and `tracing` count and time them by `stages`
+    logs            one line per request, in `log_format`; `metrics` and `tracing` count and time, by `stages`
     engine_process  the engine in a process of its own
     batch           requests from a file, through the same application
 """
