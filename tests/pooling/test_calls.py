@@ -171,7 +171,7 @@ MISTAKES: dict[str, tuple[Any, type[CorellmError], str]] = {
         InvalidParameterError,
         "token_type_ids has 1 types, and the prompt 2 tokens",
     ),
-    "an empty prompt": (lambda llm: llm.embed(""), PromptError, "the prompt is empty"),
+    "a prompt without tokens": (lambda llm: llm.embed([[]]), PromptError, "the prompt is empty"),
     "no query": (lambda llm: llm.score([], "a"), InvalidParameterError, "at least one query and one document"),
     "no document": (lambda llm: llm.score("a", []), InvalidParameterError, "at least one query and one document"),
     "uneven pairs": (lambda llm: llm.score(["a", "b"], ["c"] * 4), InvalidParameterError, "2 queries for 4 documents"),

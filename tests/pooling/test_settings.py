@@ -224,7 +224,8 @@ def test_several_stated_modes_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kinds", "pooling", "message"),
     [
-        (["Transformer", "Dense"], {}, "in this order"),
+        (["Transformer", "Dense"], {}, "one vector for each token .ColBERT"),
+        (["Transformer", "Normalize"], {}, "in this order"),
         (["Transformer", "Pooling", "LSTM"], {"pooling_mode": "mean"}, "the module LSTM cannot be run"),
         (["Transformer", "Normalize", "Pooling"], {"pooling_mode": "mean"}, "in this order"),
         (["Transformer", "Pooling"], {"pooling_mode_median_tokens": True}, "pooling by median_tokens cannot be run"),

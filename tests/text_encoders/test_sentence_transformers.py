@@ -70,6 +70,14 @@ def test_prompts(tmp_path: Path) -> None:
             llm.embed([[5, 6]], prompt_name="query", use_tqdm=False)
 
 
+def test_an_empty_text_among_others(tmp_path: Path) -> None:
+    """Is embedded as its special tokens, behind the default prompt if there is one."""
+    for name, options in (("plain", {}), ("prompts", {"prompts": {"query": "One "}, "default_prompt_name": "query"})):
+        model = saved(tmp_path / name, "mean", **options)
+        with LLM(tmp_path / name / "saved", **OPTIONS) as llm:
+            check_equal(llm, model, ("What?", "", "One two"))
+
+
 def test_lower_case(tmp_path: Path) -> None:
     """Texts are lowered where `sentence_bert_config.json` says so."""
     saved(tmp_path, "mean")

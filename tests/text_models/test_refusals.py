@@ -123,6 +123,15 @@ def test_sinks_need_a_backend_that_adds_them(tmp_path: Path, monkeypatch: pytest
         LLM(str(tmp_path), dtype="float32", attention_backend="cpu").close()
 
 
+@pytest.mark.parametrize("family", ["CLIP", "Siglip", "Siglip2"])
+def test_two_towers_are_refused(family: str) -> None:
+    """By what they are: no decoder is missed. Their class is looked for under the names of decoders."""
+    hf_config = getattr(transformers, f"{family}Config")()
+    hf_config.architectures = [f"{family}ForCausalLM"]
+    with pytest.raises(PluginNotFoundError, match=rf"{family}Model embeds texts and images by two encoders"):
+        check_architecture(hf_config)
+
+
 def test_media_are_refused(tmp_path: Path) -> None:
     """In a prompt and in a conversation; the next request has output."""
     image = random_image(30, 20, 0)

@@ -82,6 +82,7 @@ class InputProcessor:
         named: texts to put before a prompt's text, by name (`"prompt_name"`).
         default_name: the name where a prompt has none; None for no text.
         max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
+        pools: whether prompts are pooled; then a text may be empty, if the tokenizer adds special tokens.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class InputProcessor:
         named: Mapping[str, str] | None = None,
         default_name: str | None = None,
         max_states: int | None = None,
+        pools: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self._hooks, self.max_states = hooks, max_states
@@ -119,6 +121,7 @@ class InputProcessor:
         self._chat_template = chat_template
         self._scheduling_policy = scheduling_policy
         self._named, self._default_name = named or {}, default_name
+        self._pools = pools
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class InputProcessor:
                 raise PromptError(f"{name} must be a dict with strings for keys")
         text = fields.get("prompt")
         token_ids, pair = self._token_ids(fields)
-        if not mm_data and (text == "" or not token_ids):
+        if not mm_data and ((text == "" and not self._pools) or not token_ids):
             raise PromptError("the prompt is empty; write at least one character, or give an item")
         salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
         if salt is not None and not (isinstance(salt, str) and salt and is_unicode(salt)):
@@ -245,7 +248,7 @@ class InputProcessor:
             raise PromptError(f"prompt must be a string, got {text!r:.100}")
         if other is not None:
             return self._encode_pair(text, other, fields)
-        if text:
+        if text or self._pools:
             text = self._prefix(fields.get("prompt_name")) + text
         self._text_limit.check(text)
         return self._known(self._encode(text, add_special_tokens=True)), None

@@ -149,7 +149,8 @@ def make_input_processor(
     max_model_len: int,
 ) -> InputProcessor:
     """Return the processor of prompts."""
-    stated = read_stated_pooling(opened.context.model_path) if opened.use.runner == "pooling" else None
+    pools = opened.use.runner == "pooling"
+    stated = read_stated_pooling(opened.context.model_path) if pools else None
     if stated is not None and stated.lowers_case:
         lower_case(opened.context.tokenizer)
     return InputProcessor(
@@ -164,4 +165,5 @@ def make_input_processor(
         named=None if stated is None else stated.prompts,
         default_name=None if stated is None else stated.default_prompt,
         max_states=opened.hooks.get_max_encoder_states(),
+        pools=pools,
     )

@@ -57,6 +57,11 @@ def read_stated_pooling(path: Path) -> StatedPooling | None:
     kinds = [kind for kind, _ in modules]
     if kinds == ["Transformer"]:  # as of cross-encoders
         return None
+    if kinds[:1] == ["Transformer"] and "Dense" in kinds and "Pooling" not in kinds:
+        raise CheckpointError(
+            f"{file}: a model of one vector for each token (ColBERT, as PyLate writes it), whose marks of queries and "
+            "documents corellm does not add; run it with PyLate or sentence-transformers (MultiVectorEncoder)"
+        )
     pooling = [folder for kind, folder in modules if kind == "Pooling"]
     if len(pooling) != 1 or kinds != sorted(kinds, key=("Transformer", "Pooling", "Dense", "Normalize").index):
         raise CheckpointError(

@@ -17,11 +17,12 @@ def check_architecture(hf_config: Any) -> None:
     """Check that the engine can run a checkpoint's model.
 
     Raises:
-        PluginNotFoundError: transformers has no such class, or it is multimodal: it needs a plugin.
+        PluginNotFoundError: transformers has no such class, or it is multimodal: it needs a plugin; or has no decoder.
         CheckpointError: it does not fit a paged cache; says why.
     """
     names = hf_config.architectures or ()
     cls = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    _refuse_two_towers(hf_config)
     if cls is None or _is_multimodal(hf_config):
         what = f"has no {' or '.join(names)}" if cls is None else f"has {cls.__name__} as a multimodal model"
         raise PluginNotFoundError(
@@ -31,6 +32,17 @@ def check_architecture(hf_config: Any) -> None:
     reason = _why_not(cls, hf_config)
     if reason is not None:
         raise CheckpointError(f"{cls.__name__} {reason}; run this checkpoint with transformers' own generate")
+
+
+def _refuse_two_towers(hf_config: Any) -> None:
+    """Refuse CLIP, SigLIP and their kin: an encoder of texts and one of images, which share no decoder."""
+    base = transformers.MODEL_MAPPING.get(type(hf_config), None)
+    if hasattr(base, "get_text_features") and hasattr(base, "get_image_features"):
+        raise PluginNotFoundError(
+            f"{base.__name__} embeds texts and images by two encoders, and corellm runs one decoder, or one encoder of "
+            f"texts; run this checkpoint with transformers ({base.__name__}.get_text_features, get_image_features), or "
+            f"embed with a model whose decoder reads images (convert='embed')"
+        )
 
 
 def _is_multimodal(hf_config: Any) -> bool:
