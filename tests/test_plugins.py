@@ -287,7 +287,7 @@ def test_entry_point_must_name_a_class(install: Install) -> None:
     ("declared", "message"),
     [
         ("contract = 2", r"speaks contract 2, this corellm speaks 1; upgrade corellm"),
-        ("contract = 0", r"speaks contract 0, this corellm speaks 1; upgrade the plugin: pip install -U toy"),
+        ("contract = 0", r"speaks contract 0, this corellm speaks 1; upgrade toy"),
         ("contract = range(2, 4)", r"speaks contract 2 to 3"),
         ("contract = 'one'", r"must declare the contract version.*got 'one'"),
         ("contract = True", r"must declare the contract version.*got True"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html as markup
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,3 +22,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     from docs.generate.directives import expand
 
     return expand(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Return the page with each cell of a table labelled by its column's head: a phone shows rows one cell a line."""
+    return re.sub(r"<table>.*?</table>", lambda found: _label_cells(found[0]), html, flags=re.DOTALL)
+
+
+def _label_cells(table: str) -> str:
+    heads = [re.sub(r"<[^>]+>", "", head).strip() for head in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.DOTALL)]
+    labels = [f' data-label="{markup.escape(markup.unescape(head))}"' if head else "" for head in heads]
+
+    def label_row(row: re.Match[str]) -> str:
+        of_columns = iter(labels)
+        return re.sub(r"<td\b", lambda cell: cell[0] + next(of_columns, ""), row[0])
+
+    return re.sub(r"<tr>.*?</tr>", label_row, table, flags=re.DOTALL)

@@ -128,7 +128,7 @@ def test_the_core_after_that_refuses_it(newest: Kept, tmp_path: Path) -> None:
     results, _ = newest.use("--only", "corellm-llava", "--first", core)
     assert results[LLAVA]["error"] == (
         f"ContractError: corellm-llava speaks contract {CONTRACT_VERSION}, this corellm speaks {CONTRACT_VERSION + 1}; "
-        f"upgrade the plugin: pip install -U corellm-llava"
+        f"upgrade corellm-llava"
     )
 
 

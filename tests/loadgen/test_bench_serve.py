@@ -147,7 +147,7 @@ def test_a_missing_extra(
     monkeypatch.delitem(sys.modules, "corellm.loadgen.client", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     assert bench("--url", "http://127.0.0.1:9", *options) == 1
-    assert f"needs {module}; install it: pip install 'corellm[bench]'" in capsys.readouterr().err
+    assert f"needs {module}" in capsys.readouterr().err
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,5 +213,5 @@ def test_without_pyav_the_error_names_the_command(monkeypatch: pytest.MonkeyPatc
     """What libsndfile reads does not need it."""
     data = encoded("M4A", tones(4000, 44_100))
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtraError, match=r"this audio needs av: pip install 'corellm\[video\]'"):
+    with pytest.raises(MissingExtraError, match=r"this audio needs av: pip install av"):
         load(data)

@@ -238,7 +238,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "soundfile.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pool = MediaPool(1, 60.0)
-    with pytest.raises(MissingExtraError, match=r"pip install 'corellm\[audio\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install soundfile soxr"):
         load_audio(test_audio.FILES["WAV"], 16_000, 20.0, pool=pool)
     pool.close()
 

@@ -168,7 +168,7 @@ MUTANTS = (
         "embeddings without their deepstack features",
         "test_it_loads",
         "get_multimodal_embeddings",
-        old="torch.cat([torch.cat(encoded.pooler_output), *encoded.deepstack_features], dim=-1)",
+        old="torch.cat([torch.cat(encoded.pooler_output), *levels], dim=-1)",
         new="torch.cat(encoded.pooler_output)",
     ),
     FUYU.edited(

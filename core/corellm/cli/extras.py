@@ -24,4 +24,6 @@ def needs_extra(user: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         if (error.name or "").partition(".")[0] in ("corellm", ""):
             raise
-        raise MissingExtraError(f"{user} needs {error.name}; install it: pip install 'corellm[{extra}]'") from error
+        raise MissingExtraError(
+            f"{user} needs {error.name}; install the extra {extra!r}, from a checkout: pip install '.[{extra}]'"
+        ) from error

@@ -31,4 +31,4 @@ def check_plotting(path: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("--plot needs matplotlib; install it: pip install 'corellm[bench]'") from error
+        raise MissingExtraError("--plot needs matplotlib; install it: pip install matplotlib") from error

@@ -162,7 +162,7 @@ def _decode_stream(
     data: bytes, container: str, name: str, sampling_rate: int, max_seconds: float
 ) -> np.ndarray[Any, Any]:
     """Decode with FFmpeg."""
-    _import_extra("av", "video")
+    _import_extra("av")
     from corellm.media.audio_streams import stream_blocks
 
     with closing(stream_blocks(data, container, name)) as blocks:
@@ -339,8 +339,12 @@ def _check_values(block: np.ndarray[Any, Any]) -> None:
         )  # fmt: skip
 
 
-def _import_extra(module: str, extra: str = "audio") -> Any:
+_INSTALL = {"soundfile": "soundfile soxr", "soxr": "soxr", "av": "av"}
+"""What pip installs for a missing module: the names of the libraries themselves, whatever corellm came from."""
+
+
+def _import_extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: soundfile is there, libsndfile is not
-        raise MissingExtraError(f"this audio needs {module}: pip install 'corellm[{extra}]'") from error
+        raise MissingExtraError(f"this audio needs {module}: pip install {_INSTALL[module]}") from error

@@ -62,7 +62,7 @@ class Contract:
             newer = versions[0] > self.version
             raise ContractError(
                 f"{distribution} speaks contract {_spoken(versions)}, this corellm speaks {_spoken(self.supported)}; "
-                + ("upgrade corellm" if newer else f"upgrade the plugin: pip install -U {distribution}")
+                + ("upgrade corellm" if newer else f"upgrade {distribution}")
             )
         where = f"{distribution}: {adapter.__qualname__}"
         implemented = self._check_methods(adapter, versions, where)

@@ -84,7 +84,7 @@ class ServerOptions:
     """Seconds that requests in flight have to finish once the server is told to stop."""
     otlp_traces_endpoint: str | None = None
     """URL of an OpenTelemetry receiver (OTLP over HTTP) that gets spans of requests, e.g.
-    http://localhost:4318/v1/traces. Needs `corellm[otel]`."""
+    http://localhost:4318/v1/traces. Needs the extra `otel`."""
     log_format: Literal["text", "json"] = "text"
     """How the log is written: for people, or each line as a JSON object. A finished request is logged with its id, its
     client's address and the number of its key, route, status, tokens and time, never its content."""

@@ -137,7 +137,7 @@ def open_frames(data: bytes, container: str, limits: MultiModalConfig) -> Encode
     except ModuleNotFoundError as error:
         if error.name != "av":
             raise
-        raise MissingExtraError("reading video files needs PyAV: pip install 'corellm[video]'") from error
+        raise MissingExtraError("reading video files needs PyAV: pip install av") from error
     return EncodedVideo(data, container, limits)
 
 
