@@ -62,7 +62,8 @@ def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dic
         raise _wrong(where, f"a message is an object with a role and content, got {given!r:.100}")
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}; got {role!r:.100}")
+        told = f"{where}.role must be one of {', '.join(ROLES)}; got {role!r:.100}"
+        raise PromptError(told, param=f"{where}.role")
     is_output = role == "assistant"
     table = MESSAGES[role]
     kept = _kept(table, given, where, f"a message of role {role}", drops_unknown=is_output or not from_client)
@@ -76,7 +77,8 @@ def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dic
     if isinstance(content, str):
         content = [content]
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise _wrong(f"{where}.content", f"must be text or a list of parts, got {content!r:.100}")
+        told = f"{where}.content must be text or a list of parts, got {content!r:.100}"
+        raise PromptError(told, param=f"{where}.content")
     parts = [
         _part(f"{where}.content[{j}]", part, is_output=is_output, from_client=from_client)
         for j, part in enumerate(content)
