@@ -90,13 +90,11 @@ def _read_output(where: str, kept: dict[str, Any], *, is_last: bool) -> None:
     """Read the fields of an assistant's message alone."""
     if "reasoning" in kept:
         kept.setdefault("reasoning_content", kept["reasoning"])
-    if not isinstance(kept.get("prefix", False), bool):
+    prefix = kept.get("prefix", False)
+    if not isinstance(prefix, bool):
         raise _wrong(f"{where}.prefix", "must be true or false")
-    if not kept.pop("prefix", False):
-        return
-    if not is_last:
+    if prefix and not is_last:
         raise _wrong(f"{where}.prefix", "only the last message can be continued; leave it out here")
-    kept["prefix"] = True
 
 
 def _part(where: str, given: Any, *, is_output: bool, from_client: bool) -> Part | None:
@@ -137,6 +135,7 @@ def _type_of(part: Mapping[str, Any]) -> Any:
     if part.get("type") is not None:
         return part["type"]
     named = [key for key in part if key in PARTS]
+    named = [key for key in named if part[key] is not None] or named
     return named[0] if len(named) == 1 else None
 
 
@@ -161,7 +160,6 @@ def _media(where: str, key: str, media: Any, modality: str, *, is_named: bool) -
     if isinstance(media, Mapping) and (is_named or media.keys() & {"url", "data"}):
         kept = _kept(MEDIA_OBJECT, media, f"{where}.{key}", key, of=where)
         media = _data_url(where, key, kept, modality) if "data" in kept else kept.get("url")
-        is_named = True
     if is_named and media is not None and not isinstance(media, str):
         told = "base64 of a safetensors file" if key.endswith("_embeds") else "a URL, or an object with a url"
         raise _wrong(where, f"{key} must be {told}")
