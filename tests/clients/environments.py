@@ -107,6 +107,8 @@ CLIENTS = {
             "ftfy",
             "tabulate",
             "eval_type_backport",
+            "websockets",
+            "jinja2",
         ),
         ("guidellm",),
         text_first=True,

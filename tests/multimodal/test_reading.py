@@ -40,7 +40,17 @@ def test_every_type_under_every_key(kind: str, *, from_client: bool) -> None:
         assert read({**given, "foo": 1}, "assistant", from_client=from_client) == found
 
 
-@pytest.mark.parametrize("part", [{"image": "a.png"}, {"video": "a.mp4"}, {"audio": "a.wav"}, {"text": "a"}, "a"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"image": "a.png", "text": None},
+        {"image": None, "uuid": "a"},
+        {"video": "a.mp4"},
+        {"audio": "a.wav"},
+        {"text": "a"},
+        "a",
+    ],
+)
 def test_plain_parts(part: Any) -> None:
     """Need no type, in Python as over HTTP."""
     assert read(part) == read(part, from_client=True)
@@ -49,7 +59,7 @@ def test_plain_parts(part: Any) -> None:
 def test_media_have_names_over_http() -> None:
     """Python code gives them in any form."""
     for media in (b"bytes", [[1.0]], {"frames": []}, ("frames", {"fps": 2})):
-        assert read({"image": media}).value == media
+        assert read({"image": media}).value == read({"image_url": {"url": media}}).value == media
         with pytest.raises(PromptError):
             read({"image": media}, from_client=True)
 

@@ -62,7 +62,8 @@ def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dic
         raise _wrong(where, f"a message is an object with a role and content, got {given!r:.100}")
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}; got {role!r:.100}")
+        told = f"{where}.role must be one of {', '.join(ROLES)}; got {role!r:.100}"
+        raise PromptError(told, param=f"{where}.role")
     is_output = role == "assistant"
     table = MESSAGES[role]
     kept = _kept(table, given, where, f"a message of role {role}", drops_unknown=is_output or not from_client)
@@ -76,7 +77,8 @@ def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dic
     if isinstance(content, str):
         content = [content]
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise _wrong(f"{where}.content", f"must be text or a list of parts, got {content!r:.100}")
+        told = f"{where}.content must be text or a list of parts, got {content!r:.100}"
+        raise PromptError(told, param=f"{where}.content")
     parts = [
         _part(f"{where}.content[{j}]", part, is_output=is_output, from_client=from_client)
         for j, part in enumerate(content)
@@ -88,13 +90,11 @@ def _read_output(where: str, kept: dict[str, Any], *, is_last: bool) -> None:
     """Read the fields of an assistant's message alone."""
     if "reasoning" in kept:
         kept.setdefault("reasoning_content", kept["reasoning"])
-    if not isinstance(kept.get("prefix", False), bool):
+    prefix = kept.get("prefix", False)
+    if not isinstance(prefix, bool):
         raise _wrong(f"{where}.prefix", "must be true or false")
-    if not kept.pop("prefix", False):
-        return
-    if not is_last:
+    if prefix and not is_last:
         raise _wrong(f"{where}.prefix", "only the last message can be continued; leave it out here")
-    kept["prefix"] = True
 
 
 def _part(where: str, given: Any, *, is_output: bool, from_client: bool) -> Part | None:
@@ -135,6 +135,7 @@ def _type_of(part: Mapping[str, Any]) -> Any:
     if part.get("type") is not None:
         return part["type"]
     named = [key for key in part if key in PARTS]
+    named = [key for key in named if part[key] is not None] or named
     return named[0] if len(named) == 1 else None
 
 
@@ -159,7 +160,6 @@ def _media(where: str, key: str, media: Any, modality: str, *, is_named: bool) -
     if isinstance(media, Mapping) and (is_named or media.keys() & {"url", "data"}):
         kept = _kept(MEDIA_OBJECT, media, f"{where}.{key}", key, of=where)
         media = _data_url(where, key, kept, modality) if "data" in kept else kept.get("url")
-        is_named = True
     if is_named and media is not None and not isinstance(media, str):
         told = "base64 of a safetensors file" if key.endswith("_embeds") else "a URL, or an object with a url"
         raise _wrong(where, f"{key} must be {told}")
