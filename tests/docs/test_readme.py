@@ -34,3 +34,15 @@ def test_files_it_names_exist(page: str) -> None:
     named = [Path(path) for path in re.findall(_OWN, text) if "..." not in path]
     dead = [str(path) for path in (*linked, *named) if not (ROOT / path).exists()]
     assert not dead, f"{page} names files that do not exist: {', '.join(dead)}"
+
+
+def test_every_target_is_in_the_table_of_what_to_run() -> None:
+    """CONTRIBUTING says what each documented target of the Makefile proves or does, and names no other."""
+    documented = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("\n## What to run\n")[2].partition("\n## ")[0]
+    named = re.findall(r"`make ([a-z-]+)`", section)
+    assert documented
+    missing, unknown = sorted({*documented} - {*named}), sorted({*named} - {*documented})
+    assert not missing, f"add to the table of CONTRIBUTING.md, under What to run: {', '.join(missing)}"
+    assert not unknown, f"the Makefile has no {', '.join(unknown)}"
