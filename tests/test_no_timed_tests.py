@@ -86,7 +86,9 @@ def ends_a_hang(check: ast.expr, function: ast.AST) -> bool:
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "deadline":
             seconds = node.value.right if isinstance(node.value, ast.BinOp) else node.value
-            return isinstance(seconds, ast.Name) or float(ast.literal_eval(seconds)) >= SHORTEST
+            if isinstance(seconds, ast.Constant):
+                return isinstance(seconds.value, (int, float)) and seconds.value >= SHORTEST
+            return isinstance(seconds, ast.Name)
     return False
 
 
