@@ -309,6 +309,8 @@ def test_weights_of_no_module_are_left_out(
         ("model", "score.weight", False),
         ("", "model.layers.0.mlp.scale", True),
         ("", "v_head.weight", False),
+        ("", "v_head.0.weight", False),
+        ("", "transformer.h.0.attn.weight", True),  # a published name that an adapter has no other for
         ("", "model.layers.0.rotary_emb.inv_freq", False),
     ],
 )

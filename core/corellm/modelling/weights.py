@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
@@ -18,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 _INDEX = "model.safetensors.index.json"
 _COMPUTED = frozenset({"position_ids", "token_type_ids", "inv_freq", "cos_cached", "sin_cached", "masked_bias"})
-"""Last parts of names under which older versions of transformers wrote what today's compute."""
+_COMPUTED |= {"exp_avg", "exp_avg_sq"}
+"""Last parts of names under which older versions of transformers wrote what today's compute, or a trainer its state."""
+_LAYER = re.compile(r"[^.]+\.\D[^.]*(\.[^.]+)*?\.\d+\.")
+"""Names of weights in numbered layers: the model's own, also where an adapter left a published name as it is."""
 
 
 def weight_files(path: Path, *, advice: str = "download all files") -> list[Path]:
@@ -117,7 +121,8 @@ def check_names(
     """
     inner = f"{prefix}."
     modules = {name.removeprefix(start).partition(".")[0] for name in wanted for start in ("", inner)} | {prefix}
-    foreign = {name for name in surplus if _is_apart(name) or name.partition(".")[0] not in modules}
+    beside = {name for name in surplus if name.partition(".")[0] not in modules and not _LAYER.match(name)}
+    foreign = beside | {name for name in surplus if _is_apart(name)}
     for names, meaning in (
         (missing, "the checkpoint lacks weights the model needs"),
         (misshapen, "weights have another shape than the model's"),
