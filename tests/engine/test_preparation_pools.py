@@ -40,7 +40,7 @@ def test_closed_pools_call_nothing_more() -> None:
     held = pools.submit(hold, takes_long=False)
     left = pools.submit(lambda: called.append("left"), takes_long=False)
     waiting = pools.submit(lambda: called.append("waiting"), takes_long=False, owner="b")
-    assert begun.wait(30)
+    assert begun.wait(120)
     assert left.cancel()
     pools.close()
     gate.set()
