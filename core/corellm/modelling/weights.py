@@ -18,8 +18,9 @@ from corellm.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _INDEX = "model.safetensors.index.json"
-_COMPUTED = frozenset({"position_ids", "token_type_ids", "inv_freq", "cos_cached", "sin_cached", "masked_bias"})
-_COMPUTED |= {"exp_avg", "exp_avg_sq"}
+_COMPUTED = frozenset(
+    {"position_ids", "token_type_ids", "inv_freq", "cos_cached", "sin_cached", "masked_bias", "exp_avg", "exp_avg_sq"}
+)
 """Last parts of names under which older versions of transformers wrote what today's compute, or a trainer its state."""
 _LAYER = re.compile(r"[^.]+\.\D[^.]*(\.[^.]+)*?\.\d+\.")
 """Names of weights in numbered layers: the model's own, also where an adapter left a published name as it is."""
