@@ -344,6 +344,13 @@ def test_mistakes_get_one_line(
     assert err.startswith("corellm: error: ")
 
 
+def test_a_file_in_place_of_the_model(capsys: pytest.CaptureFixture[str], image: Path) -> None:
+    """Without a model, the file that is taken for one is told apart."""
+    status, out, err = run(capsys, "run", image, QUESTION)
+    assert (status, out) == (1, "")
+    assert err == f"corellm: error: '{image}' is a media file; the model comes first, as in: demo {image}\n"
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -10,10 +10,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.fields import add_fields, given_fields
-from corellm.cli.media import MediaFile, open_files, sort_words
+from corellm.cli.media import MediaFile, modality_of, open_files, sort_words
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import RequestError
 
@@ -62,9 +63,11 @@ def open_media(args: argparse.Namespace) -> tuple[list[MediaFile], str | None]:
     """The media, read once so that no model is loaded for nothing, and the text; None if there is none.
 
     Raises:
-        RequestError: a file cannot be read, or is of a format that is not let in.
+        RequestError: a file cannot be read, or is of a format that is not let in, or stands where the model belongs.
         ConfigError: there is no such format or limit.
     """
+    if modality_of(args.model) and not Path(args.model).is_dir():
+        raise RequestError(f"{args.model!r} is a media file; the model comes first, as in: demo {args.model}")
     names, words = sort_words(args.words)
     limits = MultiModalConfig(**given_fields(vars(args), [MultiModalConfig]))
     media = [file for modality, name in args.media for file in open_files(name, modality, limits)]
