@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -44,7 +45,9 @@ class QwenReference(Reference):
         tensors = {name: torch.from_numpy(value) for name, value in outputs.items()}
         if images:
             bounds = {name: value for name, value in kwargs.items() if name in ("min_pixels", "max_pixels", "size")}
-            tensors |= self.image_processor(images, return_tensors="pt", **bounds)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Passing `min_pixels`", FutureWarning)  # requests may have them
+                tensors |= self.image_processor(images, return_tensors="pt", **bounds)
         return tensors
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:

@@ -86,9 +86,9 @@ def install_stand_in() -> None:
         )
         return resized.reshape(*image.shape[:-2], *size)
 
-    def normalize(image: torch.Tensor, mean: Any, std: Any) -> torch.Tensor:
+    def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> torch.Tensor:
         mean, std = (torch.as_tensor(x, dtype=image.dtype).view(-1, 1, 1) for x in (mean, std))
-        return image.sub(mean).div_(std)
+        return (image.sub_(mean) if inplace else image.sub(mean)).div_(std)
 
     def pil_to_tensor(image: Any) -> torch.Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
