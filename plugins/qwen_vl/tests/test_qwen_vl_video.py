@@ -36,7 +36,7 @@ Process = Callable[..., Any]
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """A loaded model of each generation."""
     path = make_tiny_checkpoint(tmp_path_factory.mktemp("qwen"), architecture=request.param)
-    with LLM(str(path), dtype="float32") as llm:
+    with LLM(str(path), dtype="float32", media_timeout=300) as llm:
         yield llm
 
 
@@ -202,7 +202,8 @@ def test_ten_minutes(llm: LLM, tmp_path: Path) -> None:
     prompt: dict[str, Any] = {"prompt": VIDEO, "multi_modal_data": {"video": file}}
     assert process(prompt).features[0].data["video_grid_thw"].data[0] == 8  # the tiny checkpoint's max_frames
     few = {"size": {"shortest_edge": 2048, "longest_edge": 1024 * (768 if is_third(llm) else 2)}, "max_frames": 768}
-    with LLM(str(llm.engine.context.model_path), dtype="float32", mm_processor_kwargs=few) as longer:
+    path = str(llm.engine.context.model_path)
+    with LLM(path, dtype="float32", media_timeout=300, mm_processor_kwargs=few) as longer:
         feature = longer.engine.input_processor.process(prompt).features[0]
     assert feature.data["video_grid_thw"].data[0] == 384
 
