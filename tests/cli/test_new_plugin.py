@@ -150,7 +150,7 @@ def test_what_is_written(copy: Write) -> None:
     """A distribution that can be built, tested and published, and steps to take with the paths that there are."""
     made = copy("qwen_audio", "ToyHearing")
     assert {str(path.relative_to(made.folder)) for path in made.folder.rglob("*") if path.is_file()} == {
-        ".gitignore", "LICENSE", "README.md", "pyproject.toml", "tests/test_contract.py",
+        ".github/workflows/test.yml", ".gitignore", "LICENSE", "README.md", "pyproject.toml", "tests/test_contract.py",
         *(f"src/corellm_toyhearing/{name}" for name in ("__init__.py", "contract.py", "py.typed", "tiny.py")),
     }  # fmt: skip
     project = made.pyproject["project"]

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from corellm.hookspecs import CONTRACT_VERSION
 from tests.wheels.environments import ROOT, Environment, find_wheels, unpacked
@@ -25,6 +27,8 @@ from tests.wheels.environments import ROOT, Environment, find_wheels, unpacked
 HERE = Path(__file__).parent
 SETS = sorted((HERE / "wheels").iterdir(), key=lambda folder: [int(part) for part in folder.name.split(".")])
 LLAVA = "LlavaForConditionalGeneration"
+OUTGROWN = {"FuyuForCausalLM": Version("5.22.2"), "Qwen3VLForConditionalGeneration": Version("5.18")}
+"""Of the first set, the releases of transformers from which on a family needs its later wheel, whatever the core."""
 
 
 @dataclass
@@ -98,10 +102,15 @@ def test_the_index_is_of_these_wheels() -> None:
 
 @pytest.mark.parametrize("folder", SETS, ids=lambda folder: folder.name)
 def test_kept_wheels_run(kept: Callable[[Path], Kept], folder: Path) -> None:
-    """Every architecture of every wheel loads a tiny checkpoint and gives tokens for an item of each modality."""
+    """Every architecture of every wheel loads a tiny checkpoint and gives tokens for an item of each modality.
+
+    Where transformers itself has outgrown a wheel, an error, never other tokens.
+    """
     results, environment = kept(folder).results, kept(folder).environment
+    installed = Version(transformers.__version__)
     for architecture, result in results.items():
-        assert result.get("tokens"), (architecture, result)
+        is_outgrown = architecture in OUTGROWN and installed >= OUTGROWN[architecture]
+        assert ("error" if is_outgrown else "tokens") in result, (architecture, result)
         assert Path(result["file"]).is_relative_to(environment.root), result
     assert {result["distribution"] for result in results.values()} == set(find_wheels(folder))
 
