@@ -246,11 +246,12 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
     """Return the hook that an error names, else the innermost one in its traceback or its causes', or behind it.
 
     The innermost one, too, where the error says that a hook failed which called it. Without either: `otherwise`, if
-    given, else the likely one for errors of this kind. What the reference raises is the contract class's.
+    given, else the likely one for errors of this kind. What the reference raises is the contract class's, unless
+    `otherwise` names it among others.
     """
     seen: str | None = None
     if _is_the_references(error):
-        return "the contract class"
+        return otherwise if otherwise is not None and _CLASS in otherwise else _CLASS
     message = str(error)
     by_kind = next((hook for kind, hook in BLAMED.items() if isinstance(error, kind)), "the adapter")
     while error is not None:
@@ -271,6 +272,9 @@ def guilty_hook(error: BaseException | None, otherwise: str | None = None) -> st
     if named and seen is not None and f"{named[0]} failed with" in message:
         return seen
     return (named[0] if named else None) or seen or otherwise or by_kind
+
+
+_CLASS = "the contract class"
 
 
 def _is_the_references(error: BaseException | None) -> bool:

@@ -168,7 +168,7 @@ class ProcessingRules(ContractRules):
         """Return the Hugging Face processor's tensors for a prompt."""
         hook, fix = "the contract class", "bring a Reference that tokenizes text where the processor wants media"
         if not all(isinstance(part, str) for part in parts):
-            hook = "get_dummy_text"
+            hook = "get_dummy_text, get_supported_mm_limits or the contract class"
             fix = (
                 "let get_dummy_text write the processor's own placeholder, and get_supported_mm_limits allow no more "
                 "items than it takes; where it cannot be called like this, bring a Reference"
