@@ -79,7 +79,7 @@ soak: setup      ## mixed, broken and hostile load on a server for MINUTES, draw
 clients: setup   ## client libraries, their newest versions, talk to a server in three turns each; ARGS="LangChain litellm" for some
 	$(BIN)/python -m tests.clients $(ARGS)
 
-mutants: setup   ## every broken adapter is caught by its rule; then which rule of the whole contract catches it first (an hour)
+mutants: setup   ## every broken adapter is caught by its rule; then which rule of the whole contract catches it first (two hours)
 	$(BIN)/python -m pytest $(PARALLEL) tests/mutants --mutants all --mutants-caught
 	$(BIN)/python -m tests.mutants.survey
 

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, wait
 import pytest
 
 from corellm.engine.preparation_pools import PreparationPools
+from corellm.errors import ProcessingError
 
 
 def test_owners_take_turns() -> None:
@@ -51,3 +52,19 @@ def test_closed_pools_call_nothing_more() -> None:
     with pytest.raises(RuntimeError):
         pools.submit(lambda: None, takes_long=False)
     assert called == []
+
+
+def test_a_panic_of_a_library_is_its_requests_error() -> None:
+    """One of a library in Rust is no `Exception`; the thread goes on with the next request."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic() -> None:
+        raise Panic("index out of bounds")
+
+    pools = PreparationPools()
+    with pytest.raises(ProcessingError, match="Panic"):
+        pools.submit(panic, takes_long=False).result(120)
+    assert pools.submit(lambda: "next", takes_long=False).result(120) == "next"
+    pools.close()

@@ -92,6 +92,21 @@ def test_what_is_only_output_is_dropped() -> None:
     assert [part.value for part in message["content"]] == ["y"]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "x", "image_url": {"url": URL}},
+        {"type": "thinking", "thinking": "x", "image_url": {"url": URL}},
+        {"type": "image_url", "image_url": {"url": URL}, "input_audio": {"data": "AAAA", "format": "wav"}},
+    ],
+)
+def test_no_media_are_dropped_with_output(part: Any) -> None:
+    """Media beside an assistant's text or thought are no output, and would be lost."""
+    with pytest.raises(PromptError) as caught:
+        read(part, "assistant", from_client=True)
+    assert caught.value.param == "messages[0].content[0]"
+
+
 def test_a_prefix_is_continued() -> None:
     """Of the last message, if it is the assistant's and says so."""
     begun = {"role": "assistant", "content": "There are"}

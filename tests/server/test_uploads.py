@@ -17,11 +17,15 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.server import receiving
+from corellm.server.aside import Aside
 from corellm.server.connections import Connections
 from corellm.server.errors import ApiError
+from corellm.server.exchange import Exchange
 from corellm.server.intake import Intake
 from corellm.server.json_text import JsonCounter
+from corellm.server.limits import RequestLimits
 from corellm.server.options import ServerOptions
+from corellm.server.receiving import receive_body
 from corellm.server.uploads import Upload, Uploads
 from tests.server.conftest import MODEL, Running, chat, serving, user, wait_until
 from tests.server.test_connections import CHAT, connected
@@ -30,6 +34,12 @@ from tests.server.test_promises import JSON, assert_serves, error_of
 HEAD = (
     f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode() + b"{"
 )
+
+
+FORM_SCOPE = {
+    "type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", b"multipart/form-data")],
+    "client": ("10.0.0.1", 1),
+}  # fmt: skip
 
 
 @contextmanager
@@ -172,6 +182,54 @@ def test_row_36_bytes_of_stalled_bodies_are_given_to_others(monkeypatch: pytest.
             assert intake.num_bytes == 1000
 
     in_loop(test, monkeypatch)
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["a piece of it", "its end"])
+def test_row_36_a_body_that_gives_way_to_itself_ends(monkeypatch: pytest.MonkeyPatch, more: bool) -> None:
+    """It stalls for longest and brings bytes for which there is no room: nothing of it stays, counted or not."""
+
+    async def run() -> None:
+        clock = Clock(monkeypatch)
+        intake = Intake(10, 1000, Uploads(10, 10))
+        own = Exchange(FORM_SCOPE, None, Aside())  # type: ignore[arg-type]
+
+        async def receive() -> dict[str, Any]:
+            clock.now += 2
+            later = own.num_bytes > 0
+            return {"type": "http.request", "body": b"x" * (200 if later else 900), "more_body": more or not later}
+
+        with pytest.raises(ApiError) as refused:
+            await receive_body(own, receive, RequestLimits(), intake, is_form=True)
+        assert refused.value.status == 503
+        assert len(intake.uploads) == 0
+        intake.leave(own, own.num_bytes)
+        assert intake.num_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_read_aside_keeps_its_turn_when_its_request_ends() -> None:
+    """Requests that leave while a thread works on their bodies start no other thread beside it."""
+
+    async def run() -> None:
+        aside, gate, begun = Aside(), threading.Event(), threading.Event()
+        threads = set[int]()
+
+        def work() -> None:
+            threads.add(threading.get_ident())
+            begun.set()
+            gate.wait(120)
+
+        leaving = asyncio.ensure_future(aside.run(work))
+        await asyncio.to_thread(begun.wait, 120)
+        leaving.cancel()
+        others = [asyncio.ensure_future(aside.run(work)) for _ in range(3)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*others)
+        assert len(threads) == 1
+
+    asyncio.run(run())
 
 
 def test_stalled_bodies_make_room_for_connections(llm: AsyncLLM) -> None:

@@ -67,9 +67,11 @@ class Child:
         """Start the child and wait until it is ready, unless it runs already; one that dies meanwhile is tried again.
 
         Raises:
-            ChildError: it does not start.
+            ChildError: it does not start, or its borrower was interrupted.
             OSError: no process can be made.
         """
+        if self._interrupted is not None:
+            raise self._interrupted
         if self._running is not None and not self._running.is_usable():
             self.kill()
         if self._running is None:
@@ -84,6 +86,9 @@ class Child:
 
     def _start_once(self) -> None:
         self._running = _Running(self._module, *self._arguments)
+        if self._interrupted is not None:  # set by a thread that may not have seen the process
+            self.kill()
+            raise self._interrupted
         self._exchange(None, START_SECONDS)
         self._running.is_ready = True
 
@@ -140,10 +145,10 @@ class Child:
         self.busy_since = self._interrupted = None
 
     def interrupt(self, error: ChildError) -> None:
-        """End the child from another thread; the thread that waits for its result gets an error."""
+        """End the child from another thread; the borrower's thread gets an error, now and in further calls."""
+        self._interrupted = error
         running = self._running
         if running is not None:
-            self._interrupted = error
             running.process.kill()
 
     def _exchange(self, data: bytes | None, seconds: float) -> Any:

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from corellm.errors import ProcessingError
 from corellm.worker.process import usable_cpus
 
 _Result = TypeVar("_Result")
@@ -41,7 +42,12 @@ class _FairThreads:
             if not functions:
                 del self._waiting[owner]
         if future.set_running_or_notify_cancel():
-            _call(function, future)
+            try:
+                _call(function, future)
+            except BaseException as error:  # a panic of a library in Rust, which is no Exception
+                failed = ProcessingError(f"the prompt could not be prepared: {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                future.set_exception(failed)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 _SCHEME = "corellm item 3"
 """First field of every hash; to be changed with the framing."""
-_PILLOWS = frozenset({"palette", "info", "encoderinfo", "encoderconfig"})
-"""Public attributes of an image that Pillow sets: two are hashed by themselves, two say how it was saved."""
+_PILLOWS = frozenset({"palette", "info", "encoderinfo", "encoderconfig", "readonly", "pyaccess"})
+"""Public attributes of an image that Pillow sets: two are hashed by themselves, the others say how it was saved or how
+its pixels are kept."""
 _MAX_DEPTH = 64
 
 

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
 
 class Aside:
-    """A turn in a thread."""
+    """The thread."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(1)
+        self._thread = ThreadPoolExecutor(1, "corellm-aside")
 
     async def run(self, function: Callable[[], _Result]) -> _Result:
-        """Call a function in a thread, in its turn."""
-        async with self._turn:
-            return await asyncio.to_thread(function)
+        """Call a function in the thread, in its turn, which lasts until it returns, also where its request ended."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(copy_context().run, function))

@@ -109,7 +109,7 @@ class Preparation:
         options["cache_salt"] = exchange.salt
         process = partial(self._client.input_processor.process_chat, checked.messages, **options)
         takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
-        takes_long = takes_long or "chat_template" in options
+        takes_long = takes_long or exchange.is_large or "chat_template" in options
         return await self.in_pool(exchange, lambda: _located(checked, process), takes_long=takes_long)
 
     async def prompt(

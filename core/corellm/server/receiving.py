@@ -75,10 +75,13 @@ async def _receive_all(
             counter.add(chunk)
             _check_counts(counter, limits)
         new = num_bytes + VALUE_BYTES * counter.num_values - held
-        intake.hold(new)
+        intake.uploads.came(upload, len(chunk))
+        intake.hold(new)  # which this body itself may have to give way for
         exchange.num_bytes += new
         held += new
-        intake.uploads.came(upload, len(chunk))
+        if upload.refusal is not None:
+            exchange.is_read = True  # what still comes is not waited for
+            raise upload.refusal
         chunks.append(chunk)
         exchange.is_read = not message.get("more_body")
     exchange.is_large = num_bytes > _QUICK_BYTES or counter.num_values > _QUICK_VALUES

@@ -43,9 +43,9 @@ class Upload:
         return min(self.moved + self._stall_seconds, self._end)
 
     def came(self, num_bytes: int) -> bool:
-        """Note bytes that came; whether they are progress."""
+        """Note bytes that came; whether they are progress. One that gave way makes none."""
         self._num_new += num_bytes
-        if self._num_new < _PROGRESS_BYTES:
+        if self._num_new < _PROGRESS_BYTES or self.refusal is not None:
             return False
         self._num_new, self.moved = 0, asyncio.get_running_loop().time()
         if not self.time_limit.expired():

@@ -81,6 +81,9 @@ class TemplateRenderer:
             request = {"template": template, "variables": variables, "max_chars": self._max_chars}
             try:
                 child.start()
+            except (ChildError, OSError) as error:
+                raise ProcessingError(f"the process that renders chat templates did not start: {error}") from error
+            try:
                 if deadline is None:
                     deadline = time.monotonic() + self._seconds
                 text: str = child.call(request, deadline - time.monotonic())

@@ -89,7 +89,7 @@ def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dic
 def _read_output(where: str, kept: dict[str, Any], *, is_last: bool) -> None:
     """Read the fields of an assistant's message alone."""
     if "reasoning" in kept:
-        kept.setdefault("reasoning_content", kept["reasoning"])
+        kept["reasoning_content"] = kept.get("reasoning_content") or kept["reasoning"]
     prefix = kept.get("prefix", False)
     if not isinstance(prefix, bool):
         raise _wrong(f"{where}.prefix", "must be true or false")
@@ -104,6 +104,8 @@ def _part(where: str, given: Any, *, is_output: bool, from_client: bool) -> Part
     if not isinstance(given, Mapping):
         raise _wrong(where, f"a part is an object with a type, or text; got {given!r:.100}")
     kind = _type_of(given)
+    if is_output and (lost := _media_beside(given, kind)):
+        raise _wrong(where, f"a part of type {kind!r:.100} has {lost!r} beside it; give it a part of its own")
     if is_output and isinstance(kind, str) and kind in OUTPUT_PARTS:
         return None
     if not isinstance(kind, str) or kind not in PARTS:
@@ -128,6 +130,13 @@ def _part(where: str, given: Any, *, is_output: bool, from_client: bool) -> Part
     if media is None and (uuid is None or are_embeddings):
         raise MediaError(f"{where}: a part of type {kind} needs {part.keys[0]!r}", modality=part.modality, param=where)
     return Part(where, part.modality, media, uuid, are_embeddings)
+
+
+def _media_beside(part: Mapping[str, Any], kind: Any) -> str | None:
+    """The name of media that a part has beside what its type says, and that would be dropped."""
+    own = PARTS[kind].keys if isinstance(kind, str) and kind in PARTS else ()
+    media = (key for key, value in part.items() if value is not None and key in PARTS and key not in own)
+    return next((key for key in media if PARTS[key].modality != "text"), None)
 
 
 def _type_of(part: Mapping[str, Any]) -> Any:

@@ -41,6 +41,11 @@ def chat_routes(service: Service) -> APIRouter:
         )  # fmt: skip
         if body.stream:
             return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
-        return json_response(response.whole(await service.complete(exchange, prompt, params)))
+        completed = await service.complete(exchange, prompt, params)
+        if params.prompt_logprobs is None:
+            return json_response(response.whole(completed))
+        return await service.preparation.in_pool(  # tens of milliseconds for a thousand tokens
+            exchange, lambda: json_response(response.whole(completed)), takes_long=True
+        )
 
     return router
