@@ -385,8 +385,8 @@ def test_children_are_started_again_and_closed(odd: MediaPool, monkeypatch: pyte
     assert children() == others
 
 
-def test_a_child_that_starts_while_its_pool_is_closed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a thread that waits for one is told at once."""
+def test_a_child_does_not_start_once_its_pool_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was lent before; and a thread that waits for one is told at once."""
     before, pool = children(), MediaPool(1, 60.0)
     start, starting, closed = Child.start, threading.Event(), threading.Event()
 
@@ -404,7 +404,8 @@ def test_a_child_that_starts_while_its_pool_is_closed_is_ended(monkeypatch: pyte
         with pytest.raises(ProcessingError, match="shut down"):
             waiting.result(120)
         closed.set()
-        assert late.result().size == (40, 30)
+        with pytest.raises(ProcessingError, match="closed"):
+            late.result(120)
     assert children() == before
 
 
