@@ -391,7 +391,7 @@ def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypat
 
     asyncio.run(main())
     llm.close()
-    assert renderer._first[1]._running is None
+    assert all(child._running is None for child in renderer._children._children)
 
 
 def test_unknown_arguments_of_chat(llm: AsyncLLM) -> None:

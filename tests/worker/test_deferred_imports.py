@@ -25,7 +25,8 @@ assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
 from transformers.generation import candidate_generator
 from transformers.loss import loss_for_object_detection
 assert list(loss_for_object_detection.linear_sum_assignment([[2, 1], [1, 2]])[1]) == [1, 0]
-assert candidate_generator.roc_curve([0, 1], [0.2, 0.8])[1][-1] == 1
+roc_curve = getattr(candidate_generator, "roc_curve", None)  # newer releases import it where they call it
+assert roc_curve is None or roc_curve([0, 1], [0.2, 0.8])[1][-1] == 1
 import scipy.optimize, sklearn.metrics
 assert sklearn.metrics.f1_score([1], [1]) == 1
 """
@@ -33,16 +34,16 @@ MEANWHILE = """
 import sys
 class Finder:  # imports the whole module while transformers does
     def find_spec(self, name, path=None, target=None):
-        if name == "transformers.generation.candidate_generator":
-            from sklearn.metrics import accuracy_score
-            import sklearn.metrics as metrics
-            assert metrics.f1_score([1], [1]) == accuracy_score([1], [1]) == 1
+        if name == "transformers.loss.loss_for_object_detection":
+            from scipy.optimize import brentq
+            import scipy.optimize as optimize
+            assert optimize.brentq is brentq
 sys.meta_path.insert(0, Finder())
 from corellm.worker.deferred_imports import import_deferring
 import_deferring()
-import sklearn.metrics
-from transformers.generation import candidate_generator
-assert sklearn.metrics.roc_curve is candidate_generator.roc_curve
+import scipy.optimize
+from transformers.loss import loss_for_object_detection
+assert scipy.optimize.linear_sum_assignment is loss_for_object_detection.linear_sum_assignment
 """
 
 
