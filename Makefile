@@ -47,7 +47,7 @@ parity-torch: setup ## the tests that compare with transformers, on torch's kern
 	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
 
 $(VENV)/transformers-$(OLDEST): | setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==$(OLDEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==$(OLDEST) "huggingface-hub<2"
 
 parity-oldest: $(VENV)/transformers-$(OLDEST) ## outputs equal transformers' `generate` on the oldest release that is supported, too: plugins, text models, a dozen kinds
 	PYTHONPATH=$(abspath $<) $(BIN)/python -c 'import transformers; assert transformers.__version__ == "$(OLDEST)"'

@@ -6,7 +6,7 @@ those up to themselves. Positions count from 1.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ProcessorKwargsError
@@ -33,6 +33,7 @@ class PaliGemma:
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
+        self._compute_logits: Callable[[Any, Tensor], Tensor] | None = None
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
@@ -134,3 +135,12 @@ class PaliGemma:
         """Tower and projector: `[images, patches, hidden_size]`."""
         features: Tensor = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output
         return features
+
+    @hookimpl
+    def compute_logits(self, model: Any, hidden_states: Tensor) -> Tensor:
+        """As the model's own forward pass makes them: transformers caps Gemma 2's in newer releases."""
+        if self._compute_logits is None:
+            from corellm.modelling import logits_function
+
+            self._compute_logits = logits_function(model)
+        return self._compute_logits(model, hidden_states)

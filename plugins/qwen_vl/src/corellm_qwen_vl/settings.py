@@ -108,7 +108,8 @@ QWEN3 = VideoSettings(
 def pixel_bounds(least: int, most: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
     """Fewest and most pixels, overridden by the request's `size`, `min_pixels` and `max_pixels`.
 
-    A lower `max_pixels` lowers a checkpoint's `min_pixels`, too.
+    A lower `max_pixels` lowers a checkpoint's `min_pixels`, too; below an operator's `size` it alone holds for larger
+    items, as in transformers.
 
     Raises:
         ProcessorKwargsError: the fewest are more than the most.
@@ -116,7 +117,7 @@ def pixel_bounds(least: int, most: int, kwargs: Mapping[str, Any]) -> tuple[int,
     size = kwargs.get("size") or {}
     most = kwargs.get("max_pixels", size.get("longest_edge", most))
     least = kwargs.get("min_pixels", size.get("shortest_edge", min(least, most)))
-    if least > most:
+    if least > most and ("min_pixels" in kwargs or "max_pixels" not in kwargs):
         raise ProcessorKwargsError(
             f"mm_processor_kwargs: min_pixels={least} is above max_pixels={most}; lower one or raise the other",
             expected=most,
