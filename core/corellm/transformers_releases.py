@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 TESTED = ((5, 17, 0), (5, 24, 0))
-"""The oldest and the newest release that all tests ran with."""
+"""The oldest release that tests of parity run with, and the newest, that all run with."""
 _CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 """How forward passes call transformers' Cache: the first since 5.24, one of the others before."""
 
