@@ -7,8 +7,11 @@ MINUTES ?= 20
 export OMP_WAIT_POLICY ?= PASSIVE
 # the lower bound in pyproject.toml
 OLDEST := 5.17.0
-# a class or a file is one process's; conftest.py says which start first
-PARALLEL := -n auto --maxprocesses=8 --dist loadscope --no-loadscope-reorder
+# one more than there are processors, as tests also wait; a class or a file is one process's; conftest.py says which
+# start first
+PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() + 1))')
+PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
+PIP = $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
@@ -18,11 +21,13 @@ help:            ## list the targets
 
 setup: $(VENV)/.ready  ## the virtual environment with everything in it
 
+# one build environment for all of the project's packages instead of one for each
 $(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corellm needs Python 3.11 or newer; set PYTHON=")'
 	@echo "installing into $(VENV); the first time this takes a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check -r requirements-dev.txt
+	$(PIP) $$(grep -E '^(hatchling|editables)==' requirements-dev.txt)
+	$(PIP) --no-build-isolation -r requirements-dev.txt
 	touch $@
 
 demo: setup      ## ask the demo models about images and videos
@@ -40,14 +45,14 @@ demo-video-eval: setup ## measure the accuracy of `demo-video` on held-out video
 demo-video-train: setup ## train `demo-video` from scratch, into demo/runs/new-video (over an hour on two cores)
 	$(BIN)/python -m demo.video.train demo/runs/new-video
 
-test: setup      ## all tests, in as many processes as there are processors
+test: setup      ## all tests, in several processes
 	$(BIN)/python -m pytest $(PARALLEL)
 
 parity-torch: setup ## the tests that compare with transformers, on torch's kernels instead of the compiled ones
-	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
+	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or tokens_equal or greedy"
 
 $(VENV)/transformers-$(OLDEST): | setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==$(OLDEST) "huggingface-hub<2"
+	$(PIP) --no-deps --target $@ transformers==$(OLDEST) "huggingface-hub<2"
 
 parity-oldest: $(VENV)/transformers-$(OLDEST) ## outputs equal transformers' `generate` on the oldest release that is supported, too: plugins, text models, a dozen kinds
 	PYTHONPATH=$(abspath $<) $(BIN)/python -c 'import transformers; assert transformers.__version__ == "$(OLDEST)"'
@@ -61,7 +66,7 @@ kernels-test: setup ## the tests of the CPU kernels without vector instructions,
 	CORELLM_CPU_KERNELS=plain $(BIN)/python -m pytest $(PARALLEL) tests/kernels/cpu tests/attention
 	$(BIN)/python -m corellm_kernels.cpu.build --sanitize $(if $(shell grep -m1 avx2 /proc/cpuinfo),avx2,plain) $(VENV)/sanitized.so
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 \
-	CORELLM_CPU_KERNELS=$(VENV)/sanitized.so $(BIN)/python -m pytest -q tests/kernels/cpu tests/attention
+	CORELLM_CPU_KERNELS=$(VENV)/sanitized.so $(BIN)/python -m pytest $(PARALLEL) tests/kernels/cpu tests/attention
 
 browser-test: setup ## what `corellm inspect --html` writes, in headless Chromium
 	.ci/install-chromium
