@@ -26,6 +26,7 @@ def imported_by(statement: str) -> set[str]:
         "import corellm.cli; corellm.cli.build_parser()",
         "from corellm.plugin.extensions import load_extensions; load_extensions()",
         "import corellm.testing.quick",
+        "from corellm.config import EngineConfig; EngineConfig.from_kwargs(model='x', allowed_media_domains=['x.org'])",
     ],
 )
 def test_imports_nothing_heavy(statement: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from corellm.absent.engine import ENGINE_ARGUMENTS
 from corellm.absent.table import check_absent
 from corellm.errors import ConfigError
+from corellm.fetching.settings import FetchSettings
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
@@ -328,6 +329,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
+    fetching: FetchSettings = field(default_factory=FetchSettings)
 
     @classmethod
     def from_kwargs(cls, *, model: Any = None, **kwargs: Any) -> EngineConfig:
@@ -344,6 +346,7 @@ class EngineConfig:
             "cache": CacheConfig,
             "scheduler": SchedulerConfig,
             "multimodal": MultiModalConfig,
+            "fetching": FetchSettings,
         }
         known = {f.name: (room, f) for room, config in rooms.items() for f in fields(config)}
         chosen: dict[str, dict[str, Any]] = {room: {} for room in rooms}

@@ -55,7 +55,8 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
         **engine_args: every other field of `corellm.config`: `max_num_seqs`, `max_num_batched_tokens`, `block_size`,
             `kv_cache_memory`, `num_kv_blocks`, `preemption_mode`, `swap_space`, `enable_prefix_caching`,
             `enable_chunked_prefill`, `limit_mm_per_prompt`, `mm_processor_kwargs`, `mm_processor_cache_gb`, `seed`,
-            `trust_remote_code`, `revision`, `tokenizer`, `hf_overrides`, `load_format`, `generation_config`, ...
+            `trust_remote_code`, `revision`, `tokenizer`, `hf_overrides`, `load_format`, `generation_config`,
+            `allowed_media_domains`, ...
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
@@ -79,7 +80,7 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
         self.engine = LLMEngine.from_kwargs(
             model=model, dtype=dtype, max_model_len=max_model_len, adapter=adapter, **engine_args
         )
-        self._num_threads = usable_cpus()
+        self._num_threads = usable_cpus() + self.engine.num_waiting
         self._pool: Executor = (
             CallingThread()
             if self.engine.prepares_at_once
@@ -235,7 +236,8 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
         Args:
             messages: one conversation or a list of them; a conversation is a list of `{"role", "content"}`, content
                 text or parts: `{"type": "text", "text"}`, `{"type": "image", "image": path, bytes, PIL or array}`,
-                `{"type": "image_url", "image_url": {"url": path, file: or data: URL}}`.
+                `{"type": "image_url", "image_url": {"url": path, file: or data: URL, or one of a host of
+                allowed_media_domains}}`.
             sampling_params, use_tqdm, on_error: as for `generate`.
             chat_template: Jinja template to use instead of the checkpoint's.
             add_generation_prompt: end with the start of the assistant's turn: the default, unless

@@ -46,7 +46,7 @@ def arguments(config: str) -> str:
         KeyError: there is no such class.
     """
     import corellm.config
-    import corellm.server.options  # with the limits of requests and the settings of fetching
+    import corellm.server.options  # with the limits of requests
 
     config_class = (vars(corellm.config) | vars(corellm.server.options))[config]
     configured, documented = fields(config_class), class_docs(config_class)

@@ -43,6 +43,7 @@ SAME: dict[str, tuple[str, ...]] = {
         'LLM("demo", limit_mm_per_prompt={"image": 2})',
         'LLM("demo", mm_processor_kwargs=None)',
         'LLM("demo", mm_processor_cache_gb=0)',
+        'LLM("demo", allowed_media_domains=["example.org"])',
     ),
     "prompts": (
         'llm.generate("Hello")',

@@ -14,7 +14,7 @@ from corellm.absent.flags import SERVER_FLAGS, without_absent
 from corellm.cli import build_parser, main, serve, server_arguments
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
-from corellm.server.fetching.settings import FetchSettings
+from corellm.fetching.settings import FetchSettings
 from corellm.server.limits import RequestLimits
 from corellm.server.options import ServerOptions
 from corellm.server.service import served_names

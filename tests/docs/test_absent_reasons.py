@@ -20,8 +20,8 @@ from corellm.absent.engine import ENGINE_ARGUMENTS
 from corellm.absent.names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
 from corellm.absent.sampling import ABSENT_SAMPLING
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
+from corellm.fetching.settings import FetchSettings
 from corellm.plugin import extension_hooks
-from corellm.server.fetching.settings import FetchSettings
 from corellm.server.options import ServerOptions
 from corellm.server.requests.chat import ChatRequest
 from docs.generate.tables import commands

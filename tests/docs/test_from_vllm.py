@@ -29,6 +29,7 @@ from corellm.errors import (
     InvalidParameterError,
     PromptError,
 )
+from corellm.fetching.settings import FetchSettings
 from docs.generate import usages
 from tests.conftest import random_image
 from tests.docs.test_pages import ROOT
@@ -87,6 +88,7 @@ class _Unloaded:
     """An engine whose configuration was checked."""
 
     prepares_at_once = False
+    num_waiting = 0
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -269,7 +271,7 @@ def test_misuse_of_coroutines_is_typed(async_llm: AsyncLLM) -> None:
 
 def test_tables_hold_only_what_is_absent() -> None:
     """No table of absent names has a name that corellm has."""
-    classes = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
+    classes = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig, FetchSettings)
     assert not ENGINE_ARGUMENTS.keys() & {field.name for config_class in classes for field in fields(config_class)}
     for method in (LLM.generate, LLM.chat, AsyncLLM.generate, AsyncLLM.chat):
         assert not REQUEST_ARGUMENTS.keys() & inspect.signature(method).parameters.keys()

@@ -16,6 +16,7 @@ from corellm import config, errors
 from corellm.cli import build_parser
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import CorellmError
+from corellm.fetching.settings import FetchSettings
 from corellm.testing import AdapterContract
 from corellm.testing.quick import is_slow
 from corellm.testing.rules import rules_of
@@ -45,7 +46,7 @@ def test_every_command_has_its_chapter() -> None:
 
 def test_every_engine_argument_is_in_a_table() -> None:
     """Each has its default and a description."""
-    classes = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
+    classes = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig, FetchSettings)
     assert re.findall(r"<!-- generate: arguments (\w+) -->", page("operate/index.md")) == [c.__name__ for c in classes]
     for config_class in classes:
         rows = tables.arguments(config_class.__name__).splitlines()[2:]

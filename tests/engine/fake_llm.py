@@ -86,7 +86,8 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         process=lambda prompt, **_: prompt,
         check_params=lambda params: None,
         bad_words_ids=lambda params: [],
-        mm_processor=SimpleNamespace(cache={}, close=lambda: None),
+        mm_processor=SimpleNamespace(cache={}),
+        close=lambda: None,
         spans_of=lambda prompt: (),
     )
     model = SimpleNamespace(

@@ -15,8 +15,8 @@ from corellm.cli import main
 from corellm.loadgen.client import Client
 from corellm.loadgen.result import RequestResult
 from corellm.loadgen.settings import LoadSettings
+from tests.fetching.hosts import listening, silent
 from tests.loadgen.fake_openai import THREE_TOKENS, Reply, chunk, error, fake_openai, stream, usage
-from tests.server.fetching.hosts import listening, silent
 
 
 def bench(*options: str) -> int:

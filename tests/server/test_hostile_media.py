@@ -7,7 +7,6 @@ import base64
 import io
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,13 +18,13 @@ import pytest
 from PIL import Image
 
 from corellm import AsyncLLM
-from corellm.server.fetching.fetcher import Fetcher
-from corellm.server.fetching.settings import FetchSettings
+from corellm.fetching.fetcher import Fetcher
+from corellm.fetching.settings import FetchSettings
+from tests.fetching.hosts import HOME, Names, Respond, listening_in_thread, ok, redirect, responding, silent
 from tests.media import test_audio, test_image, test_video_files
 from tests.media.test_image_cost import jpeg_of_scans
 from tests.server.command import CHAT, Command, cmdline, command
 from tests.server.conftest import Running, chat, data_url, serving, user, wait_until
-from tests.server.fetching.hosts import HOME, Names, Respond, listening, ok, redirect, responding, silent
 from tests.server.footprint import Footprint, assert_no_leak
 from tests.server.test_process_faults import PATIENCE, within
 
@@ -229,30 +228,6 @@ HOSTS: dict[str, Respond] = {
 }  # fmt: skip
 
 
-@contextmanager
-def host(respond: Respond) -> Iterator[int]:
-    """A host in a thread of its own; the port."""
-    ports: list[int] = []
-    loop = asyncio.new_event_loop()
-    ended, ready = asyncio.Event(), threading.Event()
-
-    async def main() -> None:
-        async with listening(respond) as listener:
-            ports.append(listener.port)
-            ready.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[main()])
-    thread.start()
-    assert ready.wait(120)
-    try:
-        yield ports[0]
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join(120)
-        loop.close()
-
-
 @PATIENCE
 @pytest.mark.parametrize("name", HOSTS)
 def test_row_15_hosts_that_are_slow_huge_or_gone(llm: AsyncLLM, name: str, patience: int) -> None:
@@ -261,13 +236,15 @@ def test_row_15_hosts_that_are_slow_huge_or_gone(llm: AsyncLLM, name: str, patie
     def output(running: Running) -> Any:
         return running.post(CHAT, chat(user("hello"))).json()["choices"]
 
-    with host(HOSTS[name]) as port:
-        settings = FetchSettings(allowed_media_domains=[f"media.test:{port}"], fetch_timeout=1, max_fetch_bytes=1 << 20)
+    with listening_in_thread(HOSTS[name]) as host:
+        settings = FetchSettings(
+            allowed_media_domains=[f"media.test:{host.port}"], fetch_timeout=1, max_fetch_bytes=1 << 20
+        )
         fetcher = Fetcher(settings, resolve=Names(media_test=[HOME]), is_allowed=lambda address: True)
         with serving(llm, fetcher.fetch) as running:
             canary = output(running)
             with within(2 * patience):
-                refused = running.post(CHAT, chat(user("see", {"image": f"http://media.test:{port}/x"})))
+                refused = running.post(CHAT, chat(user("see", {"image": f"http://media.test:{host.port}/x"})))
             assert refused.status_code == 400, refused.text
             assert refused.json()["error"]["param"] == "messages[0].content[1]"
             assert "127.0.0.1" not in refused.text

@@ -14,8 +14,8 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.errors import MediaError
-from corellm.server.fetching.fetcher import Fetcher
-from corellm.server.fetching.settings import FetchSettings
+from corellm.fetching.fetcher import Fetcher
+from corellm.fetching.settings import FetchSettings
 from corellm.server.media_sources import read_below
 from tests.conftest import random_image
 from tests.server.conftest import chat, data_url, serving, user

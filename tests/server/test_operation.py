@@ -18,8 +18,8 @@ import pytest
 from corellm import AsyncLLM
 from corellm.cli import main
 from corellm.server.log_format import JsonFormatter, start_line
+from tests.fetching.hosts import CERTIFICATE
 from tests.server.conftest import MODEL, Running, chat, serving, user, wait_until
-from tests.server.fetching.hosts import CERTIFICATE
 
 CHAT = "/v1/chat/completions"
 PAGE = "https://page.example"

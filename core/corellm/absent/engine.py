@@ -173,9 +173,6 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
         "what a prompt names is opened: check paths before you pass them; a server opens what is below corellm serve "
         "--allowed-local-media-path",
     ),
-    "allowed_media_domains": Absent(
-        (None, []), "fetch the file and pass its bytes; a server fetches: corellm serve --allowed-media-domains"
-    ),
     "io_processor_plugin": Absent((None,), "write an extension plugin (corellm.extensions)"),
     # LoRA
     "enable_lora": Absent((None, False), NO_LORA),

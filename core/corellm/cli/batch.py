@@ -105,9 +105,9 @@ def _run(
     import asyncio
 
     with needs_extra("the server's application", "serve"):
+        from corellm.fetching.fetcher import Fetcher
         from corellm.server.batch.running import BatchRun, batch_options
         from corellm.server.engine_process.client import ProcessLLM
-        from corellm.server.fetching.fetcher import Fetcher
         from corellm.server.service import Service
 
     async def run_all(service: Service) -> signal.Signals | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MissingExtraError, RequestError
+from corellm.fetching.url import is_remote
 from corellm.media.files import MAX_FILE_BYTES, FileContent
 
 SUFFIXES = {
@@ -139,7 +140,7 @@ def open_file(name: str, modality: str | None = None, limits: MultiModalConfig |
     Raises:
         RequestError: what is wrong with it.
     """
-    if name.startswith(("http://", "https://")):
+    if is_remote(name):
         raise RequestError(f"remote URLs are not fetched; download {name} and give the file's path")
     content = _read_standard_input() if name == STANDARD_INPUT else None
     path, known = Path(name).expanduser(), modality or modality_of(name)

@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
     return_large_blocks()  # the engine has a process of its own
     with needs_extra("the server", "serve"):
+        from corellm.fetching.fetcher import Fetcher
         from corellm.server.connections import allow_descriptors
         from corellm.server.engine_process.client import ProcessLLM
-        from corellm.server.fetching.fetcher import Fetcher
         from corellm.server.running import HttpServer, bind, check_certificate, url_of
         from corellm.server.service import Service, served_names
     options = config.options

@@ -13,7 +13,7 @@ from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.config_file import read_config
 from corellm.cli.fields import add_fields, given_fields
 from corellm.errors import ConfigError
-from corellm.server.fetching.settings import FetchSettings
+from corellm.fetching.settings import FetchSettings
 from corellm.server.limits import RequestLimits
 from corellm.server.options import ServerConfig, ServerOptions
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.absent.names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
 from corellm.absent.table import check_absent
@@ -33,14 +33,19 @@ from corellm.errors import (
     raised_at,
 )
 from corellm.hookspecs import DecoderPrompt
+from corellm.multimodal.chat import collect_media
 from corellm.multimodal.chat.continuing import is_begun, num_appended
 from corellm.multimodal.hook_results import adapter_errors
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, plain_token_ids
 from corellm.sampling_params import SamplingParams, shown
 from corellm.templates.renderer import MAX_CHARS
+
+if TYPE_CHECKING:  # only where hosts are allowed
+    from corellm.engine.remote_media import RemoteMedia
 
 PROMPT_KEYS = frozenset(
     {
@@ -83,6 +88,7 @@ class InputProcessor:
         default_name: the name where a prompt has none; None for no text.
         max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
         pools: whether prompts are pooled; then a text may be empty, if the tokenizer adds special tokens.
+        remote_media: fetches what conversations name by URL; None for no URLs.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class InputProcessor:
         default_name: str | None = None,
         max_states: int | None = None,
         pools: bool = False,
+        remote_media: RemoteMedia | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._hooks, self.max_states = hooks, max_states
@@ -122,6 +129,13 @@ class InputProcessor:
         self._scheduling_policy = scheduling_policy
         self._named, self._default_name = named or {}, default_name
         self._pools = pools
+        self._remote_media = remote_media
+
+    def close(self) -> None:
+        """End the threads and processes that read items."""
+        self.mm_processor.close()
+        if self._remote_media is not None:
+            self._remote_media.close()
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
@@ -318,7 +332,7 @@ class InputProcessor:
         Raises:
             PromptError: malformed messages, or no way to place their media.
             InvalidParameterError: an option is wrong.
-            MultiModalError: an item is wrong.
+            MultiModalError: an item is wrong, or cannot be fetched.
         """
         chosen = ChatOptions.of(options)
         with _preparing():
@@ -332,6 +346,11 @@ class InputProcessor:
                 param="continue_final_message",
             )
         self._check_length(normalized if chosen.max_window_size is None else normalized[-1:])
+        if self._remote_media is not None:
+            if chosen.max_window_size is None:  # else the oldest turns may be left out
+                counts = {modality: len(media) for modality, media in collect_media(normalized).items()}
+                check_counts(counts, self.mm_processor.limits, self.mm_processor.config)
+            self._remote_media.load(normalized)
         fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
         if chosen.max_window_size is None:
             return self._process_rendered(normalized, self._rendered(normalized, chosen), fields)

@@ -62,6 +62,8 @@ class LLMEngine(NotPicklable):
         self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None
     ) -> None:
         self.config = config
+        self.num_waiting = config.fetching.num_waiting
+        """Threads that prompts in preparation may keep waiting for other hosts, beside those that compute."""
         with collector_paused():
             located = located or locate(config.model)  # refuses without waiting for torch
             self.use = located.use
@@ -339,6 +341,6 @@ class LLMEngine(NotPicklable):
         finally:
             self.executor.shutdown(wait=False, cancel_futures=True)
             self._templates.close()
-            self.input_processor.mm_processor.close()
+            self.input_processor.close()
             self._runner = self._ahead = None
             release_memory()

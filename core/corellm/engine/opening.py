@@ -153,6 +153,11 @@ def make_input_processor(
     stated = read_stated_pooling(opened.context.model_path) if pools else None
     if stated is not None and stated.lowers_case:
         lower_case(opened.context.tokenizer)
+    remote_media = None
+    if config.fetching.allowed_media_domains:
+        from corellm.engine.remote_media import RemoteMedia
+
+        remote_media = RemoteMedia(config.fetching)
     return InputProcessor(
         opened.context.tokenizer,
         opened.hooks,
@@ -166,4 +171,5 @@ def make_input_processor(
         default_name=None if stated is None else stated.default_prompt,
         max_states=opened.hooks.get_max_encoder_states(),
         pools=pools,
+        remote_media=remote_media,
     )

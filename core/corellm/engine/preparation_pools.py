@@ -57,11 +57,15 @@ class _FairThreads:
 
 
 class PreparationPools:
-    """Both pools; their threads start when they are first needed."""
+    """Both pools; their threads start when they are first needed.
 
-    def __init__(self) -> None:
+    Args:
+        num_waiting: threads beside those that compute, for functions that wait for other hosts.
+    """
+
+    def __init__(self, num_waiting: int = 0) -> None:
         self._text = _FairThreads(1, "corellm-text")
-        self._media = _FairThreads(usable_cpus() + 1, "corellm-media")
+        self._media = _FairThreads(usable_cpus() + 1 + num_waiting, "corellm-media")
 
     def submit(self, function: Callable[[], _Result], *, takes_long: bool, owner: str = "") -> Future[_Result]:
         """Call a function in a thread, one of each owner in turn.

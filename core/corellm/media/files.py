@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from corellm.errors import MediaError, MediaTooLargeError
+from corellm.fetching.url import is_remote
 
 MAX_FILE_BYTES = 1 << 30
 """Largest file of an image or audio: it is read whole before it is decoded."""
@@ -92,10 +93,12 @@ def read_url(value: str) -> str | bytes:
     Raises:
         MediaError: a malformed `data:` URL, or one that would have to be fetched.
     """
-    scheme = value[:8].lower()
-    if scheme.startswith(("http://", "https://")):
-        raise MediaError("remote URLs are not fetched here; download the file and give its path or its bytes")
-    if not scheme.startswith("data:"):
+    if is_remote(value):
+        raise MediaError(
+            "remote URLs are fetched in conversations, from the hosts of LLM(..., allowed_media_domains=[...]); "
+            "elsewhere download the file and give its path or its bytes"
+        )
+    if value[:5].lower() != "data:":
         return value
     header, comma, payload = value.partition(",")
     if not comma:

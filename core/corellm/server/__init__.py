@@ -11,8 +11,8 @@ room, which needs `corellm[serve]`. In reading order:
                     is read `aside`
     app             the application: `endpoints` of URLs, their `requests` and `responses`, and the OpenAPI `document`
     service         what endpoints share: the engine's client, `preparation` and `metrics`; with `tasks`
-    preparation     a request to a prompt: `conversation` checks messages; `media_sources` loads what they name, by
-                    `fetching` and from `embeddings`
+    preparation     a request to a prompt: `conversation` checks messages; `media_sources` loads what they name, with
+                    `corellm.fetching` and from `embeddings`
     sampling        a request to sampling parameters
     pooled          runs the inputs of a request to a model that pools, with `scoring` of pairs; `uses` says which
                     server to start instead

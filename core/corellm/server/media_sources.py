@@ -13,6 +13,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from corellm.errors import MediaError
+from corellm.fetching.url import is_remote
 from corellm.media.files import read_file
 from corellm.multimodal.items import GivenEmbeddings
 from corellm.server.conversation import Source
@@ -73,7 +74,7 @@ class MediaSources:
 
     async def _content(self, source: Source) -> bytes:
         name = source.name or ""
-        if name[:8].lower().startswith(("http://", "https://")):
+        if is_remote(name):
             if self._fetcher is None:
                 raise MediaError(
                     "URLs are not fetched by this server: send a data: URL, or start it with --allowed-media-domains"

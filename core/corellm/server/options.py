@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from corellm.errors import ConfigError
+from corellm.fetching.settings import FetchSettings
 from corellm.server.checks import check_number, keys_in, make_tuples
-from corellm.server.fetching.settings import FetchSettings
 from corellm.server.limits import RequestLimits
 
 

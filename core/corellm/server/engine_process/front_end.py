@@ -32,7 +32,7 @@ class FrontEnd:
         """End its threads and processes."""
         self.executor.shutdown(wait=False, cancel_futures=True)
         self.templates.close()
-        self.input_processor.mm_processor.close()
+        self.input_processor.close()
 
 
 def open_front_end(

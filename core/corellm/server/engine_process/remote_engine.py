@@ -75,6 +75,7 @@ class RemoteEngine:
                 self._process.close()
                 raise
         self.context, self.input_processor = self._front_end.context, self._front_end.input_processor
+        self.num_waiting = config.fetching.num_waiting
         self.trace = None
         """Traces are the other process's."""
         self.num_steps = 0

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.server.fetching.addresses import is_public
-from corellm.server.fetching.fetcher import Fetcher
-from corellm.server.fetching.url import parse_url
-from tests.server.fetching.hosts import (
+from corellm.fetching.addresses import is_public
+from corellm.fetching.fetcher import Fetcher
+from corellm.fetching.url import parse_url
+from tests.fetching.hosts import (
     CERTIFICATE,
     HOME,
     Names,
@@ -110,7 +110,7 @@ def test_fetches_from_allowed_hosts_only(domains: tuple[str, ...], allowed: bool
                 if allowed:
                     assert await fetcher.fetch(url, kind="image") == b"x"
                 else:
-                    assert "--allowed-media-domains" in await refusal(fetcher, url)
+                    assert "allowed_media_domains" in await refusal(fetcher, url)
                     assert (host.num_connections, names.calls) == (0, [])
 
     asyncio.run(main())

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from corellm.errors import ConfigError
-from corellm.server.fetching.url import MediaUrl
+from corellm.fetching.url import MediaUrl
 
 _PATTERN = re.compile(r"(?P<host>\*|(?:\*\.)?[a-z0-9_.-]*[a-z0-9_-]|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?", re.ASCII)
 _USUAL_PORTS = (80, 443)
+_LIMITS: dict[str, Any] = {
+    "max_fetch_bytes": int, "fetch_timeout": (int, float), "fetch_connect_timeout": (int, float),
+    "max_concurrent_fetches": int,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,21 @@ class FetchSettings:
     """Downloads at the same time; others wait. They hold at most this times `max_fetch_bytes`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.allowed_media_domains, str):
-            raise ConfigError(f"allowed_media_domains must be a list of hosts, got {self.allowed_media_domains!r}")
-        for name in ("max_fetch_bytes", "fetch_timeout", "fetch_connect_timeout", "max_concurrent_fetches"):
+        given: Any = self.allowed_media_domains
+        is_list = isinstance(given, Collection) and not isinstance(given, (str, bytes, Mapping))
+        if not is_list or not all(isinstance(host, str) for host in given):
+            raise ConfigError(f"allowed_media_domains must be a list of hosts, got {given!r:.100}")
+        for name, kinds in _LIMITS.items():
             value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"{name} must be positive, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, kinds) or not (value > 0 and math.isfinite(value)):
+                kind = "integer" if kinds is int else "number"
+                raise ConfigError(f"{name} must be a positive {kind}, got {value!r:.100}")
         self.patterns()
+
+    @property
+    def num_waiting(self) -> int:
+        """Threads that may wait for downloads at once, each for one; 0 where nothing is fetched."""
+        return self.max_concurrent_fetches if self.allowed_media_domains else 0
 
     def patterns(self) -> tuple[HostPattern, ...]:
         """`allowed_media_domains`, parsed."""

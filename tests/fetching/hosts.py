@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corellm.server.fetching.fetcher import Fetcher
-from corellm.server.fetching.settings import FetchSettings
+from anyio.from_thread import start_blocking_portal
+
+from corellm.fetching.fetcher import Fetcher
+from corellm.fetching.settings import FetchSettings
 
 CERTIFICATE = Path(__file__).with_name("media.test.pem")
 """Of the host `media.test`, signed by itself, with its key."""
@@ -60,6 +62,13 @@ async def listening(respond: Respond, *, tls: bool = False) -> AsyncIterator[Hos
         server.close()
         for writer in writers:
             writer.transport.abort()  # or one that could not send everything would stay open
+
+
+@contextmanager
+def listening_in_thread(respond: Respond) -> Iterator[Host]:
+    """Such a host in a thread of its own, for tests that have no event loop."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(listening(respond)) as host:
+        yield host
 
 
 def responding(content: bytes, *, close: bool = True) -> Respond:

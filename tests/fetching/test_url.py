@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corellm.errors import ConfigError, MediaError
-from corellm.server.fetching.addresses import SystemResolver, is_public
-from corellm.server.fetching.settings import FetchSettings, HostPattern
-from corellm.server.fetching.url import MediaUrl, parse_url
-from tests.server.fetching.hosts import fetching, listening, ok, responding
+from corellm.fetching.addresses import SystemResolver, is_public
+from corellm.fetching.settings import FetchSettings, HostPattern
+from corellm.fetching.url import MediaUrl, parse_url
+from tests.fetching.hosts import fetching, listening, ok, responding
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,10 @@ def test_patterns(pattern: str, allowed: list[str], refused: list[str]) -> None:
     "options",
     [
         *({"allowed_media_domains": (text,)} for text in ("", "http://a.b", "a.b/c", "*a.b", "a.*.b", "a b", "a:0")),
-        {"allowed_media_domains": "example.org"}, {"fetch_timeout": 0}, {"fetch_timeout": float("nan")},
-        {"max_fetch_bytes": -1}, {"max_concurrent_fetches": 0},
+        {"allowed_media_domains": "example.org"}, {"allowed_media_domains": True}, {"allowed_media_domains": [1]},
+        {"allowed_media_domains": {"example.org": 1}}, {"fetch_timeout": 0}, {"fetch_timeout": float("nan")},
+        {"fetch_timeout": "1"}, {"max_fetch_bytes": -1}, {"max_fetch_bytes": 1.5}, {"max_concurrent_fetches": 0},
+        {"max_concurrent_fetches": True},
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused(options: dict[str, object]) -> None:

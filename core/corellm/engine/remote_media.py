@@ -1,0 +1,68 @@
+"""Media of a conversation that are named by URL, in Python: becomes their bytes, as a server's do.
+
+Knows normalized messages and whom to ask; what may be fetched is known to `corellm.fetching`. Imported only where hosts
+are allowed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from corellm.errors import MissingExtraError, ProcessingError
+from corellm.fetching.fetch_thread import CLOSED, FetchThread
+from corellm.fetching.settings import FetchSettings
+from corellm.fetching.url import is_remote
+from corellm.multimodal.chat.messages import media_parts
+from corellm.multimodal.items import name_item_in_errors
+
+
+class RemoteMedia:
+    """Replaces URLs in conversations by the files. Safe to call from several threads, which wait.
+
+    Args:
+        settings: what is allowed.
+
+    Raises:
+        MissingExtraError: the HTTP library is not installed.
+    """
+
+    def __init__(self, settings: FetchSettings) -> None:
+        try:
+            from corellm.fetching.fetcher import Fetcher
+        except ModuleNotFoundError as error:
+            if error.name != "httpx":
+                raise
+            raise MissingExtraError("allowed_media_domains needs httpx: pip install httpx") from error
+        self._thread = FetchThread(Fetcher(settings))
+
+    def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the URLs in all parts of normalized messages. The first that fails, in order, cancels the others.
+
+        Raises:
+            MediaError: it names the item.
+            ProcessingError: the engine was shut down meanwhile.
+        """
+        begun: list[tuple[Any, str, int, Future[bytes]]] = []
+        counts: Counter[str] = Counter()
+        try:
+            for part in media_parts(messages):
+                modality = part["type"]
+                media, item = part[modality], counts[modality]
+                counts[modality] += 1
+                if isinstance(media, str) and is_remote(media):
+                    begun.append((part, modality, item, self._thread.begin(media, kind=modality)))
+            for part, modality, item, download in begun:
+                with name_item_in_errors(modality, item):
+                    part[modality] = download.result()
+        except CancelledError as error:
+            raise ProcessingError(CLOSED) from error
+        finally:
+            for _, _, _, download in begun:
+                download.cancel()
+
+    def close(self) -> None:
+        """Cancel what is being fetched; fetch no more."""
+        self._thread.close()
