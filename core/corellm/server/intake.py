@@ -60,18 +60,22 @@ class Intake:
         self.check_room()
         self._in_flight.add(request)
 
-    def hold(self, num_bytes: int) -> None:
-        """Count bytes of a request; bodies that stall give way for them.
+    def hold(self, num_bytes: int, *, is_arriving: bool = False) -> None:
+        """Count bytes of a request; bodies that stall give way for them, and for a request that has come all bodies.
+
+        Args:
+            num_bytes: how many more.
+            is_arriving: whether more of its body is to come.
 
         Raises:
             ApiError: 503, the requests are too large together.
         """
         while self.num_bytes + num_bytes > self._max_bytes:
-            stalled = self.uploads.make_way()
-            if stalled is None:
+            slow = self.uploads.make_way(at_once=not is_arriving)
+            if slow is None:
                 raise unavailable("the requests in the server are too large together; try again later")
-            self.num_bytes -= stalled.num_bytes
-            stalled.num_bytes = 0
+            self.num_bytes -= slow.num_bytes
+            slow.num_bytes = 0
         self.num_bytes += num_bytes
 
     def leave(self, request: Stoppable, num_bytes: int) -> None:

@@ -15,7 +15,7 @@ class RequestLimits:
     """Most bytes of a request."""
     max_held_bytes: int = 1 << 30
     """Most bytes of all requests in the server together, a value of JSON counted as 64 more; more are answered 503. A
-    request that is arriving and stalls gives way."""
+    request that is arriving gives way if it stalls, and to one that has arrived also if it does not."""
     body_timeout: float = 60.0
     """Seconds in which a request must have arrived."""
     body_stall_timeout: float = 10.0
