@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from corellm.server.errors import ApiError, unavailable
@@ -118,10 +118,10 @@ class Uploads:
         stalled = self._made_way(self._open)
         return self._made_way(self._placed, at_once=True) if stalled is None and at_once else stalled
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: Callable[[], ApiError]) -> None:
         """Have all of them give way."""
         for upload in self._open:
-            upload.give_way(unavailable(reason, retry_after=5))
+            upload.give_way(reason())
 
     def _thin_out(self, upload: Upload) -> str:
         """Have bodies that stall give way while a body is one too many; what there are still too many of, or ""."""
