@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from corellm.errors import ConfigError
 from corellm.server.checks import check_number
 
 
@@ -55,5 +56,7 @@ class RequestLimits:
             check_number(name, getattr(self, name), 0, 1e9)
         for option in fields(self):
             value = getattr(self, option.name)
+            if value == -1:
+                raise ConfigError(f"{option.name} cannot be -1: for no limit give a large number")
             if option.name not in numbers and value is not None:
                 check_number(option.name, value, 1, 1 << 40, whole=True)

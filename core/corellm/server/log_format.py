@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_log(level: int | str, *, as_json: bool) -> None:
-    """Write the log to standard error from now on; as JSON also Python's warnings and the errors that nothing catches."""
+    """Write the log to standard error from now on; as JSON, also warnings and errors that nothing catches."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler])
