@@ -229,6 +229,21 @@ def test_a_model_that_no_plugin_serves(
         assert "corellm: error: " in capsys.readouterr().err
 
 
+def test_what_only_has_a_models_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name ends as those that are served without a plugin: it is refused before a process is started, too."""
+    monkeypatch.setattr("corellm.server.engine_process.remote_engine.Process", None)
+    for name, kind, fault in (
+        ("MysteryForCausalLM", "mystery", "no installed plugin serves MysteryForCausalLM"),
+        ("LlamaForCausalLM", "llama", "has no *.safetensors"),
+    ):
+        (tmp_path / "config.json").write_text(f'{{"architectures": ["{name}"], "model_type": "{kind}"}}')
+        assert main(["serve", str(tmp_path), "--port", "0"]) == 1
+        assert fault in capsys.readouterr().err
+    assert main(["run", str(tmp_path), "x"]) == 1
+
+
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused before the model is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as other:
