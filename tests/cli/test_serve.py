@@ -71,6 +71,7 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         (["demo", "--allowed-local-media-path", "/nowhere"], "there is no directory '/nowhere'"),
         (["demo", "--root-path", "llm/"], "root_path must be like /llm"),
         (["demo", "--max-queue", "0"], "max_queue must be an integer"),
+        (["demo", "--max-logprobs", "-1"], "max_logprobs .* large number"),
         (["demo", "--ready-timeout", "1"], "ready_timeout must be a number from 2"),
         (["demo", "--allowed-media-domains", "http://x"], "is not a host"),
         (["demo", "--config", "/nowhere"], "No such file"),
@@ -125,6 +126,10 @@ SERVED = {option for action in build_parser()._subparsers._group_actions[0].choi
         ("demo --enable-auto-tool-choice", "cannot be given tools"), ("demo --tool-call-parser=hermes", "given tools"),
         ("demo --enable-lora", "LoRA"), ("--model demo", "first word"), ("demo --ctx-size 4096", "--max-model-len"),
         ("demo --chat-template x.jinja", "chat_template.jinja"), ("demo --no-async-scheduling", "enforce_eager"),
+        ("demo --enable-lora true", "LoRA"), ("demo --enable-lora=True", "LoRA"), ("demo --tp=", "one device"),
+        ("demo --data-parallel-rank -1", "one device"), ("demo --tensor_parallel_size=2", "one device"),
+        ("demo --speculative-config.model x", "no speculative"), ("demo --max_logprobs -1", "--max-logprobs"),
+        ("demo --allowed_media_domains []", "--allowed-media-domains"), ("demo --served-model-name a b", "commas"),
     ],
 )  # fmt: skip
 def test_flags_of_other_servers_get_advice(words: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +144,9 @@ def test_flags_of_other_servers_without_an_effect_are_taken() -> None:
     """With the values that ask for nothing; what is no flag stays."""
     words = (
         "--tensor-parallel-size 1 demo --disable-log-requests --pp=1 --port 9000 --distributed-executor-backend mp "
-        "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora"
+        "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora --tool-call-parser= "
+        "--enable-log-requests false --enable-lora=False --enable-dbo False --reasoning-parser= --download-dir None "
+        "--disable_log_stats --compilation-config.level 0"
     )
     assert without_absent(words.split(), SERVED) == (["demo", "--port", "9000"], "")
     for name, entry in SERVER_FLAGS.items():
@@ -220,6 +227,21 @@ def test_a_model_that_no_plugin_serves(
     for words in (["serve", str(tmp_path / "none"), "--port", "0"], ["run", str(tmp_path / "none"), "x"]):
         assert main(words) == 1
         assert "corellm: error: " in capsys.readouterr().err
+
+
+def test_what_only_has_a_models_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name ends as those that are served without a plugin: it is refused before a process is started, too."""
+    monkeypatch.setattr("corellm.server.engine_process.remote_engine.Process", None)
+    for name, kind, fault in (
+        ("MysteryForCausalLM", "mystery", "no installed plugin serves MysteryForCausalLM"),
+        ("LlamaForCausalLM", "llama", "has no *.safetensors"),
+    ):
+        (tmp_path / "config.json").write_text(f'{{"architectures": ["{name}"], "model_type": "{kind}"}}')
+        assert main(["serve", str(tmp_path), "--port", "0"]) == 1
+        assert fault in capsys.readouterr().err
+    assert main(["run", str(tmp_path), "x"]) == 1
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:

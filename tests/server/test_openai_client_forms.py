@@ -302,7 +302,7 @@ def test_a_stream_that_fails(stalled: tuple[AsyncLLM, Callable[[], threading.Eve
             running.server.stop()
             await listed(stream)
 
-        with pytest.raises(openai.APIError, match="the server is shutting down; the request was aborted") as caught:
+        with pytest.raises(openai.APIError, match="shutting down") as caught:
             in_async(running, read)
         assert not isinstance(caught.value, openai.APIStatusError)  # which is for a response that never began
 

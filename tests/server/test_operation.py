@@ -193,6 +193,44 @@ def test_logs(llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
     assert not any(word in caplog.text for word in ("private", "secret", "first-key", "second-key", "wrong-key"))
 
 
+FAILURES = """
+import asyncio, threading
+from corellm.server.log_format import set_up_log
+
+class Unraisable:
+    def __del__(self):
+        raise ValueError("of a destructor")
+
+def fail(error):
+    raise error
+
+async def forget():
+    asyncio.get_running_loop().call_soon(fail, ValueError("of the event loop"))
+    await asyncio.sleep(0)
+
+set_up_log("INFO", as_json=True)
+for error in (ValueError("of a thread"), SystemExit("which ends a thread in peace")):
+    thread = threading.Thread(target=fail, args=[error], name="corellm-test")
+    thread.start()
+    thread.join()
+Unraisable()
+asyncio.run(forget())
+fail(ValueError("of the main thread"))
+"""
+
+
+def test_tracebacks_are_json() -> None:
+    """Wherever an error ends that nothing catches: a thread, a destructor, the event loop, the process."""
+    ended = subprocess.run([sys.executable, "-c", FAILURES], capture_output=True, text=True, timeout=600)
+    rows = [json.loads(row) for row in ended.stderr.splitlines()]
+    assert [row["exception"].splitlines()[-1] for row in rows] == [
+        f"ValueError: of {place}" for place in ("a thread", "a destructor", "the event loop", "the main thread")
+    ]
+    assert "corellm-test" in rows[0]["message"]
+    assert "Unraisable.__del__" in rows[1]["message"]
+    assert ended.returncode == 1
+
+
 def test_each_line_of_the_log_is_json() -> None:
     """Whatever is logged: several lines, what is no text, an exception."""
     try:

@@ -101,7 +101,8 @@ def test_row_38_a_hung_engine_is_ended(tiny_llava: Path, tmp_path: Path, patienc
         engine, others = running.engine, children(running.process.pid)
         sent = ask(running, pool, 4)
         os.kill(engine, signal.SIGSTOP)
-        assert all('"code": "unavailable"' in future.result(20 * patience) for future in sent)
+        texts = [future.result(20 * patience) for future in sent]
+        assert all('"code": "engine_hung"' in text and " 3 s" in text for text in texts)
         assert running.process.wait(20 * patience) == 1
         wait_until(lambda: not any(map(exists, others)), 10 * patience)
     assert "--hang-timeout" in running.log.read_text()

@@ -13,6 +13,8 @@ import pytest
 from corellm import AsyncLLM
 from corellm.errors import EngineDeadError
 from tests.server.conftest import Running, chat, in_engine, serving, user, wait_until
+from tests.server.test_connections import connected
+from tests.server.test_uploads import HEAD
 
 CHAT = "/v1/chat/completions"
 
@@ -72,7 +74,7 @@ def test_draining_lets_requests_finish(llm: AsyncLLM) -> None:
         in_engine(llm, lambda _: stall.wait(120))
         thread, responses = held(running)
         running.server.stop()
-        wait_until(lambda: running.service.intake.is_draining)
+        wait_until(lambda: running.service.intake.ending is not None)
         assert running.post(CHAT, chat(user("x"))).status_code == 503
         assert running.get("/ready").status_code == 503
         assert running.get("/health").status_code == 200
@@ -90,7 +92,7 @@ def test_a_second_signal_ends_requests_with_an_error(llm: AsyncLLM) -> None:
         in_engine(llm, lambda _: stall.wait(120))
         thread, responses = held(running)
         running.server.stop()
-        wait_until(lambda: running.service.intake.is_draining)
+        wait_until(lambda: running.service.intake.ending is not None)
         running.server.stop()
         thread.join(120)
         stall.set()
@@ -116,9 +118,11 @@ def test_a_hung_engine_is_not_ready(llm: AsyncLLM) -> None:
 
 
 def test_a_dead_engine_ends_the_server(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting clients get a 503, and the exit status is 1."""
+    """Waiting clients get a 503, also one whose request has not come yet, and the exit status is 1."""
     llm = AsyncLLM(str(tiny_llava), dtype="float32")
-    with serving(llm, shutdown_timeout=30.0) as running:
+    with serving(llm, shutdown_timeout=30.0) as running, connected(running) as arriving:
+        arriving.sendall(HEAD)
+        wait_until(lambda: len(running.service.intake.uploads) == 1)
 
         def die() -> list[Any]:
             raise EngineDeadError("the test ended it")
@@ -126,6 +130,7 @@ def test_a_dead_engine_ends_the_server(tiny_llava: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(llm.engine, "step", die)
         response = running.post(CHAT, chat(user("x")))
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
+        assert b"engine_dead" in b"".join(iter(lambda: arriving.recv(1 << 16), b""))
         wait_until(lambda: bool(running.statuses))
     assert running.statuses == [1]
     llm.close()

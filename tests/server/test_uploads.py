@@ -31,6 +31,8 @@ from tests.server.conftest import MODEL, Running, chat, serving, user, wait_unti
 from tests.server.test_connections import CHAT, connected
 from tests.server.test_promises import JSON, assert_serves, error_of
 
+PROGRESS = 1 << 16
+"""Bytes of a body."""
 HEAD = (
     f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode() + b"{"
 )
@@ -83,6 +85,22 @@ def test_row_36_stalled_bodies_are_cut_off(llm: AsyncLLM) -> None:
         assert_serves(running)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"max_uploads": 2}, {"max_uploads_per_client": 2}, {"max_held_bytes": 2 * (PROGRESS + len(HEAD))}],
+    ids=["places", "places of an address", "bytes"],
+)
+def test_row_36_a_small_request_is_served_while_others_trickle(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+) -> None:
+    """Bodies that make progress all the time take every place and byte of those that are arriving."""
+    monkeypatch.setattr("corellm.server.uploads._GRACE_SECONDS", 1e9)  # none of them is seen to stall
+    large = HEAD.replace(b"100", b"%d" % (PROGRESS + 100)) + b" " * PROGRESS
+    with serving(llm, **options) as running, stalling(running, 2, large):
+        wait_until(lambda: running.service.intake.num_bytes >= 2 * PROGRESS)
+        assert_serves(running)
+
+
 # --- which one gives way --------------------------------------------------------------------------------------------
 
 
@@ -125,13 +143,14 @@ def test_row_36_the_one_that_stalls_for_longest_gives_way(monkeypatch: pytest.Mo
             for one in (first, second):
                 coming.enter_context(uploads.entered(one))
             with pytest.raises(ApiError) as refused, uploads.entered(third):
-                pass
+                uploads.came(third, PROGRESS, more=True)
             assert refused.value.status == 503
             clock.now += 2
-            uploads.came(first, 1 << 16)
-            uploads.came(second, 10)  # no progress
+            uploads.came(first, PROGRESS, more=True)
+            uploads.came(second, 10, more=True)  # no progress
             third = upload(clock)
             coming.enter_context(uploads.entered(third))
+            uploads.came(third, PROGRESS, more=True)
             assert second.refusal is not None
             assert first.refusal is third.refusal is None
             assert len(uploads) == 2
@@ -152,8 +171,8 @@ def test_row_36_one_address_leaves_room_for_others(monkeypatch: pytest.MonkeyPat
             own = [upload(clock) for _ in range(2)]
             for one in own:
                 coming.enter_context(uploads.entered(one))
-            with pytest.raises(ApiError, match=r"10\.0\.0\.1"):
-                coming.enter_context(uploads.entered(upload(clock)))
+            with pytest.raises(ApiError, match=r"10\.0\.0\.1"), uploads.entered(one_more := upload(clock)):
+                uploads.came(one_more, PROGRESS, more=True)
             clock.now += 2
             coming.enter_context(uploads.entered(upload(clock)))
             assert other.refusal is None
@@ -174,12 +193,44 @@ def test_row_36_bytes_of_stalled_bodies_are_given_to_others(monkeypatch: pytest.
                 coming.enter_context(uploads.entered(upload(clock, one)))
                 intake.hold(300)
             with pytest.raises(ApiError) as refused:
-                intake.hold(400)
+                intake.hold(400, is_arriving=True)
             assert refused.value.status == 503
             clock.now += 2
-            intake.hold(400)
+            intake.hold(400, is_arriving=True)
             assert [one.num_bytes for one in stalled] == [0, 300, 300]
             assert intake.num_bytes == 1000
+
+    in_loop(test, monkeypatch)
+
+
+@pytest.mark.parametrize("num_bytes", [400, 2000], ids=["as many as it needs", "all, in vain"])
+def test_row_36_slow_bodies_give_their_bytes_to_a_request_that_has_come(
+    monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """Also while they make progress, the slowest first; those of which hardly anything came have none to give."""
+
+    def test(clock: Clock) -> None:
+        uploads = Uploads(10, 10)
+        intake = Intake(10, 1000, uploads)
+        with ExitStack() as coming:
+            begun = upload(clock)
+            coming.enter_context(uploads.entered(begun))
+            slow = [exchange(num_bytes=300) for _ in range(3)]
+            for of in slow:
+                one = upload(clock, of)
+                coming.enter_context(uploads.entered(one))
+                uploads.came(one, PROGRESS, more=True)
+                intake.hold(300)
+            if num_bytes == 400:
+                intake.hold(num_bytes)
+                assert [of.num_bytes for of in slow] == [0, 300, 300]
+                assert intake.num_bytes == 1000
+            else:
+                with pytest.raises(ApiError) as refused:
+                    intake.hold(num_bytes)
+                assert refused.value.status == 503
+                assert intake.num_bytes == 0
+            assert begun.refusal is None
 
     in_loop(test, monkeypatch)
 

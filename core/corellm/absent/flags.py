@@ -18,13 +18,10 @@ _LOGS = "use --log-level; each request is logged in one line, without its conten
 _MODEL = "name the model as the first word: corellm serve MODEL"
 _NO_CODE = "no code is loaded by its name; write an extension plugin (corellm.extensions)"
 _NO_CLIENT_CERTIFICATES = "clients are known by --api-key; for certificates of clients put a proxy before the server"
-_CONTEXT = "use --max-model-len"
 
 SERVER_FLAGS: dict[str, Absent] = {
     "enable_auto_tool_choice": Absent((False,), _NO_TOOLS),
-    "tool_call_parser": Absent(("",), _NO_TOOLS),
-    "tool_parser_plugin": Absent(("",), _NO_TOOLS),
-    "tool_server": Absent(("",), _NO_TOOLS),
+    **dict.fromkeys(("tool_call_parser", "tool_parser_plugin", "tool_server"), Absent(("",), _NO_TOOLS)),
     "exclude_tools_when_tool_choice_none": Absent((True, False), _NO_TOOLS),
     "chat_template": Absent(
         (), "put it into the model's directory (chat_template.jinja), or let requests bring theirs "
@@ -33,19 +30,16 @@ SERVER_FLAGS: dict[str, Absent] = {
     "chat_template_content_format": Absent(("auto",), "the format of contents is detected from the template"),
     "trust_request_chat_template": Absent((False,), "use --allow-request-templates"),
     "response_role": Absent(("assistant",), "the role of a completion is assistant"),
-    "lora_modules": Absent((), NO_LORA),
-    "prompt_adapters": Absent((), NO_LORA),
+    **dict.fromkeys(("lora_modules", "prompt_adapters"), Absent((), NO_LORA)),
     "allowed_origins": Absent(([],), _CORS),
-    "allowed_methods": Absent((["*"],), _CORS),
-    "allowed_headers": Absent((["*"],), _CORS),
+    **dict.fromkeys(("allowed_methods", "allowed_headers"), Absent((["*"],), _CORS)),
     "allow_credentials": Absent((False,), _CORS),
     "ssl_ca_certs": Absent((), _NO_CLIENT_CERTIFICATES),
     "ssl_cert_reqs": Absent((0,), _NO_CLIENT_CERTIFICATES),
     "middleware": Absent(([],), _NO_CODE),
     "uvicorn_log_level": Absent(("info",), _LOGS),
     "disable_uvicorn_access_log": Absent((True,), _LOGS),
-    "enable_log_requests": Absent((True, False), _LOGS),
-    "disable_log_requests": Absent((True, False), _LOGS),
+    **dict.fromkeys(("enable_log_requests", "disable_log_requests"), Absent((True, False), _LOGS)),
     "enable_log_outputs": Absent((False,), "prompts and outputs are never logged"),
     "max_log_len": Absent((0,), "prompts and outputs are never logged"),
     "disable_fastapi_docs": Absent((True, False), "there are no pages; /openapi.json describes the server"),
@@ -56,11 +50,9 @@ SERVER_FLAGS: dict[str, Absent] = {
     "return_tokens_as_token_ids": Absent((False,), "use /tokenize for token ids"),
     "api_server_count": Absent((1,), "one process serves HTTP; start several servers behind a proxy"),
     "headless": Absent((False,), ONE_DEVICE),
-    "model": Absent((), _MODEL), "model_path": Absent((), _MODEL), "model_id": Absent((), _MODEL),
-    "tp": Absent((1,), ONE_DEVICE), "tp_size": Absent((1,), ONE_DEVICE), "num_shard": Absent((1,), ONE_DEVICE),
-    "pp": Absent((1,), ONE_DEVICE), "dp": Absent((1,), ONE_DEVICE), "dp_size": Absent((1,), ONE_DEVICE),
-    "context_length": Absent((), _CONTEXT), "ctx_size": Absent((), _CONTEXT),
-    "max_total_tokens": Absent((), _CONTEXT),
+    **dict.fromkeys(("model", "model_path", "model_id"), Absent((), _MODEL)),
+    **dict.fromkeys(("tp", "tp_size", "num_shard", "pp", "dp", "dp_size"), Absent((1,), ONE_DEVICE)),
+    **dict.fromkeys(("context_length", "ctx_size", "max_total_tokens"), Absent((), "use --max-model-len")),
     "mem_fraction_static": Absent((), "use --gpu-memory-utilization"),
     "max_running_requests": Absent((), "use --max-num-seqs"),
     "max_concurrent_requests": Absent((), "use --max-queue"),
@@ -69,9 +61,18 @@ SERVER_FLAGS: dict[str, Absent] = {
 """By the flag's name, with `_` for `-`."""
 
 
+_PYTHON = {"": None, "None": None, "True": True, "False": False}
+"""Values as other servers read them that JSON does not have."""
+
+
 def absent_flag(name: str) -> Absent | None:
     """What a flag or an option of a file means that the server does not have; None for one that no server has."""
     return SERVER_FLAGS.get(name) or ENGINE_ARGUMENTS.get(name)
+
+
+def not_an_option(flag: str, absent: Absent) -> str:
+    """The message for a flag, or an option of a file, whose value would have an effect."""
+    return f"{flag} is not an option of corellm: {absent.instead}"
 
 
 def without_absent(argv: Sequence[str], known: Collection[str]) -> tuple[list[str], str]:
@@ -89,22 +90,32 @@ def without_absent(argv: Sequence[str], known: Collection[str]) -> tuple[list[st
     while left:
         word = left.pop(0)
         flag, equals, value = word.partition("=")
-        name = flag.lstrip("-").replace("-", "_")
-        is_off = name.startswith("no_")
-        found = absent_flag(name.removeprefix("no_")) if word.startswith("-") and flag not in known else None
+        name = flag.lstrip("-").replace("-", "_").partition(".")[0]  # --compilation-config.level 0
+        is_foreign = word.startswith("-") and flag.replace("_", "-") not in known
+        found = absent_flag(name.removeprefix("no_")) if is_foreign else None
         if found is None:
             kept.append(word)
             continue
-        is_switch = any(isinstance(neutral, bool) for neutral in found.neutral)
-        if not equals and not is_switch and left and not left[0].startswith("-"):
-            value = left.pop(0)
-        given = _value(value) if value else not is_off
-        if not found.accepts(given):
-            return kept, f"{flag} is not an option of corellm: {found.instead}"
+        given: object = not name.startswith("no_")
+        if not equals and left and _is_value(left[0], found):
+            equals, value = "=", left.pop(0)
+        if equals:
+            given = _value(value)
+        if not found.accepts(given) and not (equals and found.accepts(value)):
+            return kept, not_an_option(flag, found)
     return kept, ""
 
 
+def _is_value(word: str, flag: Absent) -> bool:
+    """Whether the word after a flag is its value; after a switch it may be the model."""
+    if any(isinstance(neutral, bool) for neutral in flag.neutral):
+        return word.lower() in ("true", "false")
+    return not word.startswith("-")
+
+
 def _value(text: str) -> object:
+    if text in _PYTHON:
+        return _PYTHON[text]
     try:
         return json.loads(text)
     except ValueError:

@@ -109,6 +109,10 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     unknown = rest if not hasattr(args, "words") else [word for word in rest if _is_option(word)]
     if unknown:
         command = _subparser(parser, args.command)
+        if not _is_option(unknown[0]):
+            command.error(
+                f"there is no place for {unknown[0]!r:.100}: an option has one value, or several between commas"
+            )
         known = {option.lstrip("-"): option for action in command._actions for option in action.option_strings}
         near = difflib.get_close_matches(unknown[0].partition("=")[0].lstrip("-"), known, n=1, cutoff=0.7)
         command.error(f"unknown option {unknown[0]}" + (f"; did you mean {known[near[0]]}?" if near else ""))

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from corellm.absent.flags import absent_flag
+from corellm.absent.flags import absent_flag, not_an_option
 from corellm.cli.fields import SIZES, kinds_of, size
 from corellm.config import suggestion
 from corellm.errors import ConfigError
@@ -42,7 +42,7 @@ def read_config(path: str, configs: Iterable[type]) -> dict[str, Any]:
             del given[name]
             continue
         if absent is not None:
-            raise ConfigError(f"--config {path}: {name} is not an option of corellm: {absent.instead}")
+            raise ConfigError(f"--config {path}: {not_an_option(name, absent)}")
         if name not in known:
             raise ConfigError(f"--config {path}: unknown option {name!r:.100}{suggestion(name, known)}")
         try:

@@ -58,6 +58,11 @@ class AdapterEntry:
     version: str
     entry_point: EntryPoint
 
+    @property
+    def is_fallback(self) -> bool:
+        """Whether it is asked for names that it does not know."""
+        return self.architecture.startswith("*")
+
     def load(self) -> type[Any]:
         """Import the adapter class and check what can be checked without a model.
 

@@ -65,6 +65,17 @@ def unavailable(message: str, *, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after)})
 
 
+def shutting_down() -> ApiError:
+    """A 503 of a server that was told to stop."""
+    return unavailable("the server is shutting down; send the request to another one", retry_after=5)
+
+
+def engine_hung(seconds: float) -> ApiError:
+    """A 503 of a server whose engine completed no step for so long."""
+    message = f"the engine completed no step for {seconds:g} s; the server is about to exit"
+    return ApiError(503, message, code="engine_hung")
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """The error that a client gets for an exception; an unexpected one is logged with its traceback."""
     if isinstance(error, ApiError):

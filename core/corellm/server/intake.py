@@ -6,6 +6,7 @@ A request takes its place once all of it has come; before, it is one of the `upl
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from corellm.server.errors import ApiError, unavailable
@@ -33,8 +34,8 @@ class Intake:
         self._in_flight: set[Stoppable] = set()
         self.num_bytes = 0
         """Bytes of the requests in flight."""
-        self.is_draining = False
-        """Whether the server was told to stop."""
+        self.ending: Callable[[], ApiError] | None = None
+        """What requests are told once the server ends; None before."""
 
     def __len__(self) -> int:
         """The number of requests in flight."""
@@ -44,34 +45,46 @@ class Intake:
         """Return if a request would be let in now.
 
         Raises:
-            ApiError: 503, the server stops, or is full.
+            ApiError: 503, the server ends, or is full.
         """
-        if self.is_draining:
-            raise unavailable("the server is shutting down; ask another one", retry_after=5)
+        self.check_ending()
         if len(self._in_flight) >= self._max_requests:
             raise unavailable(f"the server is full: {self._max_requests} requests are in it; try again later")
+
+    def check_ending(self) -> None:
+        """Return if the server does not end.
+
+        Raises:
+            ApiError: 503, why it does.
+        """
+        if self.ending is not None:
+            raise self.ending()
 
     def enter(self, request: Stoppable) -> None:
         """Let a request in.
 
         Raises:
-            ApiError: 503, the server stops, or is full.
+            ApiError: 503, the server ends, or is full.
         """
         self.check_room()
         self._in_flight.add(request)
 
-    def hold(self, num_bytes: int) -> None:
-        """Count bytes of a request; bodies that stall give way for them.
+    def hold(self, num_bytes: int, *, is_arriving: bool = False) -> None:
+        """Count bytes of a request; bodies that stall give way for them, and for a request that has come all bodies.
+
+        Args:
+            num_bytes: how many more.
+            is_arriving: whether more of its body is to come.
 
         Raises:
             ApiError: 503, the requests are too large together.
         """
         while self.num_bytes + num_bytes > self._max_bytes:
-            stalled = self.uploads.make_way()
-            if stalled is None:
+            slow = self.uploads.make_way(at_once=not is_arriving)
+            if slow is None:
                 raise unavailable("the requests in the server are too large together; try again later")
-            self.num_bytes -= stalled.num_bytes
-            stalled.num_bytes = 0
+            self.num_bytes -= slow.num_bytes
+            slow.num_bytes = 0
         self.num_bytes += num_bytes
 
     def leave(self, request: Stoppable, num_bytes: int) -> None:
@@ -79,13 +92,17 @@ class Intake:
         self._in_flight.discard(request)
         self.num_bytes -= num_bytes
 
-    async def drain(self, timeout: float) -> None:
-        """Let no more requests in, wait for those in flight, and after `timeout` seconds stop the rest."""
-        self.is_draining = True
+    async def drain(self, timeout: float, ending: Callable[[], ApiError]) -> None:
+        """Let no more requests in, wait for those in flight, and after `timeout` seconds stop the rest.
+
+        Args:
+            timeout: seconds to wait.
+            ending: makes the error that all these requests are told.
+        """
+        self.ending = ending
         deadline = asyncio.get_running_loop().time() + timeout
         while self._in_flight and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        reason = "the server is shutting down; the request was aborted"
-        self.uploads.stop(reason)
+        self.uploads.stop(ending)
         for request in list(self._in_flight):
-            request.stop(unavailable(reason, retry_after=5))
+            request.stop(ending())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from corellm.errors import ConfigError
 from corellm.server.checks import check_number
 
 
@@ -15,7 +16,7 @@ class RequestLimits:
     """Most bytes of a request."""
     max_held_bytes: int = 1 << 30
     """Most bytes of all requests in the server together, a value of JSON counted as 64 more; more are answered 503. A
-    request that is arriving and stalls gives way."""
+    request that is arriving gives way if it stalls, and to one that has arrived also if it does not."""
     body_timeout: float = 60.0
     """Seconds in which a request must have arrived."""
     body_stall_timeout: float = 10.0
@@ -55,5 +56,7 @@ class RequestLimits:
             check_number(name, getattr(self, name), 0, 1e9)
         for option in fields(self):
             value = getattr(self, option.name)
+            if value == -1:
+                raise ConfigError(f"{option.name} cannot be -1: for no limit give a large number")
             if option.name not in numbers and value is not None:
                 check_number(option.name, value, 1, 1 << 40, whole=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 from typing import Any
 
@@ -32,13 +33,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_log(level: int | str, *, as_json: bool) -> None:
-    """Write the log to standard error from now on: warnings of Python and what ends this process included, as JSON."""
+    """Write the log to standard error from now on; as JSON, also warnings and errors that nothing catches."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler])
     if as_json:
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
+        sys.unraisablehook = _log_unraisable
+        threading.excepthook = _log_thread
         _use_own_handler()
 
 
@@ -65,3 +68,14 @@ def _use_own_handler() -> None:
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     logging.getLogger("corellm").critical("ended by an error", exc_info=(kind, error, traceback))
+
+
+def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    place = getattr(unraisable.object, "__qualname__", type(unraisable.object).__name__)
+    logging.getLogger("corellm").error("%s cannot raise its error", place, exc_info=unraisable.exc_value)
+
+
+def _log_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_type is not SystemExit:
+        name = ended.thread.name if ended.thread else "that is gone"
+        logging.getLogger("corellm").error("the thread %s ended by an error", name, exc_info=ended.exc_value)

@@ -63,7 +63,8 @@ class ServerOptions:
     """Most requests in the server, running ones included; more are answered 503 at once. A request counts once all of
     it has arrived."""
     max_uploads: int = 512
-    """Most requests that are arriving at once. Beyond, the one that stalls for longest is answered 503."""
+    """Most requests that are arriving at once; one that comes whole, as small ones do, is none of them. Beyond, the one
+    that stalls for longest is answered 503."""
     max_uploads_per_client: int = 384
     """Most of them from one address. All clients of a proxy have one, unless it sends requests on whole, as most do."""
     max_connections: int = 1024

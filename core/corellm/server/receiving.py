@@ -67,7 +67,7 @@ async def _receive_all(
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionError("the client left")
-        chunk = message.get("body", b"")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
         num_bytes += len(chunk)
         if num_bytes > limits.max_body_bytes:
             raise _too_large(limits)
@@ -75,15 +75,15 @@ async def _receive_all(
             counter.add(chunk)
             _check_counts(counter, limits)
         new = num_bytes + VALUE_BYTES * counter.num_values - held
-        intake.uploads.came(upload, len(chunk))
-        intake.hold(new)  # which this body itself may have to give way for
+        intake.uploads.came(upload, len(chunk), more=more)
+        intake.hold(new, is_arriving=more)  # which this body itself may have to give way for
         exchange.num_bytes += new
         held += new
         if upload.refusal is not None:
             exchange.is_read = True  # what still comes is not waited for
             raise upload.refusal
         chunks.append(chunk)
-        exchange.is_read = not message.get("more_body")
+        exchange.is_read = not more
     exchange.is_large = num_bytes > _QUICK_BYTES or counter.num_values > _QUICK_VALUES
     return b"".join(chunks)
 

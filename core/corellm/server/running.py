@@ -14,12 +14,14 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 
 from corellm.errors import ConfigError
 from corellm.server.app import make_app
 from corellm.server.connections import Connections
+from corellm.server.errors import ApiError, as_api_error, engine_hung, shutting_down
 from corellm.server.http_connection import HttpConnection
 from corellm.server.options import ServerOptions
 from corellm.server.service import Service
@@ -154,15 +156,17 @@ class HttpServer:
             await self._until_stopped(serving, accepting)
             if accepting.done():
                 accepting.result()  # raises
-            is_dead = self._service.client.dead is not None or self._watchdog.is_hung
+            options, dead = self._service.config.options, self._service.client.dead
+            is_dead = dead is not None or self._watchdog.is_hung
             # requests of a dead engine end by themselves, each with that error
-            seconds = _DEAD_SECONDS if is_dead else self._service.config.options.shutdown_timeout
+            seconds, ending = _DEAD_SECONDS if is_dead else options.shutdown_timeout, shutting_down
             if is_dead:
-                hung = f"it completed no step for {self._service.config.options.hang_timeout:g} s (--hang-timeout)"
-                logger.error("the engine stopped: %s", self._service.client.dead or hung)
+                ending = partial(engine_hung, options.hang_timeout) if dead is None else partial(as_api_error, dead)
+                hung = f"it completed no step for {options.hang_timeout:g} s (--hang-timeout)"
+                logger.error("the engine stopped: %s", dead or hung)
             else:
                 logger.info("stopping; requests in flight have %g seconds, or until the next signal", seconds)
-            await self._drain(seconds)
+            await self._drain(seconds, ending)
             if is_dead:
                 await asyncio.sleep(_DEAD_SECONDS)
             await cancelled([accepting])
@@ -185,10 +189,10 @@ class HttpServer:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._stopped.wait()
 
-    async def _drain(self, timeout: float) -> None:
-        """Let requests in flight finish, unless there is a second signal."""
-        draining = asyncio.ensure_future(self._service.intake.drain(timeout))
+    async def _drain(self, timeout: float, ending: Callable[[], ApiError]) -> None:
+        """Let requests in flight finish, unless there is a second signal; those that do not are told `ending`."""
+        draining = asyncio.ensure_future(self._service.intake.drain(timeout, ending))
         while not draining.done() and self._num_stops < 2:
             await asyncio.wait([draining], timeout=_LOOK_SECONDS)
         draining.cancel()
-        await self._service.intake.drain(0)  # what a second signal did not wait for ends with an error, too
+        await self._service.intake.drain(0, ending)  # what a second signal did not wait for ends with an error, too

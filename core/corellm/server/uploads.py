@@ -1,14 +1,16 @@
 """Bodies that are still coming: how many, of which clients, and which of them gives way when there is no room.
 
-What stalls gives way to what comes: of bodies that brought nothing for a while, the one that waits for longest. All
-of it takes constant time. Knows bodies and clients' addresses; knows neither JSON nor the queue.
+What stalls gives way to what comes: of bodies that brought nothing for a while, the one that waits for longest. To a
+body that has come, each that is still coming gives way. A body takes a place with its first progress, if more of it is
+to come: a small one, which comes whole, needs none. All of it takes constant time. Knows bodies and clients' addresses;
+knows neither JSON nor the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from corellm.server.errors import ApiError, unavailable
@@ -72,6 +74,8 @@ class Uploads:
         self._most, self._most_of_client = most, most_of_client
         self._open: OrderedDict[Upload, None] = OrderedDict()
         """The one whose last progress is longest ago is the first, here and below."""
+        self._placed: OrderedDict[Upload, None] = OrderedDict()
+        """Those that have a place."""
         self._of_client: dict[str, OrderedDict[Upload, None]] = {}
 
     def __len__(self) -> int:
@@ -80,48 +84,69 @@ class Uploads:
 
     @contextmanager
     def entered(self, upload: Upload) -> Iterator[None]:
-        """Count a body while it comes.
-
-        Raises:
-            ApiError: 503, there are too many, and none gives way.
-        """
-        client = upload.exchange.client
-        own = self._of_client.get(client, OrderedDict())
-        if len(own) >= self._most_of_client and self._made_way(own) is None:
-            raise unavailable(f"{len(own)} requests of {client} are arriving; try again later")
-        if len(self._open) >= self._most and self.make_way() is None:
-            raise unavailable(f"{len(self._open)} requests are arriving; try again later")
+        """Watch a body while it comes; where there are too many, those that stall give way."""
         self._open[upload] = None
-        self._of_client.setdefault(client, OrderedDict())[upload] = None
+        self._of_client.setdefault(upload.exchange.client, OrderedDict())[upload] = None
         try:
+            self._thin_out(upload)
             yield
         finally:
             self._forget(upload)
 
-    def came(self, upload: Upload, num_bytes: int) -> None:
-        """Note bytes of a body."""
-        if upload.came(num_bytes) and upload in self._open:
+    def came(self, upload: Upload, num_bytes: int, *, more: bool) -> None:
+        """Note bytes of a body, and whether more of it is to come.
+
+        Raises:
+            ApiError: 503, it needs a place; there are too many, and none gives way.
+        """
+        if not more:
+            self._forget(upload)
+        elif upload.came(num_bytes) and upload in self._open:
             self._open.move_to_end(upload)
             self._of_client[upload.exchange.client].move_to_end(upload)
+            if upload not in self._placed and (crowd := self._thin_out(upload)):
+                raise unavailable(f"too many {crowd} are arriving; try again later")
+            self._placed[upload] = None
+            self._placed.move_to_end(upload)
 
-    def make_way(self) -> Exchange | None:
-        """Have the body that stalls for longest give way; returns its request, or None if none stalls."""
-        return self._made_way(self._open)
+    def make_way(self, *, at_once: bool = False) -> Exchange | None:
+        """Have the body that stalls for longest give way; returns its request, or None if none stalls.
 
-    def stop(self, reason: str) -> None:
+        Args:
+            at_once: if none stalls, take the slowest one that has a place.
+        """
+        stalled = self._made_way(self._open)
+        return self._made_way(self._placed, at_once=True) if stalled is None and at_once else stalled
+
+    def stop(self, reason: Callable[[], ApiError]) -> None:
         """Have all of them give way."""
         for upload in self._open:
-            upload.give_way(unavailable(reason, retry_after=5))
+            upload.give_way(reason())
 
-    def _made_way(self, uploads: OrderedDict[Upload, None]) -> Exchange | None:
+    def _thin_out(self, upload: Upload) -> str:
+        """Have bodies that stall give way while a body is one too many; what there are still too many of, or ""."""
+        client = upload.exchange.client
+        own = self._of_client[client]
+        for crowd, most, name in (
+            (own, self._most_of_client, f"requests of {client}"),
+            (self._open, self._most, "requests"),
+        ):
+            while len(crowd) > most:
+                if self._made_way(crowd) is None:
+                    return name
+        return ""
+
+    def _made_way(self, uploads: OrderedDict[Upload, None], *, at_once: bool = False) -> Exchange | None:
         upload = next(iter(uploads), None)
-        if upload is None or upload.moved > asyncio.get_running_loop().time() - _GRACE_SECONDS:
+        latest = asyncio.get_running_loop().time() - (0 if at_once else _GRACE_SECONDS)
+        if upload is None or upload.moved > latest:
             return None
-        upload.give_way(unavailable("the request stalled, and others needed its room; send it again"))
+        upload.give_way(unavailable("the request came too slowly, and others needed its room; send it again"))
         self._forget(upload)
         return upload.exchange
 
     def _forget(self, upload: Upload) -> None:
+        self._placed.pop(upload, None)
         if self._open.pop(upload, upload) is None:
             own = self._of_client[upload.exchange.client]
             del own[upload]

@@ -19,7 +19,7 @@ _JSON_FILES = (
 _LARGE_JSON_FILES = ("tokenizer.json", "vocab.json")
 """Those that are parsed once, by the library that needs them: only their ends are looked at."""
 _OTHER_FILES = ("tokenizer.model", "*.tiktoken", "merges.txt", "*.jinja")
-_INDEX = "model.safetensors.index.json"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
@@ -102,6 +102,29 @@ def _check_weights(path: Path) -> None:
             )
 
 
+def require_weights(path: Path) -> None:
+    """Raise if there are no safetensors, or none by the names that transformers reads.
+
+    Raises:
+        CheckpointError: what there is instead, and the way out.
+    """
+    files = sorted(file.name for file in path.glob("*.safetensors"))
+    if any((path / name).is_file() for name in (_SINGLE, _INDEX)) and files:
+        return
+    if files:
+        reason = f"it has {files[0]}, but neither {_SINGLE} nor {_INDEX}, which says what is in which file"
+        way_out = "download all files"
+    elif any(path.glob("*.bin")) or any(path.glob("*.pt*")):
+        reason = "it has no *.safetensors; its weights are pickles, which can run code and are not loaded"
+        way_out = (
+            "take a revision with safetensors, or convert them (transformers: load the model once, then "
+            "save_pretrained)"
+        )
+    else:
+        reason, way_out = "it has no *.safetensors", "download all files"
+    raise CheckpointError(f"{path}: the weights cannot be loaded: {reason}: {way_out}")
+
+
 def _weight_map(index: Path) -> Mapping[str, str]:
     expected = read_json(index).get("weight_map")
     if not isinstance(expected, dict) or not all(isinstance(name, str) for name in expected.values()):
@@ -116,7 +139,7 @@ def _weight_files(path: Path, expected: Mapping[str, str]) -> Iterator[Path]:
             raise CheckpointError(f"{path} lacks {name}, which {_INDEX} names; download all files")
         yield path / name
     if not expected:
-        single = path / "model.safetensors"
+        single = path / _SINGLE
         yield from [single] if single.is_file() else sorted(path.glob("*.safetensors"))
 
 

@@ -21,9 +21,8 @@ from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
 from corellm.modelling.decoder_attention import attention_configs, set_attention
 from corellm.modelling.weights import check_names
 from corellm.multimodal.merging import check_embeddings, write_rows
+from corellm.worker.checkpoint_files import require_weights
 from corellm.worker.unused_layers import skip_unused_layers
-
-_READ = ("model.safetensors", "model.safetensors.index.json")
 
 
 class MergeRows(Protocol):
@@ -173,7 +172,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
 
     With accelerate, weights are read straight into GPU memory; without it they are in host memory first.
     """
-    _require_weights(load_config.model_path)
+    require_weights(load_config.model_path)
     straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
     placement: dict[str, Any] = {"device_map": {"": load_config.device}} if straight else {}
     try:
@@ -218,25 +217,6 @@ def _attention_of_parts(cls: Any, hf_config: Any) -> str | dict[str, str]:
     if not names or decoder is None or attention_of(decoder) == own:
         return own
     return {"": own, **parts, **dict.fromkeys(names, attention_of(decoder))}
-
-
-def _require_weights(path: Path) -> None:
-    """Raise if there are no safetensors, or none by the names that transformers reads."""
-    files = sorted(file.name for file in path.glob("*.safetensors"))
-    if any((path / name).is_file() for name in _READ) and files:
-        return
-    if files:
-        reason = f"it has {files[0]}, but neither {' nor '.join(_READ)}, which says what is in which file"
-        way_out = "download all files"
-    elif any(path.glob("*.bin")) or any(path.glob("*.pt*")):
-        reason = "it has no *.safetensors; its weights are pickles, which can run code and are not loaded"
-        way_out = (
-            "take a revision with safetensors, or convert them (transformers: load the model once, then "
-            "save_pretrained)"
-        )
-    else:
-        reason, way_out = "it has no *.safetensors", "download all files"
-    raise CheckpointError(f"{path}: the weights cannot be loaded: {reason}: {way_out}")
 
 
 def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:

@@ -40,9 +40,8 @@ def status_routes(service: Service) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Status:
-        """Whether requests are taken: the engine completes steps, and the server is not about to stop."""
-        if service.intake.is_draining:
-            raise unavailable("the server is shutting down")
+        """Whether requests are taken: the engine completes steps, and the server is not about to end."""
+        service.intake.check_ending()
         await service.client.check_health()
         if is_silent():
             raise unavailable("the engine completes no step")

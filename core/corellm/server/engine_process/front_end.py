@@ -14,8 +14,11 @@ from corellm.config import EngineConfig
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
 from corellm.hookspecs import ModelContext
+from corellm.plugin.manager import call_static_hook
 from corellm.server.engine_process.messages import Ready
 from corellm.templates.renderer import TemplateRenderer
+from corellm.worker.checkpoint import load_hf_config
+from corellm.worker.checkpoint_files import require_weights
 from corellm.worker.process import usable_cpus
 
 
@@ -33,6 +36,23 @@ class FrontEnd:
         self.executor.shutdown(wait=False, cancel_futures=True)
         self.templates.close()
         self.input_processor.close()
+
+
+def refuse_early(config: EngineConfig, located: LocatedModel) -> None:
+    """Refuse what a plugin claims by the end of its name alone, and is no model, before a process is started for it.
+
+    Raises:
+        CheckpointError, PluginError: its type is unknown, or it has no weights.
+    """
+    if not located.entry.is_fallback:
+        return
+    import transformers  # without torch, which takes longer
+
+    if not any(name in transformers.__all__ for name in located.architectures):
+        factory = call_static_hook(located.entry.load(), "register_config", located.entry.distribution)
+        load_hf_config(located.path, factory, trust_remote_code=config.model.trust_remote_code)
+    if config.model.load_format != "dummy" and not any(located.path.glob("*.safetensors")):
+        require_weights(located.path)  # raises; what names they must have is the adapter's to know
 
 
 def open_front_end(

@@ -28,7 +28,7 @@ from corellm.sampling_params import RequestOutputKind, SamplingParams, params_co
 from corellm.server.engine_process import messages
 from corellm.server.engine_process.channel import MAX_MESSAGE_BYTES
 from corellm.server.engine_process.faults import to_error
-from corellm.server.engine_process.front_end import open_front_end
+from corellm.server.engine_process.front_end import open_front_end, refuse_early
 from corellm.server.engine_process.in_flight import InFlightRequest, PooledInFlight
 from corellm.server.engine_process.items import pack_items
 from corellm.server.engine_process.messages import (
@@ -65,7 +65,8 @@ class RemoteEngine:
     def __init__(self, config: EngineConfig) -> None:
         engine_args = _plain_arguments(config)
         with collector_paused():
-            located = locate(config.model)  # refuses before a process is started
+            located = locate(config.model)  # refuses before a process is started, as the next line does
+            refuse_early(config, located)
             set_up_threads()
             self._process = Process()
             try:
