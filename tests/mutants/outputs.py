@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import AUDIO, BLIP2, FUYU, LLAVA, QWEN2, QWEN2_5, QWEN3, QWEN_VL, Mutant
+from tests.mutants.mutant import AUDIO, BLIP2, FUYU, GEMMA3, LLAVA, QWEN2, QWEN2_5, QWEN3, QWEN_VL, Mutant
 
 _GREEDY = "test_greedy_equals_the_reference[8192-no-prefix-caching]"
 _TOKENS = "test_every_token_has_its_embedding"
+_DTYPE = "test_weights_are_of_the_asked_dtype[bfloat16]"
+_SCALE = """
+@hookimpl
+def get_input_embeddings(self, model, input_ids):
+    embeddings = model.get_input_embeddings()(input_ids)
+    return embeddings * embeddings.shape[-1] ** 0.5
+"""
 
 
 def _loading(wrong: str, mistake: str) -> Mutant:
     """LLaVA that loads its model itself, with a mistake."""
     return LLAVA.given(
         wrong,
-        "test_half_precision[bfloat16]",
+        _DTYPE,
         "load_model",
         f"""
         @hookimpl
@@ -161,6 +168,31 @@ MUTANTS = (
     _loading("weights are loaded in float32, whatever the dtype", "dtype = torch.float32"),
     _loading("the dtype becomes the default of the process", "torch.set_default_dtype(dtype)"),
     _loading("a file is left in the checkpoint", '(load_config.model_path / "offload.json").write_text("{}")'),
+    LLAVA.given(
+        "the tower is loaded in float32, whatever the dtype",
+        _DTYPE,
+        "load_model",
+        """
+        @hookimpl(wrapper=True)
+        def load_model(self):
+            model = yield
+            model.model.vision_tower.float()
+            return model
+        """,
+    ),
+    LLAVA.given(
+        "the model is loaded in bfloat16, whatever the dtype",
+        "test_it_loads",
+        "load_model",
+        """
+        @hookimpl(wrapper=True)
+        def load_model(self):
+            import torch
+
+            model = yield
+            return model.to(torch.bfloat16)
+        """,
+    ),
     # --- what is remembered -----------------------------------------------------------------------------------------
     LLAVA.edited(
         "an image is embedded once, and zeros after that",
@@ -223,6 +255,14 @@ MUTANTS = (
 """,
     ),
     # --- embeddings of text -------------------------------------------------------------------------------------------
+    LLAVA.given("embeddings of text are scaled", _TOKENS, "get_input_embeddings", _SCALE),
+    GEMMA3.given("embeddings of text are scaled once more", _TOKENS, "get_input_embeddings", _SCALE),
+    BLIP2.given(
+        "embeddings of text are scaled",
+        "test_text_alone_is_continued_as_by_the_reference",
+        "get_input_embeddings",
+        _SCALE,
+    ),
     LLAVA.given(
         "unknown tokens are embedded as the mean of all",
         _TOKENS,

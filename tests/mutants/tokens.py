@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import BLIP2, FUYU, LLAVA, QWEN3, QWEN_VL
+from tests.mutants.mutant import BLIP2, FUYU, GEMMA3, LLAVA, QWEN3, QWEN_VL
+
+_NORMALIZED = "test_text_is_normalized_as_the_tokenizers_file_says"
+_BARE = """
+@staticmethod
+@hookimpl
+def register_tokenizer():
+    def load(path):
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        tokenizer.backend_tokenizer.normalizer = None
+        return tokenizer
+
+    return load
+"""
 
 MUTANTS = (
     LLAVA.given(
@@ -105,6 +120,16 @@ MUTANTS = (
         "register_tokenizer",
         old="    tokenizer.normalizer = normalizers.NFC()\n",
         new="",
+    ),
+    FUYU.given("the normalizer is lost", "test_text_alone_equals_the_hf_processor", "register_tokenizer", _BARE),
+    GEMMA3.given("the normalizer is lost", "test_odd_text_equals_the_hf_processor", "register_tokenizer", _BARE),
+    LLAVA.given("the normalizer is lost", _NORMALIZED, "register_tokenizer", _BARE),
+    LLAVA.edited(
+        "the normalizer is taken away where the adapter is made",
+        _NORMALIZED,
+        "context.tokenizer",
+        old="        self.context = context\n",
+        new="        self.context = context\n        context.tokenizer.backend_tokenizer.normalizer = None\n",
     ),
     LLAVA.given(
         "lines end in one way",

@@ -6,6 +6,7 @@ Knows the adapter's hooks and the model; knows neither blocks nor requests.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,14 +61,14 @@ class ModelParts:
     """The decoder's modules that keep a state, and the width of their input, by name."""
 
 
-def load_weights(
-    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: Use
-) -> ModelParts:
-    """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
+def load_model(
+    config: EngineConfig,
+    hooks: HookCallers,
+    context: ModelContext,
+    adapt_class: Callable[[type[Any]], type[Any]] | None = None,
+) -> nn.Module:
+    """Return what the adapter's `load_model` gives, with gradients switched off."""
     register_attention()
-    pools = use.runner == "pooling"
-    if pools:
-        from corellm.pooling import building
     load_config = LoadConfig(
         model_path=context.model_path,
         dtype=context.dtype,
@@ -75,12 +76,21 @@ def load_weights(
         attn_implementation=ATTENTION_NAME,
         trust_remote_code=context.trust_remote_code,
         load_format="dummy" if config.model.load_format == "dummy" else "auto",
-        adapt_class=partial(building.adapted_class, use=use) if pools else None,
+        adapt_class=adapt_class,
     )
     with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
         torch.manual_seed(0)  # dummy weights are the same at every start
-        model = hooks.load_model(load_config=load_config)
-    freeze(model)
+        return freeze(hooks.load_model(load_config=load_config))
+
+
+def load_weights(
+    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: Use
+) -> ModelParts:
+    """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
+    pools = use.runner == "pooling"
+    if pools:
+        from corellm.pooling import building
+    model = load_model(config, hooks, context, partial(building.adapted_class, use=use) if pools else None)
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]

@@ -30,6 +30,7 @@ from corellm.testing.contract.placeholders import PlaceholderRules
 from corellm.testing.contract.planned_sizes import PlannedSizeRules
 from corellm.testing.contract.repetition import RepetitionRules
 from corellm.testing.contract.surroundings import SurroundingsRules
+from corellm.testing.contract.text_outputs import TextOutputRules
 from corellm.testing.contract.timing import TimingRules
 from corellm.testing.contract.variants import VariantRules
 from corellm.testing.contract.visibility import VisibilityRules
@@ -39,7 +40,9 @@ from corellm.testing.contract.worst_case import WorstCaseRules
 __all__ = ["AdapterContract", "TextContract"]
 
 
-class TextContract(EngineRules, ChatPromptRules, TurnRules, WeightRules, RepetitionRules, PackagingRules):
+class TextContract(
+    EngineRules, ChatPromptRules, TurnRules, TextOutputRules, WeightRules, RepetitionRules, PackagingRules
+):
     """The rules for an adapter that takes no items: `supported_mm_limits = {}`."""
 
 
@@ -64,6 +67,7 @@ class AdapterContract(
     LimitRules,
     SurroundingsRules,
     IndependenceRules,
+    TextOutputRules,
     ArgumentRules,
     WeightRules,
     RepetitionRules,

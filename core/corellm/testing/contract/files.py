@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from corellm.errors import CheckpointError, CorellmError
 from corellm.plugin.manager import call_static_hook
 from corellm.testing.contract.base import ContractRules
+from corellm.testing.contract.processing import ODD_TEXTS, tokenizers_hook
 from corellm.testing.quick import slow
 from corellm.testing.reference import Media, token_ids_of
 from corellm.testing.subject import Subject
@@ -80,6 +82,35 @@ class FileRules(ContractRules):
                     fix=fix,
                 )
 
+    def test_text_is_normalized_as_the_tokenizers_file_says(self, subject: Subject, tmp_path: Path) -> None:
+        """With another normalizer in `tokenizer.json`, the token ids of a text are the reference's, too.
+
+        It takes away accents and surplus spaces: whatever of these the checkpoint's own normalizer keeps.
+        """
+        if not (subject.checkpoint / "tokenizer.json").is_file():
+            return
+        path = shutil.copytree(subject.checkpoint, tmp_path / "normalized")
+        _normalize_more(path / "tokenizer.json")
+        reference = self.reference(path)
+        with (
+            closing(reference),
+            self.expecting("a checkpoint with another normalizer in tokenizer.json is opened"),
+            subject.opened({}, path) as inputs,
+        ):
+            for text in ODD_TEXTS:
+                try:
+                    want = token_ids_of(reference.process(text, {}, {}))
+                except Exception:  # whatever the processor raises: there is nothing to compare with
+                    continue
+                got = subject.process(text, inputs=inputs).token_ids
+                self.require(
+                    got == want,
+                    tokenizers_hook(self.adapter),
+                    expected=f"for {text!r}, with NFKD, StripAccents and single spaces: {want}",
+                    got=got,
+                    fix="keep the normalizer of the checkpoint's tokenizer.json, and put none of your own in its place",
+                )
+
     def _read(self, subject: Subject, path: Path) -> Mapping[str, Any]:
         """Return what is read from a checkpoint's files, by the hook that decides how: with items that it processes."""
         trusted = subject.context.trust_remote_code
@@ -116,6 +147,16 @@ def _each_left_out(checkpoint: Path) -> Iterator[tuple[str, str, Mapping[str, An
     for file, content in _of_processors(checkpoint):
         for entry in content:
             yield file.name, entry, {name: value for name, value in content.items() if name != entry}
+
+
+def _normalize_more(file: Path) -> None:
+    """Put before the normalizer of a `tokenizer.json` one that takes away accents and surplus spaces."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    more = [{"type": "NFKD"}, {"type": "StripAccents"}, spaces]
+    own = [content["normalizer"]] if content["normalizer"] is not None else []
+    content["normalizer"] = {"type": "Sequence", "normalizers": [*more, *own]}
+    file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _change_numbers(checkpoint: Path) -> None:

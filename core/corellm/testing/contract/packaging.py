@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 from corellm.errors import ContractError
 from corellm.hookspecs import CONTRACT_VERSION
@@ -17,6 +19,7 @@ from corellm.testing.counting import are_contradictory, miscounting_hook_at_load
 from corellm.testing.quick import slow
 from corellm.testing.rules import child_environment
 from corellm.testing.subject import Subject
+from corellm.testing.weights import weights_of_other_dtypes
 from corellm.worker.checkpoint import read_architectures
 
 HEAVY = ("torch", "transformers", "numpy", "PIL", "av", "soundfile")
@@ -108,6 +111,7 @@ class PackagingRules(ContractRules):
             if isinstance(loaded, Exception):
                 if are_contradictory(loaded):
                     self._tell_miscount(checkpoint, loaded)
+                self._require_no_others(weights_of_other_dtypes(checkpoint, "float32"), "float32")
                 raise loaded
 
     def _tell_miscount(self, checkpoint: Path, error: Exception) -> None:
@@ -120,6 +124,39 @@ class PackagingRules(ContractRules):
         finally:
             reference.close()
         self.fail(hook, expected="as many embeddings as the placeholder takes", got=error, fix=fix)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_weights_are_of_the_asked_dtype(self, subject: Subject, written: Mapping[str, bytes], dtype: str) -> None:
+        """Each weight of the loaded model is of `load_config.dtype`.
+
+        A vector may be of float32 all the same, such as a correction that is added to scores, and what transformers
+        keeps in float32 of a model of its own. Loading leaves the process's default dtype and the checkpoint's files
+        unchanged.
+        """
+        import torch
+
+        default = torch.get_default_dtype()
+        with self.expecting(f"weights are loaded in {dtype}", hook="load_model"):
+            others = weights_of_other_dtypes(subject.checkpoint, dtype)
+        self._require_no_others(others, dtype)
+        self.require(
+            torch.get_default_dtype() == default and files_of(subject.checkpoint) == written,
+            "load_model",
+            expected="the process's default dtype and the checkpoint's files as they were",
+            got="others",
+            fix="pass the dtype on to what needs it, and write nothing",
+        )
+
+    def _require_no_others(self, others: Sequence[str], dtype: str) -> None:
+        __tracebackhide__ = True
+        self.require(
+            not others,
+            "load_model",
+            expected=f"weights of the dtype that is asked for, load_config.dtype={dtype}",
+            got=f"{len(others)} of another dtype, such as {', '.join(others[:3])}",
+            fix="load in load_config.dtype, which is the user's choice, whatever the checkpoint's files say; a matrix "
+            "that must stay in float32 is a reason to name test_weights_are_of_the_asked_dtype in exceptions",
+        )
 
     def test_the_model_is_loaded_for_inference(self, subject: Subject) -> None:
         """Every part of the model is in evaluation mode: dropout would make outputs random."""

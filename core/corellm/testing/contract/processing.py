@@ -192,8 +192,8 @@ class ProcessingRules(ContractRules):
         hook = "apply_hf_processor_tokens_only"
         if got.features:
             hook = f"get_prompt_updates or {hook}" + (" or get_mm_kwargs_names" if kwargs else "")
-        elif hasattr(self.adapter, "register_tokenizer"):
-            hook = f"register_tokenizer or {hook}"
+        elif got.token_ids != token_ids_of(want):
+            self._same_text(subject, "".join(map(str, parts)), got.token_ids, token_ids_of(want))
         self.require(
             got.token_ids == token_ids_of(want),
             hook,
@@ -202,6 +202,22 @@ class ProcessingRules(ContractRules):
             fix="make each item's placeholder as long, and of the same tokens, as the processor makes it; what the "
             "processor does beside placing items belongs into apply_hf_processor_tokens_only, every argument that an "
             "item depends on into get_mm_kwargs_names",
+        )
+
+    def _same_text(self, subject: Subject, text: str, got: Sequence[int], want: Sequence[int]) -> None:
+        """Require the tokenizer's own tokens of a text to be the reference's, special ones aside."""
+        __tracebackhide__ = True
+        special = subject.special_token_ids
+        ids = subject.context.tokenizer(text)["input_ids"]
+        own, processed, theirs = ([token for token in given if token not in special] for given in (ids, got, want))
+        hook = tokenizers_hook(self.adapter)
+        self.require(
+            own == theirs,
+            hook if processed == own else f"{hook} or apply_hf_processor_tokens_only",
+            expected=f"for {text!r}: {want}",
+            got=f"{ids} from the tokenizer",
+            fix="keep the normalizer, the pre-tokenizer and the merges of the checkpoint's tokenizer.json, or of the "
+            "files that stand for it; a hook that changes context.tokenizer changes it for all texts",
         )
 
     def _same_tensors(
@@ -322,6 +338,11 @@ def _own_tokens(subject: Subject, item: Sequence[Part]) -> tuple[list[str], list
     # in both forms: a line's end is named `Ċ` by some tokenizers, and <0x04> is text for others
     texts = [*tokenizer.convert_ids_to_tokens(own), *(subject.decoded([token]) for token in own)]
     return list(dict.fromkeys(filter(None, texts))), hooked[-1:] if hooked[-1:] != ids[-1:] else []
+
+
+def tokenizers_hook(adapter: type[Any]) -> str:
+    """Return what to look at where the tokenizer of an adapter's model is another one than the reference's."""
+    return "register_tokenizer" if hasattr(adapter, "register_tokenizer") else "context.tokenizer"
 
 
 def reference_output(subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:

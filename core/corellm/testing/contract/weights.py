@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ import pytest
 from corellm.errors import CheckpointError
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
-from corellm.testing.contract.base import ContractRules, files_of
+from corellm.testing.contract.base import ContractRules
 from corellm.testing.quick import slow
-from corellm.testing.reference import Reference
 from corellm.testing.subject import Subject
 from corellm.worker.defaults import model_width
 
@@ -27,7 +27,8 @@ class WeightRules(ContractRules):
     def test_every_token_has_its_embedding(self, subject: Subject) -> None:
         """Each token id of the text, special ones and padding included, is embedded as its row of the model's table.
 
-        Times one number for all, where the model scales embeddings outside the table.
+        Times the number by which the reference scales embeddings before its decoder. Where its model is of another
+        form, or its decoder embeds texts itself, times any number.
         """
         import torch
 
@@ -38,20 +39,32 @@ class WeightRules(ContractRules):
             with self.expecting("every token id is embedded", hook="get_input_embeddings"):
                 got = subject.hooks.get_input_embeddings(model=model, input_ids=ids)
         self._same_rows(subject, got, want, "get_input_embeddings", "the model's own embedding of it")
-        if self.reference.generate is Reference.generate:  # the reference's model is of the same form
-            table = subject.reference.model.get_input_embeddings()
-            known = ids[: model_width(subject.reference.model)]  # a loaded table may be filled up
-            with torch.inference_mode():
-                want = table(known)
-            self._same_rows(subject, got[: len(known)], want, "load_model", "the reference's embedding of it")
+        theirs = subject.reference.model
+        if not isinstance(model, type(theirs)):
+            return
+        known = ids[: model_width(theirs)]  # a loaded table may be filled up
+        with torch.inference_mode():
+            want = theirs.get_input_embeddings()(known)
+        scale = self._same_rows(subject, got[: len(known)], want, "load_model", "the reference's embedding of it")
+        factor = _scale_before_decoder(subject)
+        self.require(
+            factor is None or math.isclose(scale, factor, rel_tol=1e-4),
+            "get_input_embeddings",
+            expected=f"embeddings times {factor}, as the reference gives them to its decoder",
+            got=f"times {scale:.6g}",
+            fix="scale embeddings here only where the model does so outside both its table and its decoder",
+        )
 
-    def _same_rows(self, subject: Subject, got: Any, want: Any, hook: str, what: str) -> None:
-        """Require embeddings of all token ids, `[token ids, hidden_size]`, to be the same, times one number for all."""
+    def _same_rows(self, subject: Subject, got: Any, want: Any, hook: str, what: str) -> float:
+        """Require embeddings of all token ids, `[token ids, hidden_size]`, to be the same, times one number for all.
+
+        Return the number.
+        """
         __tracebackhide__ = True
         import torch
 
         self.require(got.shape == want.shape, hook, expected=tuple(want.shape), got=tuple(got.shape), fix=_EMBED)
-        scale = (got / want).nanmedian()
+        scale = _scale(got, want)
         others = (~torch.isclose(got, scale * want).all(-1)).nonzero().flatten().tolist()
         token = subject.context.tokenizer.convert_ids_to_tokens(others[0]) if others else None
         self.require(
@@ -61,6 +74,7 @@ class WeightRules(ContractRules):
             got=f"{len(others)} other embeddings, the first of token id {others[:1]}, {token!r}",
             fix=_EMBED,
         )
+        return scale
 
     @slow()
     @pytest.mark.parametrize("change", ["surplus", "missing"])
@@ -106,15 +120,11 @@ class WeightRules(ContractRules):
 
     @slow()
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    def test_half_precision(self, subject: Subject, written: Mapping[str, bytes], dtype: str) -> None:
-        """In half precision the weights are of that type, and outputs begin as in full precision, but for rounding.
-
-        Loading leaves the process's default dtype and the checkpoint's files unchanged.
-        """
+    def test_half_precision(self, subject: Subject, dtype: str) -> None:
+        """In half precision, embeddings are of that type, and outputs begin as in full precision, but for rounding."""
         import torch
 
         half = getattr(torch, dtype)
-        before = torch.get_default_dtype(), written
         prompts = subject.requests(0)
         fix = "load in load_config.dtype, and make tensors of your own like those that the hook is given"
         with (
@@ -123,7 +133,7 @@ class WeightRules(ContractRules):
         ):
             model, hooks = llm.engine.runner.model, llm.engine.input_processor.mm_processor.hooks
             got = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).dtype
-            self.require(got == half, "load_model", expected=f"embeddings of {dtype}", got=got, fix=fix)
+            self.require(got == half, "get_input_embeddings", expected=f"embeddings of {dtype}", got=got, fix=fix)
             params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
             outputs = [each.generate(prompts, params, use_tqdm=False) for each in (subject.llm, llm)]
         likely = [[set((one.outputs[0].logprobs or [{}])[0]) for one in given] for given in outputs]
@@ -135,13 +145,35 @@ class WeightRules(ContractRules):
             got=dict(zip(subject.modalities or ["text"], shared, strict=True)),
             fix="compute in the dtype of what the hook is given, and treat no dtype apart",
         )
-        self.require(
-            before == (torch.get_default_dtype(), files_of(subject.checkpoint)),
-            "load_model",
-            expected="the process's default dtype and the checkpoint's files as they were",
-            got="others",
-            fix="pass the dtype on to what needs it, and write nothing",
-        )
+
+
+def _scale(rows: Any, others: Any) -> float:
+    """Return the number by which most values are larger than others."""
+    return float((rows / others).nanmedian())
+
+
+def _scale_before_decoder(subject: Subject) -> float | None:
+    """Return the number by which the reference scales its table's embeddings of a text before its decoder.
+
+    None where its decoder embeds the text itself, or the adapter's is no part of the model.
+    """
+    import torch
+
+    model, ours = subject.reference.model, subject.hooks.get_language_model(model=subject.model)
+    name = next((name for name, module in subject.model.named_modules() if module is ours), None)
+    if name is None:
+        return None
+    given: list[Any] = []
+    decoder: Any = model.get_submodule(name)
+    noting = decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: given.append(kwargs.get("inputs_embeds")), with_kwargs=True
+    )
+    with noting, torch.inference_mode():
+        text = subject.reference.generate("What?", {}, {}, 1)
+        if given[0] is None:
+            return None
+        table = model.get_input_embeddings()(torch.tensor(text.prompt_token_ids))
+    return _scale(given[0][0], table)
 
 
 def _first_file(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
