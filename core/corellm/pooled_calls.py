@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from corellm.errors import InvalidParameterError, PromptError
+from corellm.pooling.late_interaction import DOCUMENT, QUERY
 from corellm.pooling.pairs import join_pair, paired, text_pair
+from corellm.pooling.settings import compares_tokens
 from corellm.pooling_outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -52,6 +54,7 @@ class PooledCalls(ABC):
         pooling_task: PoolingTask,
         dimensions: int | None = None,
         use_activation: bool | None = None,
+        prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: Bar = True,
         on_error: OnError = "raise",
@@ -62,6 +65,7 @@ class PooledCalls(ABC):
             prompts: one or a list of text, token ids, dictionaries with items, or conversations.
             pooling_task: which results; see `PoolingParams`.
             dimensions, use_activation, truncate_prompt_tokens: see `PoolingParams`.
+            prompt_name: as for `embed`; of a ColBERT model `query` or `document`, which it must know.
             use_tqdm, on_error: as for `generate`.
 
         Returns:
@@ -73,7 +77,8 @@ class PooledCalls(ABC):
             use_activation=use_activation,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        return self._run_pooled(_listed(prompts), params, use_tqdm, on_error)
+        named = [_named(prompt, prompt_name) for prompt in _listed(prompts)]
+        return self._run_pooled(named, params, use_tqdm, on_error)
 
     def embed(
         self,
@@ -147,7 +152,7 @@ class PooledCalls(ABC):
         queries: Any,
         documents: Any,
         *,
-        late_interaction: bool = False,
+        late_interaction: bool | None = None,
         template: str | None = None,
         use_activation: bool | None = None,
         truncate_prompt_tokens: int | None = None,
@@ -163,7 +168,8 @@ class PooledCalls(ABC):
             queries, documents: one or a list each, in any form of a prompt, items included; with text, and no
                 conversations, where both are read together. One query is scored with each document; as many queries
                 as documents go in pairs.
-            late_interaction: compare the embeddings of all tokens (MaxSim), not those of the prompts.
+            late_interaction: compare the embeddings of all tokens (MaxSim), not those of the prompts; None for what the
+                model has, which is MaxSim for a ColBERT model alone.
             template: where query and document stand in the prompt that is read together, `"{query}{document}"` if
                 None; encoder-only models then get them as a pair, as their tokenizer joins it.
             use_activation: False for logits, of a model that reads both together.
@@ -173,7 +179,11 @@ class PooledCalls(ABC):
         Returns:
             One output per pair. For a pair that was embedded apart, `prompt_token_ids` are both prompts' together.
         """
-        pairs = _pairs(_listed(queries), _listed(documents))
+        queries, documents = _listed(queries), _listed(documents)
+        compares = compares_tokens(self.engine.tasks)
+        if compares:
+            queries, documents = [_on(QUERY, one) for one in queries], [_on(DOCUMENT, one) for one in documents]
+        pairs = _pairs(queries, documents)
         if "score" in self.engine.use.tasks:
             if late_interaction:
                 raise InvalidParameterError(
@@ -196,7 +206,8 @@ class PooledCalls(ABC):
                 "convert='classify'",
                 param="use_activation",
             )
-        task: PoolingTask = "token_embed" if late_interaction else "embed"
+        by_tokens = compares if late_interaction is None else late_interaction
+        task: PoolingTask = "token_embed" if by_tokens else "embed"
         params = PoolingParams(task=task, truncate_prompt_tokens=truncate_prompt_tokens)
         return self._compared(pairs, params, use_tqdm, on_error)
 
@@ -240,6 +251,12 @@ def _named(prompt: Any, name: str | None) -> Any:
     if not isinstance(fields, Mapping) or "prompt" not in fields:
         raise PromptError(f"prompt_name puts a text before another one, and the prompt has none: {prompt!r:.100}")
     return {**fields, "prompt_name": name}
+
+
+def _on(side: str, prompt: Any) -> Any:
+    """Return a prompt as a query or a document of a ColBERT model; tokens and conversations stay as they are."""
+    fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
+    return {"prompt_name": side, **fields} if isinstance(fields, Mapping) and "prompt" in fields else prompt
 
 
 def _made(output: _Pooled, make: Callable[[Any], _Made]) -> PoolingRequestOutput[_Made]:

@@ -20,6 +20,8 @@ SEQUENCE_POOLING = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT", "WEIGHTED")
 """One result for the prompt."""
 TOKEN_POOLING = ("ALL", "STEP")
 """One result for every token, or for every step tag."""
+Side = Literal["query", "document"]
+"""Of a comparison, for models that read both sides differently."""
 _MOST = 2**31 - 1
 ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
 
@@ -46,6 +48,11 @@ class PoolingParams(KnownFields):
     token_type_ids: Sequence[int] | None = field(default=None, compare=False, repr=False)
     """Types of a prompt's tokens, 0 or 1, for encoders that take them; those of a pair of texts are set by the engine.
     """
+
+    side: Side | None = field(default=None, compare=False, repr=False)
+    """Which of both a prompt of a ColBERT model is; set by the engine."""
+    num_filled: int = field(default=0, compare=False, repr=False)
+    """How many tokens fill it up, at its end; set by the engine."""
 
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     """There is one output, at the end."""

@@ -40,6 +40,7 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
+from corellm.pooling.late_interaction import TextSide
 from corellm.prompts import is_token_ids, plain_token_ids
 from corellm.sampling_params import SamplingParams, shown
 from corellm.templates.renderer import MAX_CHARS
@@ -70,6 +71,13 @@ class ProcessedPrompt:
     """Of a prompt of two texts."""
     decoder: DecoderPrompt | None = None
     """Of an encoder-decoder, whose encoder reads `token_ids`."""
+    side: TextSide | None = None
+    """Of a text that is a query or a document of a ColBERT model; it is filled up when it was cut."""
+
+    def limit(self, longest: int) -> int:
+        """Return the most tokens that it may have, of a model that takes `longest`."""
+        most = None if self.side is None else self.side.max_tokens
+        return longest if most is None else min(most, longest)
 
 
 class InputProcessor:
@@ -86,6 +94,7 @@ class InputProcessor:
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
         named: texts to put before a prompt's text, by name (`"prompt_name"`).
         default_name: the name where a prompt has none; None for no text.
+        sides: how texts under some of these names are read; then a text without a name is refused.
         max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
         pools: whether prompts are pooled; then a text may be empty, if the tokenizer adds special tokens.
         remote_media: fetches what conversations name by URL; None for no URLs.
@@ -104,6 +113,7 @@ class InputProcessor:
         scheduling_policy: str = "fcfs",
         named: Mapping[str, str] | None = None,
         default_name: str | None = None,
+        sides: Mapping[str, TextSide] | None = None,
         max_states: int | None = None,
         pools: bool = False,
         remote_media: RemoteMedia | None = None,
@@ -127,7 +137,7 @@ class InputProcessor:
         )
         self._chat_template = chat_template
         self._scheduling_policy = scheduling_policy
-        self._named, self._default_name = named or {}, default_name
+        self._named, self._default_name, self._sides = named or {}, default_name, sides or {}
         self._pools = pools
         self._remote_media = remote_media
 
@@ -181,7 +191,8 @@ class InputProcessor:
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
         decoder = None if self.max_states is None else self._decoder_prompt(expanded, features, self.max_states)
-        return ProcessedPrompt(text, expanded, features, salt, priority, pair, decoder)
+        side = None if fields.get("prompt_token_ids") is not None else self._sides.get(self._name(fields) or "")
+        return ProcessedPrompt(text, expanded, features, salt, priority, pair, decoder, side)
 
     def _decoder_prompt(
         self, token_ids: list[int], features: list[MultiModalFeature], max_states: int
@@ -263,13 +274,17 @@ class InputProcessor:
         if other is not None:
             return self._encode_pair(text, other, fields)
         if text or self._pools:
-            text = self._prefix(fields.get("prompt_name")) + text
+            text = self._prefix(self._name(fields)) + text
         self._text_limit.check(text)
         return self._known(self._encode(text, add_special_tokens=True)), None
 
     def _encode_pair(self, text: str, other: Any, fields: Mapping[str, Any]) -> tuple[list[int], TextPair]:
         if fields.get("multi_modal_data"):
             raise PromptError("text_pair joins two texts; a prompt with items has one text, with both in a template")
+        if self._sides:
+            raise PromptError(
+                "text_pair joins two texts, and this model reads each alone (ColBERT); score compares them"
+            )
         for one in (text, other):
             self._text_limit.check(str(one))
             if not is_unicode(str(one)):
@@ -277,13 +292,23 @@ class InputProcessor:
         token_ids, pair = encode_pair(self._encode_text, text, other)
         return self._known(token_ids), pair
 
+    def _name(self, fields: Mapping[str, Any]) -> Any:
+        """Return the name under which the checkpoint puts a text before a prompt's: its own, else the default one."""
+        name = fields.get("prompt_name")
+        return self._default_name if name is None else name
+
     def _prefix(self, name: Any) -> str:
-        """Return the text that the checkpoint puts before texts under a name, or under the default one.
+        """Return the text that the checkpoint puts before texts under a name; None for no name.
 
         Raises:
-            PromptError: there is no such name.
+            PromptError: there is no such name, or the model must know one.
         """
-        name = self._default_name if name is None else name
+        if name is None and self._sides:
+            raise PromptError(
+                "this model reads queries and documents differently (ColBERT); name the text with prompt_name="
+                f"{' or '.join(map(repr, self._sides))}",
+                param="prompt_name",
+            )
         if name is not None and name not in self._named:
             known = ", ".join(map(repr, self._named)) or "none"
             raise PromptError(f"prompt_name {name!r:.100}: the checkpoint states no such prompt; it has {known}")
@@ -330,10 +355,12 @@ class InputProcessor:
                 `continue_final_message`, `tools`, `chat_template_kwargs`, `allowed_special`, `max_window_size`.
 
         Raises:
-            PromptError: malformed messages, or no way to place their media.
+            PromptError: malformed messages, no way to place their media, or a model that reads texts alone.
             InvalidParameterError: an option is wrong.
             MultiModalError: an item is wrong, or cannot be fetched.
         """
+        if self._sides:
+            raise PromptError("this model reads queries and documents (ColBERT), no conversations; give a text")
         chosen = ChatOptions.of(options)
         with _preparing():
             normalized = self._chat.normalized(messages, chosen)

@@ -20,6 +20,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
+from corellm.pooling.late_interaction import text_sides
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
@@ -158,6 +159,7 @@ def make_input_processor(
         from corellm.engine.remote_media import RemoteMedia
 
         remote_media = RemoteMedia(config.fetching)
+    late = None if stated is None else stated.late
     return InputProcessor(
         opened.context.tokenizer,
         opened.hooks,
@@ -169,6 +171,7 @@ def make_input_processor(
         scheduling_policy=config.scheduler.scheduling_policy,
         named=None if stated is None else stated.prompts,
         default_name=None if stated is None else stated.default_prompt,
+        sides=None if late is None else text_sides(late, opened.context.tokenizer),
         max_states=opened.hooks.get_max_encoder_states(),
         pools=pools,
         remote_media=remote_media,

@@ -18,12 +18,13 @@ from corellm.engine.opening import OpenedModel, make_input_processor, make_mm_pr
 from corellm.engine.sizing import Sizes, sequences_at_once, token_budget
 from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
+from corellm.pooling.late_interaction import INLINE_PROJECTION, LateInteraction
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling_params import PoolerConfig
 from corellm.text_encoders.choice import choose_forward
 from corellm.text_encoders.forward import Batch, positions_before
 from corellm.text_encoders.heads import build_encoder_pooler
-from corellm.text_encoders.recognition import adapter_of_classes
+from corellm.text_encoders.recognition import adapter_of_classes, encoder_class
 from corellm.text_encoders.runner import TextEncoderRunner
 from corellm.worker.checkpoint import default_max_model_len
 from corellm.worker.defaults import attention_of, freeze, model_width
@@ -40,9 +41,12 @@ def load_text_encoder(config: EngineConfig, opened: OpenedModel, on_failure: Exi
     """
     context, hooks = opened.context, opened.hooks
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
+    stated = read_stated_pooling(context.model_path)
+    late = None if stated is None else stated.late
     with memory.explaining("the weights", "take a smaller model, or free the device of other processes"):
-        model = _load_weights(config, opened)
-    max_model_len = context.max_model_len = _max_model_len(config, context, model)
+        model = _load_weights(config, opened, late)
+    longest = None if stated is None else stated.max_seq_length
+    max_model_len = context.max_model_len = _max_model_len(config, context, model, longest)
     encode = choose_forward(model.base_model, context.tokenizer, max_model_len)
     hidden, _ = encode(Batch([[0]], [None]))
     pooler = build_encoder_pooler(PoolerConfig.of(config.model.pooler_config), context, model, hidden.shape[-1])
@@ -63,6 +67,7 @@ def load_text_encoder(config: EngineConfig, opened: OpenedModel, on_failure: Exi
         model.base_model,
         KVCache({}, 0, config.cache.block_size, context.dtype, context.device),
         select_backend(context.device, context.dtype, None),
+        sees_filling=late is None or late.filling is None or late.filling.is_seen,
         block_size=config.cache.block_size,
         vocab_size=embedding_size,
         embedding_width=None,
@@ -83,8 +88,11 @@ def load_text_encoder(config: EngineConfig, opened: OpenedModel, on_failure: Exi
     )
 
 
-def _load_weights(config: EngineConfig, opened: OpenedModel) -> Any:
+def _load_weights(config: EngineConfig, opened: OpenedModel, late: LateInteraction | None) -> Any:
     context = opened.context
+    is_inline = late is not None and late.is_inline
+    if is_inline:  # the checkpoint's own name is of no class of transformers
+        context.hf_config.architectures = [encoder_class(context.hf_config).__name__]
     load_config = LoadConfig(
         model_path=context.model_path,
         dtype=context.dtype,
@@ -92,24 +100,24 @@ def _load_weights(config: EngineConfig, opened: OpenedModel) -> Any:
         attn_implementation="eager",
         trust_remote_code=context.trust_remote_code,
         load_format="dummy" if config.model.load_format == "dummy" else "auto",
-        adapt_class=adapter_of_classes(context.hf_config, opened.use),
+        adapt_class=adapter_of_classes(context.hf_config, opened.use, apart=INLINE_PROJECTION if is_inline else None),
     )
     model: Any = freeze(opened.hooks.load_model(load_config=load_config))
     model.base_model.config._attn_implementation = attention_of(model)
     return model
 
 
-def _max_model_len(config: EngineConfig, context: ModelContext, model: Any) -> int:
+def _max_model_len(config: EngineConfig, context: ModelContext, model: Any, stated: int | None) -> int:
     """Return the longest prompt: the configured one, else that of sentence-transformers, else as many as positions.
 
     Raises:
         ConfigError: the model has fewer positions.
     """
     positions = default_max_model_len(context.hf_config) - positions_before(model.base_model)
-    wanted, stated = config.model.max_model_len, read_stated_pooling(context.model_path)
+    wanted = config.model.max_model_len
     if wanted is not None and wanted > positions:
         raise ConfigError(f"max_model_len={wanted} exceeds the {positions} positions the model has; lower it")
-    known = (stated and stated.max_seq_length) or context.tokenizer.model_max_length
+    known = stated or context.tokenizer.model_max_length
     return wanted or min(positions, known)
 
 

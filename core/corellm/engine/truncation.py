@@ -63,7 +63,9 @@ def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens:
 def ready_to_pool(
     prompt: ProcessedPrompt, params: PoolingParams, max_total_tokens: int, end_tokens: list[int]
 ) -> tuple[ProcessedPrompt, PoolingParams]:
-    """Return the prompt with the tokens that `params` keep, and `params` with their types if it is a pair of texts.
+    """Return the prompt that the model reads, and the parameters with what its worker must know of it.
+
+    It has the tokens that `params` keep, and those that fill it up, of a query of a ColBERT model.
 
     Args:
         prompt, max_total_tokens, end_tokens: as of `truncated_right`.
@@ -71,6 +73,7 @@ def ready_to_pool(
 
     Raises:
         InvalidParameterError: an item would be cut, or there is not one type for each token.
+        PromptTooLongError: a query or a document of a ColBERT model has more tokens than such a text may have.
     """
     prompt = truncated_right(prompt, params.truncate_prompt_tokens, max_total_tokens, end_tokens)
     types, length = params.token_type_ids, len(prompt.token_ids)
@@ -81,7 +84,15 @@ def ready_to_pool(
             f"token_type_ids has {len(types)} types, and the prompt {length} tokens; give one for each",
             param="token_type_ids",
         )
-    return prompt, params
+    if prompt.side is None:
+        return prompt, params
+    filled = prompt.side.filled(prompt.token_ids)
+    more = len(filled) - length
+    types = None if types is None else [*types, *[0] * more]
+    params = replace(
+        params, side=prompt.side.name, num_filled=more, token_type_ids=types, truncate_prompt_tokens=None
+    )  # fmt: skip
+    return replace(prompt, token_ids=filled, side=None), params
 
 
 def truncated_right(
@@ -99,7 +110,7 @@ def truncated_right(
     Raises:
         InvalidParameterError: an item would be cut.
     """
-    kept = max_total_tokens if kept == -1 else kept
+    kept = prompt.limit(max_total_tokens) if kept == -1 else kept
     if kept is None or kept >= len(prompt.token_ids):
         return prompt
     if prompt.pair is not None:

@@ -14,8 +14,15 @@ from corellm.config import EngineConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.hookspecs import ModelContext
 from corellm.pooling.conversion import as_embedding_model, as_seq_cls_model, remove_output_layer
-from corellm.pooling.head_weights import linear_of, read_output_rows, read_projector, read_score
+from corellm.pooling.head_weights import (
+    linear_of,
+    read_inline_projector,
+    read_output_rows,
+    read_projector,
+    read_score,
+)
 from corellm.pooling.heads import ClassificationHead, EmbeddingHead
+from corellm.pooling.late_interaction import skipped_ids
 from corellm.pooling.poolers import DispatchPooler, Pooler, SequencePooler, TokenPooler
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling.settings import Use
@@ -69,7 +76,7 @@ def build_pooler(config: EngineConfig, context: ModelContext, model: Any, use: U
 
 
 def embedding_poolers(
-    config: PoolerConfig, context: ModelContext, width: int, *, unstated: str = "LAST"
+    config: PoolerConfig, context: ModelContext, width: int, *, unstated: str = "LAST", is_encoder: bool = False
 ) -> dict[str, Pooler]:
     """Return the poolers of embeddings, by task.
 
@@ -78,23 +85,41 @@ def embedding_poolers(
         context: of the model.
         width: of its hidden states.
         unstated: how to pool where neither configuration nor checkpoint says.
+        is_encoder: whether its tokens see later ones, and can be kept from seeing some.
+
+    Raises:
+        CheckpointError, ConfigError: a part is absent, or cannot be run.
     """
     stated = read_stated_pooling(context.model_path)
+    late = None if stated is None else stated.late
+    if late is not None and late.filling is not None and not (is_encoder or late.filling.is_seen):
+        raise CheckpointError(
+            f"{context.model_path}: queries are filled up with tokens that others do not see (query expansion), which "
+            "only encoders can do; run it with sentence-transformers (MultiVectorEncoder)"
+        )
     normalize = config.use_activation
     if normalize is None:
         normalize = stated.normalize if stated is not None else True
     projector = None if stated is None else read_projector(stated)
+    if late is not None and late.is_inline:
+        projector = read_inline_projector(context.model_path)
     kinds = stated.pooling_types if stated is not None else (unstated,)
     if config.sequence_pooling is not None:
+        if late is not None:
+            raise ConfigError(
+                f"pooling_type={config.sequence_pooling!r}: a ColBERT model has vectors of tokens only; leave it out"
+            )
         kinds = (config.sequence_pooling,)
     head = EmbeddingHead(
         projector,
-        width * len(kinds),
+        width * max(1, len(kinds)),
         normalize=normalize,
         dimensions=_stated_value(context.hf_config, "matryoshka_dimensions"),
     )
     if projector is not None:
         projector.to(context.device)
+    if late is not None:
+        return {"token_embed": TokenPooler(head, skipped=skipped_ids(late, context.tokenizer))}
     whole: dict[str, Pooler] = {"embed": SequencePooler(kinds, head)}
     return whole if len(kinds) > 1 else whole | {"token_embed": TokenPooler(head)}  # a token is pooled in one way
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError
+from corellm.pooling.late_interaction import INLINE_PROJECTION
 from corellm.pooling.sentence_transformers import StatedPooling
 from corellm.worker.checkpoint_files import read_json
 
 _HEAD = re.compile(r"(?:model\.)?(?:score|classifier|v_head|value_head)(?:\.(\d+))?\.(weight|bias)")
 
-_POOLED = "sentence_embedding"
+_POOLED, _OF_TOKENS = "sentence_embedding", "token_embeddings"
 
 
 def read_score(path: Path) -> nn.Module | None:
@@ -54,18 +55,33 @@ def read_projector(stated: StatedPooling) -> nn.Module | None:
         CheckpointError: a file is absent, or has an activation that there is not.
     """
     modules: list[nn.Module] = []
+    reads = _POOLED if stated.late is None else _OF_TOKENS
     for folder in stated.dense:
         weights = {name.removeprefix("linear."): file.get_tensor(name) for name, file in _tensors(folder)}
         if "weight" not in weights:
             raise CheckpointError(f"{folder}: no weights in safetensors; pickles are not loaded, convert them")
         config = read_json(folder / "config.json")
-        if config.get("use_residual") or config.get("module_input_name", _POOLED) != _POOLED:
-            raise CheckpointError(f"{folder}: a projection with a residual, or of tokens, cannot be run")
+        if config.get("use_residual") or config.get("module_input_name", reads) != reads:
+            raise CheckpointError(f"{folder}: a projection with a residual, or of other than {reads}, cannot be run")
         activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
         if activation not in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid"):
             raise CheckpointError(f"{folder}: the activation {activation} cannot be run")
         modules += [_linear(weights, folder), getattr(nn, activation)()]
     return nn.Sequential(*modules) if modules else None
+
+
+def read_inline_projector(path: Path) -> nn.Module:
+    """Return the projection that Stanford's ColBERT has among the encoder's weights.
+
+    Raises:
+        CheckpointError: it is absent, or has another shape.
+    """
+    for name, file in _tensors(path):
+        if name == INLINE_PROJECTION:
+            return _linear({"weight": file.get_tensor(name)}, path)
+    raise CheckpointError(
+        f"{path}: its weights have no {INLINE_PROJECTION}, the projection of ColBERT; download it again"
+    )
 
 
 def read_output_rows(

@@ -135,10 +135,13 @@ class TokenPooler:
     Args:
         head: makes results of hidden states; applied to each chunk.
         step_tag_id: token whose results are kept; None for all.
+        skipped: tokens whose results are left out, by side.
     """
 
-    def __init__(self, head: Head, step_tag_id: int | None = None) -> None:
-        self._head, self._step_tag_id = head, step_tag_id
+    def __init__(
+        self, head: Head, step_tag_id: int | None = None, *, skipped: Mapping[str, frozenset[int]] | None = None
+    ) -> None:
+        self._head, self._step_tag_id, self._skipped = head, step_tag_id, skipped or {}
 
     def needs_every_row(self, token_ids: Sequence[int]) -> bool:
         """It does: each token has a result."""
@@ -154,6 +157,8 @@ class TokenPooler:
             rows = hidden[span.first : span.stop]
             if self._step_tag_id is not None:
                 rows = rows[[i for i, token in enumerate(span.token_ids) if token == self._step_tag_id]]
+            if skipped := self._skipped.get(span.params.side or ""):
+                rows = rows[[i for i, token in enumerate(span.token_ids) if token not in skipped]]
             span.carried[span.start] = self._head(rows, span.params)
         return [torch.cat(list(span.carried.values())) if span.ends else None for span in spans]
 

@@ -6,12 +6,21 @@ Knows files; reads no weight and imports no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from corellm.errors import CheckpointError
+from corellm.pooling.late_interaction import (
+    DOCUMENT,
+    QUERY,
+    LateInteraction,
+    is_stanford,
+    of_pylate,
+    of_sentence_transformers,
+    of_stanford,
+)
 from corellm.worker.checkpoint_files import read_json
 
 _MODES = {
@@ -42,6 +51,8 @@ class StatedPooling:
     """Texts to put before a text, by name."""
     default_prompt: str | None
     """The name of the one to use where a request names none."""
+    late: LateInteraction | None = None
+    """Of a model that has vectors of tokens, and no other: ColBERT, in whoever's layout."""
 
 
 def read_stated_pooling(path: Path) -> StatedPooling | None:
@@ -52,31 +63,34 @@ def read_stated_pooling(path: Path) -> StatedPooling | None:
     """
     file = path / "modules.json"
     if not file.is_file():
-        return None
+        return _of_tokens(of_stanford(path)) if is_stanford(path) else None
     modules = _read_modules(file)
     kinds = [kind for kind, _ in modules]
     if kinds == ["Transformer"]:  # as of cross-encoders
         return None
-    if kinds[:1] == ["Transformer"] and "Dense" in kinds and "Pooling" not in kinds:
-        raise CheckpointError(
-            f"{file}: a model of one vector for each token (ColBERT, as PyLate writes it), whose marks of queries and "
-            "documents corellm does not add; run it with PyLate or sentence-transformers (MultiVectorEncoder)"
-        )
-    pooling = [folder for kind, folder in modules if kind == "Pooling"]
-    if len(pooling) != 1 or kinds != sorted(kinds, key=("Transformer", "Pooling", "Dense", "Normalize").index):
-        raise CheckpointError(
-            f"{file}: only Transformer, Pooling, Dense and Normalize, in this order, can be run, not {', '.join(kinds)}"
-        )
     texts = next((read_json(found) for found in sorted(path.glob("sentence_*_config.json"))), {})
     named = path / "config_sentence_transformers.json"
     stated = read_json(named) if named.is_file() else {}
-    prompts, default = stated.get("prompts") or {}, stated.get("default_prompt_name")
+    dense = tuple(path / folder for kind, folder in modules if kind == "Dense")
+    masks = [path / folder / "config.json" for kind, folder in modules if kind == "MultiVectorMask"]
+    if masks:
+        _check_order(file, kinds, ("Transformer", "Dense", "MultiVectorMask", "Normalize"))
+    if masks or kinds == ["Transformer", *["Dense"] * len(dense)]:
+        late = of_sentence_transformers(named, stated, texts, masks[0]) if masks else of_pylate(named, stated)
+        return _of_tokens(
+            late,
+            dense=dense,
+            normalize=not masks or "Normalize" in kinds,
+            max_seq_length=texts.get("max_seq_length"),
+            lowers_case=bool(texts.get("do_lower_case")),
+            default_prompt=_default_prompt(named, stated, late.prompts),
+        )
+    pooling = [folder for kind, folder in modules if kind == "Pooling"]
+    _check_order(file, kinds, ("Transformer", "Pooling", "Dense", "Normalize"))
+    prompts = stated.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"{named}: prompts must be texts by name; correct them")
-    if default is not None and default not in prompts:
-        raise CheckpointError(
-            f"{named}: default_prompt_name is {default!r:.100}, which prompts do not have; correct it"
-        )
+    default = _default_prompt(named, stated, prompts)
     pooled = read_json(path / pooling[0] / "config.json")
     if pooled.get("include_prompt") is False and any(prompts.values()):
         raise CheckpointError(
@@ -85,13 +99,45 @@ def read_stated_pooling(path: Path) -> StatedPooling | None:
         )
     return StatedPooling(
         pooling_types=_pooling_types(path / pooling[0] / "config.json", pooled),
-        dense=tuple(path / folder for kind, folder in modules if kind == "Dense"),
+        dense=dense,
         normalize="Normalize" in kinds,
         max_seq_length=texts.get("max_seq_length"),
         lowers_case=bool(texts.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default,
     )
+
+
+def _of_tokens(
+    late: LateInteraction,
+    *,
+    dense: tuple[Path, ...] = (),
+    normalize: bool = True,
+    max_seq_length: int | None = None,
+    lowers_case: bool = False,
+    default_prompt: str | None = None,
+) -> StatedPooling:
+    """Return the configuration of a model that has vectors of tokens; the longest text is that of either side."""
+    longest = [late.max_tokens.get(side, max_seq_length) for side in (QUERY, DOCUMENT)]
+    known = [length for length in longest if length is not None]
+    most = max(known) if len(known) == len(longest) else None
+    return StatedPooling((), dense, normalize, most, lowers_case, late.prompts, default_prompt, late)
+
+
+def _check_order(file: Path, kinds: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse modules that do not come in one order, or not once."""
+    once = [kind for kind in known if kind not in ("Dense", "Normalize") and kinds.count(kind) != 1]
+    if once or set(kinds) - set(known) or list(kinds) != sorted(kinds, key=known.index):
+        raise CheckpointError(
+            f"{file}: only {', '.join(known[:-1])} and {known[-1]}, in this order, can be run, not {', '.join(kinds)}"
+        )
+
+
+def _default_prompt(file: Path, stated: Mapping[str, Any], prompts: Mapping[str, str]) -> str | None:
+    default: str | None = stated.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(f"{file}: default_prompt_name is {default!r:.100}, which prompts do not have; correct it")
+    return default
 
 
 def _read_modules(file: Path) -> list[tuple[str, str]]:
@@ -102,7 +148,7 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file}: not a readable list of modules ({error!r}); download it again") from error
     for kind, folder in modules:
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize", "MultiVectorMask"):
             raise CheckpointError(f"{file}: the module {kind} cannot be run; set convert='none' or remove it")
         if ".." in Path(folder).parts or Path(folder).is_absolute():
             raise CheckpointError(f"{file}: {folder!r} leaves the checkpoint's directory")

@@ -24,6 +24,7 @@ _BY_SUFFIX = (
     (r"(.+)(ForMaskedLM|ForPreTraining)", "pooling", "embed"),
     (r"(.+?)(For\w*RewardModel(ing)?|RewardModel)", "pooling", "embed"),
     (r"(.+)(Model)", "pooling", "embed"),
+    (r"(HF_Col)(BERT)", "pooling", "embed"),  # Stanford's, of an encoder that is known by its configuration
 )
 """Architecture to runner and conversion, the first that fits; none of them: generate, none."""
 
@@ -148,6 +149,11 @@ def resolve_use(runner: str, convert: str, architecture: str, *, states_pooling:
             f"{architecture} is a reward model: its head gives rewards, not classes; leave convert out, and use reward"
         )
     return Use("pooling", convert, is_reward and convert == "embed")
+
+
+def compares_tokens(tasks: Sequence[str]) -> bool:
+    """Whether a model that embeds has vectors of tokens alone, so that texts are compared by these (ColBERT)."""
+    return "token_embed" in tasks and "embed" not in tasks
 
 
 def generative_names(architecture: str) -> tuple[str, ...]:

@@ -177,7 +177,8 @@ class Preparation:
             ApiError: it is too long, with both numbers.
             InvalidParameterError: an item would be cut.
         """
-        limit, end_tokens = self._client.max_model_len, self._client.input_processor.end_tokens
+        limit = prompt.limit(self._client.max_model_len)
+        end_tokens = self._client.input_processor.end_tokens
         prompt = truncated_right(prompt, params.truncate_prompt_tokens, limit, end_tokens)
         length = len(prompt.token_ids)
         if length > limit:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from corellm.engine.input_processor import ProcessedPrompt
+from corellm.pooling.late_interaction import DOCUMENT, QUERY
 from corellm.pooling.pairs import PLACES, join_pair, paired, text_pair
 from corellm.pooling.scoring import cosine, max_sim
+from corellm.pooling.settings import compares_tokens
 from corellm.server.conversation import CheckedMessages, check_messages
 from corellm.server.errors import ApiError
 from corellm.server.exchange import Exchange
@@ -34,6 +36,8 @@ class Side:
     """Its place in the request."""
     checked: CheckedMessages
     """It, as one message."""
+    name: str
+    """Which it is."""
 
     @property
     def text(self) -> str | None:
@@ -56,6 +60,8 @@ class Scorer:
         self._joins_texts = stated is None and service.client.reads_pairs
         """Whether the tokenizer joins two texts."""
         self._template = stated or "{query}{document}"
+        self._compares_tokens = compares_tokens(service.client.tasks)
+        """Whether a query and a document are read differently, and compared by their tokens' vectors."""
 
     async def score(
         self, queries: tuple[str, Sequence[GivenSide]], documents: tuple[str, Sequence[GivenSide]]
@@ -74,13 +80,13 @@ class Scorer:
         if len(queries[1]) not in (1, len(documents[1])):
             told = f"{queries[0]} has {len(queries[1])} entries and {documents[0]} {len(documents[1])}"
             raise ApiError(400, f"{told}; give one for all documents, or one for each", param=queries[0])
-        sides = [self._checked(name, given) for name, given in (queries, documents)]
+        sides = [self._checked(*given, side) for given, side in ((queries, QUERY), (documents, DOCUMENT))]
         await self._load([side for checked in sides for side in checked])
         if "score" in self._service.client.tasks:
             return await self._together(*sides)
         return await self._apart(*sides)
 
-    def _checked(self, name: str, given: Sequence[GivenSide]) -> list[Side]:
+    def _checked(self, name: str, given: Sequence[GivenSide], side: str) -> list[Side]:
         limits, item_limits = self._service.config.limits, self._service.client.input_processor.mm_processor.limits
         sides = []
         for index, one in enumerate(given):
@@ -90,7 +96,7 @@ class Scorer:
                 if len(one) > 1:
                     raise ApiError(400, f"{where}: an object with content has nothing else", param=where)
             message = {"role": "user", "content": content}
-            sides.append(Side(where, check_messages([message], limits, item_limits, field=name, skip=-index)))
+            sides.append(Side(where, check_messages([message], limits, item_limits, field=name, skip=-index), side))
         return sides
 
     async def _load(self, sides: Sequence[Side]) -> None:
@@ -136,10 +142,12 @@ class Scorer:
             raise ApiError(
                 400, "use_activation is for models that read both together; leave it out", param="use_activation"
             )
-        params = self._body.params("token_embed" if self._body.late_interaction else "embed")
+        wanted = self._body.late_interaction
+        by_tokens = self._compares_tokens if wanted is None else wanted
+        params = self._body.params("token_embed" if by_tokens else "embed")
         inputs = [(side.where, partial(self._alone, side)) for side in (*queries, *documents)]
         outputs = await pool_all(self._service, self._exchange, inputs, params)
-        compare = max_sim if self._body.late_interaction else cosine
+        compare = max_sim if by_tokens else cosine
         pairs = paired(outputs[: len(queries)], outputs[len(queries) :])
 
         def scores() -> list[float]:
@@ -150,9 +158,8 @@ class Scorer:
     async def _alone(self, side: Side) -> ProcessedPrompt:
         if side.text is None:
             return await self._rendered(side.where, [side], _ALONE)
-        return await self._service.preparation.prompt(
-            self._exchange, side.text, side.where, priority=self._body.priority
-        )
+        prompt = {"prompt": side.text, "prompt_name": side.name if self._compares_tokens else None}
+        return await self._service.preparation.prompt(self._exchange, prompt, side.where, priority=self._body.priority)
 
     async def _pair(self, query: Side, document: Side) -> ProcessedPrompt:
         if query.text is not None and document.text is not None:

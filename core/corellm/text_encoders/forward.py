@@ -27,16 +27,23 @@ class Batch:
 
     token_ids: Sequence[Sequence[int]]
     types: Sequence[Sequence[int] | None]
+    num_unseen: Sequence[int] = ()
+    """How many tokens at each prompt's end no token sees, as those that fill up a query; empty for none."""
+
+    def num_seen(self, index: int) -> int:
+        """Return how many of a prompt's first tokens its tokens see."""
+        return len(self.token_ids[index]) - (self.num_unseen[index] if self.num_unseen else 0)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Prompts of one length, one after another."""
+    """Prompts of one length, of which as many tokens are seen, one after another."""
 
     first: int
     """Row of their first token."""
     count: int
     length: int
+    num_seen: int
 
 
 Forward = Callable[[Batch], tuple[Tensor, list[int]]]
@@ -59,14 +66,15 @@ class Packed:
     def __call__(self, batch: Batch) -> tuple[Tensor, list[int]]:
         """See `Forward`."""
         lengths = [len(ids) for ids in batch.token_ids]
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        seen = [batch.num_seen(index) for index in range(len(lengths))]
+        order = sorted(range(len(lengths)), key=lambda index: (lengths[index], seen[index]))
         firsts, groups, row = [0] * len(order), list[_Group](), 0
         for index in order:
             length, firsts[index] = lengths[index], row
-            if groups and groups[-1].length == length:
-                groups[-1] = _Group(groups[-1].first, groups[-1].count + 1, length)
+            if groups and (groups[-1].length, groups[-1].num_seen) == (length, seen[index]):
+                groups[-1] = _Group(groups[-1].first, groups[-1].count + 1, length, seen[index])
             else:
-                groups.append(_Group(row, 1, length))
+                groups.append(_Group(row, 1, length, seen[index]))
             row += length
         inputs = {
             "input_ids": [token for i in order for token in batch.token_ids[i]],
@@ -93,7 +101,7 @@ class Padded:
     def __call__(self, batch: Batch) -> tuple[Tensor, list[int]]:
         """See `Forward`."""
         firsts, row, parts = [0] * len(batch.token_ids), 0, []
-        for indices in _like_lengths([len(ids) for ids in batch.token_ids]):
+        for indices in _like_lengths(batch):
             parts.append(self._run(batch, indices))
             for index in indices:
                 firsts[index] = row
@@ -104,28 +112,35 @@ class Padded:
         """Return the hidden states of some prompts without those of padding; the last is the longest."""
         longest = len(batch.token_ids[indices[-1]])
         mask = torch.zeros(len(indices), longest, dtype=torch.long)
-        ids, types = torch.full_like(mask, self._pad), torch.zeros_like(mask)
+        ids, types, is_real = torch.full_like(mask, self._pad), torch.zeros_like(mask), torch.zeros_like(mask).bool()
         for row, index in enumerate(indices):
             tokens, stated = batch.token_ids[index], batch.types[index]
-            mask[row, : len(tokens)] = 1
+            mask[row, : batch.num_seen(index)] = 1
+            is_real[row, : len(tokens)] = True
             ids[row, : len(tokens)] = torch.tensor(tokens)
             if stated is not None:
                 types[row, : len(tokens)] = torch.tensor(stated)
         inputs = {"input_ids": ids, "attention_mask": mask} | ({"token_type_ids": types} if self._takes_types else {})
         device = self._model.device
         hidden: Tensor = self._model(**{name: tensor.to(device) for name, tensor in inputs.items()})[0]
-        return hidden[mask.bool().to(device)]
+        return hidden[is_real.to(device)]
 
 
-def _like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield indices in order of length, as many at once as fit without much padding."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (lengths[index] - lengths[batch[-1]]) * len(batch) > _PADDING:
-            yield batch
-            batch = []
-        batch.append(index)
-    yield batch
+def _like_lengths(batch: Batch) -> Iterator[list[int]]:
+    """Yield indices in order of length, as many at once as fit without much padding.
+
+    Prompts with tokens that are not seen get no padding: what these see of it differs between classes (DeBERTa).
+    """
+    lengths = [len(ids) for ids in batch.token_ids]
+    hides = [batch.num_seen(index) < length for index, length in enumerate(lengths)]
+    group: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], hides[index])):
+        more = lengths[index] - lengths[group[-1]] if group else 0
+        if more * len(group) > _PADDING or (more and hides[group[-1]]):
+            yield group
+            group = []
+        group.append(index)
+    yield group
 
 
 def packed_attention(
@@ -152,10 +167,10 @@ def packed_attention(
             tensor[0, :, rows].view(tensor.shape[1], group.count, group.length, -1).transpose(0, 1)
             for tensor in (query, key, value)
         )
-        mask = None
+        k, v, mask = k[:, :, : group.num_seen], v[:, :, : group.num_seen], None
         if sliding_window is not None and sliding_window <= group.length:
             position = torch.arange(group.length, device=query.device)
-            mask = (position[:, None] - position).abs() < sliding_window
+            mask = (position[:, None] - position[: group.num_seen]).abs() < sliding_window
         result = nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -62,7 +62,7 @@ def build_encoder_pooler(config: PoolerConfig, context: ModelContext, model: Any
         ConfigError: `pooling_type` is another one than the head's.
     """
     if model.base_model is model:
-        return DispatchPooler(embedding_poolers(config, context, width, unstated="MEAN"))
+        return DispatchPooler(embedding_poolers(config, context, width, unstated="MEAN", is_encoder=True))
     own = _OwnHead(model)
     kind, num_labels = _found_pooling(own, width, context.device)
     head = ClassificationHead(own, config, activation_of(config.activation, context.hf_config, num_labels))

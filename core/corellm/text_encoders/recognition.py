@@ -5,6 +5,7 @@ Knows configurations and classes; loads nothing.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -22,27 +23,42 @@ def is_text_encoder(hf_config: Any) -> bool:
     return stated or type(hf_config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
-def adapter_of_classes(hf_config: Any, use: Use) -> Any:
+def adapter_of_classes(hf_config: Any, use: Use, *, apart: str | None = None) -> Any:
     """Return the function from the stated class to the class to load.
+
+    Args:
+        hf_config, use: of the model.
+        apart: the name of a weight beside the encoder's, which is read for embeddings on its own.
 
     Raises:
         ConfigError: the model cannot be run for that.
     """
-    return partial(_embedding_class if use.convert == "embed" else _classifying_class, hf_config)
+    if use.convert == "embed":
+        return partial(_embedding_class, hf_config, apart)
+    return partial(_classifying_class, hf_config)
 
 
-def _embedding_class(hf_config: Any, stated: Any) -> Any:
-    """Return a class of the encoder alone: it needs no pooler."""
+def encoder_class(hf_config: Any) -> Any:
+    """Return transformers' class of an encoder without a head."""
     from transformers import MODEL_MAPPING
 
     found = MODEL_MAPPING[type(hf_config)]
-    cls: Any = found[0] if isinstance(found, tuple) else found
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _embedding_class(hf_config: Any, apart: str | None, stated: Any) -> Any:
+    """Return a class of the encoder alone: it needs no pooler."""
+    cls = encoder_class(hf_config)
     return type(
         cls.__name__,
         (cls,),
         {
             "__module__": cls.__module__,
             "_keys_to_ignore_on_load_missing": {*(cls._keys_to_ignore_on_load_missing or ()), r"^pooler\."},
+            "_keys_to_ignore_on_load_unexpected": {
+                *(cls._keys_to_ignore_on_load_unexpected or ()),
+                *([] if apart is None else [f"^{re.escape(apart)}$"]),
+            },
         },
     )
 

@@ -23,14 +23,17 @@ class TextEncoderRunner(PoolingRunner):
     Args:
         encode: the encoder's forward pass.
         pooler: of the model.
+        sees_filling: whether a prompt's tokens see those that fill it up.
         *args, **kwargs: of `ModelRunner`.
     """
 
     reads_pairs = True
 
-    def __init__(self, encode: Forward, pooler: DispatchPooler, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, encode: Forward, pooler: DispatchPooler, *args: Any, sees_filling: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(pooler, *args, **kwargs)
-        self._encode = encode
+        self._encode, self._sees_filling = encode, sees_filling
 
     def hidden_states(
         self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
@@ -38,4 +41,5 @@ class TextEncoderRunner(PoolingRunner):
         """See `PoolingRunner`."""
         wanted = [state.sequence.pooling_params for state in states]
         types = [None if params is None else params.token_type_ids for params in wanted]
-        return self._encode(Batch([chunk.token_ids for chunk in chunks], types))
+        unseen = [0 if params is None or self._sees_filling else params.num_filled for params in wanted]
+        return self._encode(Batch([chunk.token_ids for chunk in chunks], types, unseen))

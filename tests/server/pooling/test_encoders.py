@@ -12,6 +12,7 @@ from tests.server.pooling.conftest import ask
 from tests.server.pooling.test_equality import close
 from tests.server.test_promises import error_of
 from tests.text_encoders.checkpoints import TEXTS, make_tiny_encoder
+from tests.text_encoders.colbert import DOCUMENTS, make_pylate
 
 
 def test_embeddings(tmp_path: Path) -> None:
@@ -68,4 +69,31 @@ def test_scores_of_pairs(tmp_path: Path) -> None:
         with serving(served, score_template=template) as running:
             found = ask(running, "/score", text_1=query, text_2=documents)["data"]
         close([one["score"] for one in found], [output.outputs.score for output in wanted])
+    served.close()
+
+
+def test_a_colbert_model(tmp_path: Path) -> None:
+    """Vectors of queries and documents, cut and filled up; scores and ranks by them. A side must be named."""
+    path = str(make_pylate(tmp_path))
+    long, served = "a red square " * 30, ProcessLLM(path, dtype="float32")
+    with LLM(path, dtype="float32") as llm, serving(served) as running:
+        for side, texts in (("query", ["red?", long]), ("document", ["A red!", long])):
+            options = {"prompt_name": side, "truncate_prompt_tokens": -1}
+            wanted = llm.encode(texts, pooling_task="token_embed", use_tqdm=False, **options)
+            found = ask(running, "/pooling", input=texts, **options)["data"]
+            assert [one["shape"] for one in found] == [list(output.outputs.data.shape) for output in wanted]
+            for one, output in zip(found, wanted, strict=True):
+                close(one["data"], output.outputs.data)
+        scores = [output.outputs.score for output in llm.score("red?", list(DOCUMENTS), use_tqdm=False)]
+        close([one["score"] for one in ask(running, "/score", text_1="red?", text_2=list(DOCUMENTS))["data"]], scores)
+        ranks = ask(running, "/rerank", query="red?", documents=list(DOCUMENTS), late_interaction=True)["results"]
+        close([one["relevance_score"] for one in ranks], sorted(scores, reverse=True))
+        for url, body, param in (
+            ("/pooling", {"input": "red"}, "prompt_name"),
+            ("/pooling", {"input": long, "prompt_name": "query"}, "input"),
+            ("/score", {"text_1": "red", "text_2": ["a", long]}, "text_2[1]"),
+            ("/score", {"text_1": "red", "text_2": "a", "late_interaction": False}, "task"),
+            ("/v1/embeddings", {"input": "red"}, "model"),
+        ):
+            assert error_of(running.post(url, {"model": MODEL, **body}), 400)["param"] == param
     served.close()

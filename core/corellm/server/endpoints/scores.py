@@ -58,7 +58,7 @@ def score_routes(service: Service) -> APIRouter:
     @router.post("/v1/score", **declared(ScoreResponse))
     async def score(body: ScoreRequest, request: Request) -> Response:
         """Score queries with documents: one with all, or each with its own."""
-        model = service.check_model(body.model, "score", "embed")
+        model = service.check_model(body.model, "score", "embed", "token_embed")
         found, outputs = await Scorer(service, exchange_of(request.scope), body).score(*body.sides)
         return json_response(responses.scores(found, outputs, model))
 
@@ -67,7 +67,7 @@ def score_routes(service: Service) -> APIRouter:
     @router.post("/v2/rerank", **declared(RerankResponse))
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Sort documents by how well they fit a query."""
-        model = service.check_model(body.model, "score", "embed")
+        model = service.check_model(body.model, "score", "embed", "token_embed")
         if body.top_n is not None and body.top_n < 1:
             raise ApiError(400, "top_n must be at least 1", param="top_n")
         sides = ("query", [body.query]), ("documents", body.documents)

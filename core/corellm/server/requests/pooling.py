@@ -105,7 +105,7 @@ class PairsFields(PooledFields):
     """How pairs are scored."""
 
     late_interaction: bool | None = None
-    """Compare the embeddings of all tokens (MaxSim); for models that embed."""
+    """Compare the embeddings of all tokens (MaxSim); for models that embed. By default no, but of ColBERT models."""
     use_activation: bool | None = None
     """False for logits, of models that read both together."""
 
