@@ -21,14 +21,19 @@ import pytest
 import transformers
 from packaging.version import Version
 
+from corellm.errors import CorellmError, EncoderError, ProcessingError
 from corellm.hookspecs import CONTRACT_VERSION
 from tests.wheels.environments import ROOT, Environment, find_wheels, unpacked
 
 HERE = Path(__file__).parent
 SETS = sorted((HERE / "wheels").iterdir(), key=lambda folder: [int(part) for part in folder.name.split(".")])
 LLAVA = "LlavaForConditionalGeneration"
-OUTGROWN = {"FuyuForCausalLM": Version("5.22.2"), "Qwen3VLForConditionalGeneration": Version("5.18")}
-"""Of the first set, the releases of transformers from which on a family needs its later wheel, whatever the core."""
+OUTGROWN: dict[str, tuple[Version, type[CorellmError]]] = {
+    "FuyuForCausalLM": (Version("5.22.2"), ProcessingError),
+    "Qwen3VLForConditionalGeneration": (Version("5.18"), EncoderError),
+}
+"""Of the first set, the releases of transformers from which on a family needs its later wheel, whatever the core, and
+the error that says so at load."""
 
 
 @dataclass
@@ -104,13 +109,18 @@ def test_the_index_is_of_these_wheels() -> None:
 def test_kept_wheels_run(kept: Callable[[Path], Kept], folder: Path) -> None:
     """Every architecture of every wheel loads a tiny checkpoint and gives tokens for an item of each modality.
 
-    Where transformers itself has outgrown a wheel, an error, never other tokens.
+    Where transformers itself has outgrown a wheel, a typed error that names the plugin's file, never other tokens.
     """
     results, environment = kept(folder).results, kept(folder).environment
     installed = Version(transformers.__version__)
     for architecture, result in results.items():
-        is_outgrown = architecture in OUTGROWN and installed >= OUTGROWN[architecture]
-        assert ("error" if is_outgrown else "tokens") in result, (architecture, result)
+        outgrown_at, kind = OUTGROWN.get(architecture, (None, CorellmError))
+        if outgrown_at is None or installed < outgrown_at:
+            assert "tokens" in result, (architecture, result)
+        else:
+            name, _, message = result["error"].partition(": ")
+            assert name == kind.__name__, result
+            assert f"({result['distribution'].replace('-', '_')}/" in message
         assert Path(result["file"]).is_relative_to(environment.root), result
     assert {result["distribution"] for result in results.values()} == set(find_wheels(folder))
 

@@ -25,6 +25,8 @@ from corellm.errors import (
     ProcessorKwargsError,
     PromptTooLongError,
 )
+from corellm.testing.reference import token_ids_of
+from corellm_qwen_vl.contract import QwenReference
 from corellm_qwen_vl.processor import QwenVLProcessor
 from corellm_qwen_vl.settings import ACCEPTED, FOR_IMAGES, QWEN2, QWEN3
 from corellm_qwen_vl.tiny import make_tiny_checkpoint
@@ -288,6 +290,34 @@ def test_operators_bounds(tmp_path: Path) -> None:
         assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 1
         prompt["mm_processor_kwargs"] = {"max_pixels": 784 * 9}
         assert llm.engine.input_processor.process(prompt).features[0].placeholder.length == 9
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_bound_below_the_operators_size(tmp_path: Path, architecture: str) -> None:
+    """A request's `max_pixels` below the operator's fewest pixels makes transformers' tokens, and no more than planned.
+
+    Larger items become as small as the request says; smaller ones still grow to the operator's fewest pixels.
+    """
+    path = make_tiny_checkpoint(tmp_path, architecture=architecture)
+    reference = QwenReference(path)
+    size = {"shortest_edge": 12 * 32 * 32, "longest_edge": 24 * 32 * 32}
+    given = {"max_pixels": 2 * 32 * 32}
+    with LLM(str(path), dtype="float32", mm_processor_kwargs={"size": size}) as llm:
+        inputs = llm.engine.input_processor
+        counts: dict[str, list[int]] = {"image": [], "video": []}
+        for side in (20, 50, 300):
+            video = make_video(4, side, side, 0), {"fps": 2.0}
+            for modality, text, item in (("image", IMAGE, make_image(side, side, 0)), ("video", VIDEO, video)):
+                media: dict[str, list[Any]] = {modality: [item]}
+                prompt = {"prompt": text, "multi_modal_data": media, "mm_processor_kwargs": given}
+                processed = inputs.process(prompt)
+                want = reference.process(text, media, {"size": size, **given})
+                assert processed.token_ids == token_ids_of(want)
+                counts[modality].append(processed.features[0].placeholder.num_embeds)
+        for modality, found in counts.items():
+            assert max(found) <= inputs.mm_processor.profile.max_tokens[modality]
+        small, _, large = counts["image"]
+        assert large <= 2 < 12 <= small
 
 
 def test_operators_groups(tmp_path: Path) -> None:

@@ -174,7 +174,24 @@ class ProcessingRules(ContractRules):
                 "items than it takes; where it cannot be called like this, bring a Reference"
             )
         with self.expecting(f"the Hugging Face processor takes {describe_prompt(parts)}", hook=hook, fix=fix):
-            return subject.reference.process(*subject.prompt(parts), kwargs)
+            try:
+                return subject.reference.process(*subject.prompt(parts), kwargs)
+            except Exception:
+                self._refuse_number(subject, parts, kwargs)
+                raise
+
+    def _refuse_number(self, subject: Subject, parts: Sequence[Part], kwargs: Mapping[str, Any]) -> None:
+        """Break the rule for the number of items where the reference takes a prompt with one item of each modality."""
+        __tracebackhide__ = True
+        counts = Counter(part[0] for part in parts if not isinstance(part, str))
+        several = any(count > 1 for count in counts.values())
+        if several and reference_output(subject, _one_of_each(parts), kwargs) is not None:
+            self.fail(
+                "get_supported_mm_limits",
+                expected=f"as many items as the Hugging Face processor takes, such as in {describe_prompt(parts)}",
+                got=f"it takes one of each modality, and refuses {dict(counts)}",
+                fix="allow no more items of a modality than the processor takes",
+            )
 
     def same_as_reference(
         self,
@@ -338,6 +355,13 @@ def _own_tokens(subject: Subject, item: Sequence[Part]) -> tuple[list[str], list
     # in both forms: a line's end is named `Ċ` by some tokenizers, and <0x04> is text for others
     texts = [*tokenizer.convert_ids_to_tokens(own), *(subject.decoded([token]) for token in own)]
     return list(dict.fromkeys(filter(None, texts))), hooked[-1:] if hooked[-1:] != ids[-1:] else []
+
+
+def _one_of_each(parts: Sequence[Part]) -> list[Part]:
+    """Return parts of a prompt without all items but the first of each modality."""
+    items = [part for part in parts if not isinstance(part, str)]
+    first = {modality: id(item) for modality, item in reversed(items)}
+    return [part for part in parts if isinstance(part, str) or id(part[1]) == first[part[0]]]
 
 
 def tokenizers_hook(adapter: type[Any]) -> str:
