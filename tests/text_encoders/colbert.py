@@ -16,6 +16,9 @@ from corellm.testing.checkpoints import randomize_weights
 from tests.text_encoders.checkpoints import SIZES
 
 WIDTH = 12
+DENSE = {
+    "in_features": 32, "out_features": WIDTH, "bias": False, "activation_function": "torch.nn.modules.linear.Identity",
+}  # fmt: skip
 LENGTHS = {"query_length": 14, "document_length": 30}
 QUERIES = ("What is red?", "why", "A blue, blue square")
 DOCUMENTS = ("A red circle: a square!", "One, two, three.", "?!", "Nothing")
@@ -64,14 +67,12 @@ def make_pylate(path: Path, architecture: str = "BertModel", *, encoder: Any = N
     tokenizer = make_colbert_tokenizer()
     tokenizer.add_tokens(["[Q] ", "[D] "])
     make_encoder(path, architecture, tokenizer, **(encoder or {}))
-    dense = {"in_features": 32, "out_features": WIDTH, "bias": False}
-    activation = "torch.nn.modules.linear.Identity"
     modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
     files = {
         "modules.json": [
             {"idx": i, "name": str(i), "path": folder, "type": kind} for i, (folder, kind) in enumerate(modules)
         ],
-        "1_Dense/config.json": {**dense, "activation_function": activation},
+        "1_Dense/config.json": DENSE,
         "sentence_bert_config.json": {"max_seq_length": LENGTHS["document_length"] - 1, "do_lower_case": False},
         "config_sentence_transformers.json": {
             name: value for name, value in {**ALL_PYLATE, **stated}.items() if value is not None

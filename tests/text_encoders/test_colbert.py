@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder
 
 from corellm import LLM
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError, PromptError, PromptTooLongError
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from tests.text_encoders.colbert import (
+    DENSE,
     DOCUMENTS,
     LENGTHS,
     QUERIES,
@@ -110,6 +112,29 @@ def test_stanford(metadata: dict[str, Any], tmp_path: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, "corellm"):
         check_as_published(make_stanford(tmp_path, **metadata))
     assert "linear.weight" not in caplog.text
+
+
+def test_projections_with_residuals(tmp_path: Path) -> None:
+    """Two, one of which keeps the width."""
+    path = make_pylate(tmp_path)
+    modules = json.loads((path / "modules.json").read_text())
+    (path / "modules.json").write_text(
+        json.dumps([*modules, {**modules[-1], "idx": 2, "name": "2", "path": "2_Dense"}])
+    )
+    weights = {"linear.weight": random_projection(32, 32), "linear.bias": random_projection(32)}
+    others = {"linear.weight": random_projection(WIDTH, 32), "residual.weight": random_projection(WIDTH, 32) / 2}
+    (path / "2_Dense").mkdir()
+    for folder, tensors, changes in (
+        (
+            "1_Dense",
+            weights,
+            {"out_features": 32, "bias": True, "activation_function": "torch.nn.modules.activation.GELU"},
+        ),
+        ("2_Dense", others, {}),
+    ):
+        (path / folder / "config.json").write_text(json.dumps({**DENSE, **changes, "use_residual": True}))
+        save_file(tensors, path / folder / "model.safetensors")
+    check_as_published(path)
 
 
 @pytest.mark.parametrize("has_metadata", [True, False])

@@ -61,13 +61,36 @@ def read_projector(stated: StatedPooling) -> nn.Module | None:
         if "weight" not in weights:
             raise CheckpointError(f"{folder}: no weights in safetensors; pickles are not loaded, convert them")
         config = read_json(folder / "config.json")
-        if config.get("use_residual") or config.get("module_input_name", reads) != reads:
-            raise CheckpointError(f"{folder}: a projection with a residual, or of other than {reads}, cannot be run")
+        if config.get("module_input_name", reads) != reads:
+            raise CheckpointError(f"{folder}: a projection of other than {reads} cannot be run")
         activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
         if activation not in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid"):
             raise CheckpointError(f"{folder}: the activation {activation} cannot be run")
-        modules += [_linear(weights, folder), getattr(nn, activation)()]
+        projection = nn.Sequential(_linear(weights, folder), getattr(nn, activation)())
+        modules.append(
+            _WithResidual(projection, _residual(weights, folder)) if config.get("use_residual") else projection
+        )
     return nn.Sequential(*modules) if modules else None
+
+
+class _WithResidual(nn.Module):
+    """A projection to which its input is added, itself projected where the widths differ."""
+
+    def __init__(self, projection: nn.Module, residual: nn.Module) -> None:
+        super().__init__()
+        self.projection, self.residual = projection, residual
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        projected: Tensor = self.projection(hidden) + self.residual(hidden)
+        return projected
+
+
+def _residual(weights: dict[str, Tensor], folder: Path) -> nn.Module:
+    if "residual.weight" in weights:
+        return _linear({"weight": weights["residual.weight"]}, folder)
+    if weights["weight"].shape[0] != weights["weight"].shape[1]:
+        raise CheckpointError(f"{folder}: use_residual needs residual.weight, as its widths differ; download it again")
+    return nn.Identity()
 
 
 def read_inline_projector(path: Path) -> nn.Module:
