@@ -1,8 +1,8 @@
 """The gate that every request passes, before the application sees it and until its response is complete.
 
 Order: API key, route, method, room in the server, content type, size; once all of it has come, a place in the server;
-JSON or form. Then the application runs; it is
-cancelled when the client leaves, the deadline passes or the server stops. Knows ASGI and limits; knows no endpoint.
+JSON or form. Then the application runs; it is cancelled when the client leaves, the deadline passes or the server
+stops. Knows ASGI and limits; knows no endpoint.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Gate:
         limits = self._config.limits
         self._intake.check_room()
         with stage("receive"):
-            body = await receive_body(exchange, receive, limits, self._intake, is_form=is_form)
+            chunks = await receive_body(exchange, receive, limits, self._intake, is_form=is_form)
             self._intake.enter(exchange)
-            exchange.body = await exchange.aside(lambda: read_body(exchange, body, limits, is_form=is_form))
+            exchange.body = await exchange.aside(lambda: read_body(exchange, chunks, limits, is_form=is_form))
 
     def _below_root(self, path: str) -> str:
         """The path within the application, where a proxy passes its own prefix on."""
