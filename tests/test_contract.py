@@ -24,7 +24,7 @@ from corellm_llava import Llava
 
 hookspec = pluggy.HookspecMarker("corellm")
 OLD, NEW = "get_dummy_text", "get_sample_text"
-WARNED = rf"toy: .*{OLD}: {NEW} is this hook's name since contract 2; with contract 3 {OLD} will no longer be called"
+WARNED = rf"toy: .*{OLD}: {NEW} .*contract 2; .*contract 3 "
 
 
 @hookspec(firstresult=True)
@@ -107,7 +107,7 @@ def test_the_tables_of_this_version_agree() -> None:
 
 def test_a_renamed_hook_is_called_under_its_old_name() -> None:
     """The core calls the new name with the new argument; the old method is called. A warning says what to do."""
-    with pytest.warns(FutureWarning, match=WARNED + r"\. Upgrade the plugin; its author: rename the method") as warned:
+    with pytest.warns(FutureWarning, match=WARNED + r".*\. Upgrade") as warned:
         manager = managed(Toy, later())
     assert manager.hook.get_sample_text(mm_counts={"image": 2}, language="en") == "<image><image>"
     assert len(warned) == 1
@@ -130,9 +130,9 @@ def test_a_shipped_adapter_loads() -> None:
         get_dummy_text=hookspecs.get_dummy_text,
         get_largest_mm_data=get_largest_mm_data,
     )
-    with pytest.warns(FutureWarning, match=r"corellm-llava: Llava.get_dummy_mm_data: get_largest_mm_data is"):
+    with pytest.warns(FutureWarning, match=r"corellm-llava: Llava.get_dummy_mm_data: get_largest_mm_data "):
         contract.check_adapter(Llava, "corellm-llava")
-    with pytest.raises(ContractError, match=r"lacks the required hook\(s\) get_largest_mm_data"):
+    with pytest.raises(ContractError, match=r"required .*get_largest_mm_data"):
         contract.check_adapter(type("Lacking", (Llava,), {"get_dummy_mm_data": None}), "toy")
 
 
@@ -158,9 +158,8 @@ def test_where_warnings_are_errors_every_load_fails() -> None:
 
 def test_the_next_version_refuses() -> None:
     """One line, which says what to upgrade."""
-    with pytest.raises(ContractError) as raised:
+    with pytest.raises(ContractError, match=r"^toy .* 1, .* 2 to 3; upgrade toy$"):
         later(version=3, oldest=2, RENAMED_HOOKS={}).check_adapter(Toy, "toy")
-    assert str(raised.value) == "toy speaks contract 1, this corellm speaks 2 to 3; upgrade toy"
 
 
 def test_an_adapter_of_the_new_version() -> None:
@@ -176,7 +175,7 @@ def test_an_adapter_of_the_new_version() -> None:
 
     assert managed(New, later()).hook.get_sample_text(mm_counts={}, language="en") == "en"
     old = type("Old", (Toy,), {"contract": 2})
-    with pytest.raises(ContractError, match=rf"Old.{OLD}: contract 2 calls this hook {NEW}; rename the method"):
+    with pytest.raises(ContractError, match=rf"Old.{OLD}: contract 2 .*{NEW}"):
         later().check_adapter(old, "toy")
 
 
@@ -192,7 +191,7 @@ def test_an_adapter_of_both_versions() -> None:
         def get_sample_text(self) -> str:
             return ""
 
-    with pytest.raises(ContractError, match=f"Twice has {OLD} and {NEW}, the old and the new name of one hook"):
+    with pytest.raises(ContractError, match=f"Twice .*{OLD} and {NEW}"):
         later().check_adapter(Twice, "toy")
 
 
@@ -203,7 +202,7 @@ def test_an_old_name_without_hookimpl() -> None:
         def get_dummy_text(self) -> str:  # type: ignore[override]
             return ""
 
-    with pytest.raises(ContractError, match=rf"Unmarked.{OLD} has a hook's name but lacks @hookimpl"):
+    with pytest.raises(ContractError, match=rf"Unmarked.{OLD} .*@hookimpl"):
         later().check_adapter(Unmarked, "toy")
 
 
@@ -234,9 +233,7 @@ def test_names_that_were_free_in_their_version() -> None:
 def test_a_required_hook_is_still_required() -> None:
     """Or an attribute instead; the error has the new name."""
     lacking = type("Lacking", (Toy,), {OLD: None})
-    with pytest.raises(
-        ContractError, match=rf"lacks placeholders: .*, implement the hook get_placeholder_str or {NEW}"
-    ):
+    with pytest.raises(ContractError, match=rf"lacks placeholders: .*get_placeholder_str or {NEW}"):
         later().check_adapter(lacking, "toy")
 
 
@@ -248,7 +245,7 @@ def test_arguments_are_checked_against_the_new_hook() -> None:
         def get_dummy_text(self, counts: int) -> str:  # type: ignore[override]
             return ""
 
-    with pytest.raises(ContractError, match=rf"{OLD} has no argument 'counts'.*it may take mm_counts, language"):
+    with pytest.raises(ContractError, match=rf"{OLD} .*'counts'.*mm_counts, language"):
         later().check_adapter(Wrong, "toy")
 
 
@@ -275,7 +272,7 @@ def test_a_renamed_static_hook() -> None:
         def register_config() -> Callable[..., Any]:
             return str.upper
 
-    with pytest.warns(FutureWarning, match=r"Static.register_config: register_configuration is this hook's name"):
+    with pytest.warns(FutureWarning, match=r"Static.register_config: register_configuration "):
         managed(Static, contract)
     assert call_static_hook(Static, "register_configuration", "toy", contract=contract) is str.upper
     assert call_static_hook(Toy, "register_configuration", "toy", contract=contract) is None
@@ -285,7 +282,7 @@ def test_a_renamed_static_hook() -> None:
         def register_config(self) -> Callable[..., Any]:
             return str.upper
 
-    with pytest.raises(ContractError, match=r"Plain.register_config must be a @staticmethod"):
+    with pytest.raises(ContractError, match=r"Plain.register_config .*@staticmethod"):
         contract.check_adapter(Plain, "toy")
 
 
@@ -311,7 +308,7 @@ def test_an_extension_may_wrap_by_the_old_name() -> None:
     extensions.register(Extension())
     with pytest.warns(FutureWarning) as warned:
         manager = managed(Toy, later(), extensions=extensions, defaults=[Default()])
-    assert re.search(rf"extension .*Loud.{OLD}: {NEW} is this hook's name", str(warned[-1].message))
+    assert re.search(rf"extension .*Loud.{OLD}: {NEW} ", str(warned[-1].message))
     assert manager.hook.get_sample_text(mm_counts={"image": 1}, language="en") == "<image>!"
 
 

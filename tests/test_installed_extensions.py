@@ -59,13 +59,13 @@ def hook(name: str, body: str, arguments: str = "self", options: str = "") -> st
         (hook("register_sampling", "return None", "self, devise"), ContractError, "no argument 'devise'; .* device"),
         (hook("fuse_layers", "yield", options="(wrapper=True)"), ContractError, "fuse_layers is a wrapper; hooks of"),
         (hook("fuse_layers", "return []", options="(wrapper=True)"), ContractError, "fuse_layers is a wrapper"),
-        ("def fuse_layers(self): return []", ContractError, "fuse_layers has a hook's name but lacks @hookimpl"),
+        ("def fuse_layers(self): return []", ContractError, "fuse_layers .*@hookimpl"),
     ],
 )
 def test_what_cannot_be_loaded(install: Install, body: str, error: type[PluginError], words: str) -> None:
     """The error names the distribution and how to remove it."""
     install("toy", body)
-    with pytest.raises(error, match=rf"(?s)the extension 'mine' of toy.*{words}.*pip uninstall toy"):
+    with pytest.raises(error, match=rf"(?s)'mine' of toy.*{words}.*pip uninstall toy"):
         load_extensions()
 
 
@@ -80,7 +80,7 @@ def test_what_cannot_be_loaded(install: Install, body: str, error: type[PluginEr
         ("register_attention_backends", "return ['x']", ContractError, "must return dict[str, str] | None, not list"),
         ("register_attention_backends", "return {'x': 'nowhere:X'}", ContractError, "'nowhere:X'.* No module named"),
         ("register_attention_backends", "return {'x': 'toy:Extension'}", ContractError, "is no .*AttentionBackend"),
-        ("register_attention_backends", "return {'cpu': 'toy:X'}", ContractError, "both offer an attention backend"),
+        ("register_attention_backends", "return {'cpu': 'toy:X'}", ContractError, "both offer"),
     ],
 )
 def test_a_wrong_result_is_its_extensions_fault(
@@ -91,7 +91,7 @@ def test_a_wrong_result_is_its_extensions_fault(
     with pytest.raises(error) as raised:
         LLM("demo")
     message = str(raised.value)
-    assert "the extension 'mine' of toy" in message
+    assert "'mine' of toy" in message
     for word in words.split(".*"):
         assert word in message
 
@@ -127,7 +127,7 @@ def test_one_object_under_two_names(install: Install, tmp_path: Path) -> None:
 
 def test_running_out_of_memory_is_not_the_extensions_fault(install: Install) -> None:
     install("toy", hook("fuse_layers", "raise torch.OutOfMemoryError('CUDA out of memory')"))
-    with pytest.raises(ConfigError, match=r"out of memory on cpu .* for the weights"):
+    with pytest.raises(ConfigError, match=r"cpu .*weights"):
         LLM("demo")
 
 
@@ -139,7 +139,7 @@ def test_the_others_are_called_all_the_same(install: Install) -> None:
         result for _, result in call_extensions("register_merging", callable, on_failure=failures.append, device=CPU)
     ]
     assert found == [min]
-    assert "of bad: register_merging failed" in str(failures[0])
+    assert "of bad: register_merging" in str(failures[0])
 
 
 BREAKS = [
@@ -157,7 +157,8 @@ def test_commands_go_on_without_a_broken_one(
     assert main(["plugins"]) == 0
     told = capsys.readouterr()
     assert words in told.err
-    assert told.err.startswith("corellm: warning: the extension 'mine' of toy")
+    assert told.err.startswith("corellm: warning: ")
+    assert "'mine' of toy" in told.err
     assert "toy           1.0      mine" in told.out
 
 
@@ -165,7 +166,7 @@ def test_a_command_without_a_function(install: Install, capsys: pytest.CaptureFi
     install("toy", hook("register_commands", "subparsers.add_parser('hey')", "self, subparsers"))
     with pytest.raises(SystemExit):
         main(["hey"])
-    assert "the extension that brings 'hey' gave it no `run`" in capsys.readouterr().err
+    assert "'hey' gave it no `run`" in capsys.readouterr().err
 
 
 def test_a_broken_one_is_listed_with_its_traceback(install: Install, capsys: pytest.CaptureFixture[str]) -> None:

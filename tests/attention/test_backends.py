@@ -234,7 +234,7 @@ class WithAnOldName(ReferenceAttention):
     ("name", "words"),
     [
         ("OfAnOlderCore", r"forward\(self, query.*; make it forward\(self, call, cache, metadata\)"),
-        ("WithAnOldName", "has recordable; it is called capturable now"),
+        ("WithAnOldName", "recordable; .*capturable"),
     ],
 )
 def test_a_backend_of_an_older_core_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
@@ -254,7 +254,7 @@ def test_selection() -> None:
     assert select_backend(cpu, torch.float32).name == ("compiled" if built else "cpu")
     assert select_backend(cpu, torch.float16).name == "cpu"
     assert select_backend(cpu, torch.float32, "reference").name == "reference"
-    with pytest.raises(ConfigError, match=r"'flash' is not known; known: .*cpu, reference"):
+    with pytest.raises(ConfigError, match=r"'flash' .*cpu, reference"):
         select_backend(cpu, torch.float32, "flash")
     with pytest.raises(ConfigError, match=r"'cpu' .* not on cuda"):
         select_backend(torch.device("cuda"), torch.float32, "cpu")

@@ -81,12 +81,12 @@ class TestQuickRun:
 def test_a_machine_without_a_gpu_is_told_so_at_once(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         done = benchmark("--quick", "--out", str(tmp_path))  # tiny shapes on a GPU say nothing, and are refused
-        assert "--device cpu and --quick go together" in done.stderr
+        assert "--device cpu" in done.stderr
         return
     done = benchmark("--out", str(tmp_path))
     assert done.returncode == 1
-    assert "torch sees no NVIDIA GPU" in (tmp_path / "log.txt").read_text(encoding="utf-8")
-    assert "ceilings: the process ended with 1; log.txt says why" in done.stdout
+    assert "no NVIDIA GPU" in (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert "ended with 1; log.txt" in done.stdout
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def failures(run: Run) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("program", "seconds", "message"),
     [
-        ("import time; time.sleep(60)", 0.5, "stopped at its time limit"),
-        ("import os; os.abort()", 300, "the process ended with -6; log.txt says why"),
+        ("import time; time.sleep(60)", 0.5, "time limit"),
+        ("import os; os.abort()", 300, "ended with -6; log.txt"),
     ],
 )
 def test_a_process_that_hangs_or_crashes_is_a_failure(
@@ -118,7 +118,9 @@ def test_a_process_that_hangs_or_crashes_is_a_failure(
     wrapper.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(wrapper))
     command.run_jobs(run, ["attention"], seconds)
-    assert failures(run) == {"attention": message}
+    (failure,) = failures(run).items()
+    assert failure[0] == "attention"
+    assert message in failure[1]
 
 
 def test_what_fails_within_a_process_is_captured_and_the_rest_goes_on(run: Run) -> None:

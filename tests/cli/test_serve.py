@@ -59,21 +59,21 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "which model"),
-        (["demo", "--port", "70000"], "port must be an integer from 0 to 65535, got 70000"),
-        (["demo", "--api-key", "a b"], "an API key must be 1 to 512 printable"),
+        (["demo", "--port", "70000"], "port .*70000"),
+        (["demo", "--api-key", "a b"], "API key"),
         (["demo", "--api-key", ""], "api_key is empty"),
         (["demo", "--api-key-file", "/nowhere"], "api_key_file: '/nowhere': No such file"),
-        (["demo", "--api-key-file", "/dev/null"], "there is no key in '/dev/null'"),
-        (["demo", "--otlp-traces-endpoint", "localhost:4318"], "must be like http://localhost:4318/v1/traces"),
-        (["demo", "--max-connections", "0"], "max_connections must be an integer from 1"),
-        (["demo", "--client-timeout", "0"], "client_timeout must be a number from 0.001"),
+        (["demo", "--api-key-file", "/dev/null"], "no key in '/dev/null'"),
+        (["demo", "--otlp-traces-endpoint", "localhost:4318"], "like http://localhost:4318/v1/traces"),
+        (["demo", "--max-connections", "0"], "max_connections"),
+        (["demo", "--client-timeout", "0"], "client_timeout"),
         (["demo", "--ssl-certfile", "x"], "give both"),
-        (["demo", "--allowed-local-media-path", "/nowhere"], "there is no directory '/nowhere'"),
-        (["demo", "--root-path", "llm/"], "root_path must be like /llm"),
-        (["demo", "--max-queue", "0"], "max_queue must be an integer"),
+        (["demo", "--allowed-local-media-path", "/nowhere"], "directory '/nowhere'"),
+        (["demo", "--root-path", "llm/"], "root_path .*/llm"),
+        (["demo", "--max-queue", "0"], "max_queue"),
         (["demo", "--max-logprobs", "-1"], "max_logprobs .* large number"),
-        (["demo", "--ready-timeout", "1"], "ready_timeout must be a number from 2"),
-        (["demo", "--allowed-media-domains", "http://x"], "is not a host"),
+        (["demo", "--ready-timeout", "1"], "ready_timeout .*2"),
+        (["demo", "--allowed-media-domains", "http://x"], "not a host"),
         (["demo", "--config", "/nowhere"], "No such file"),
     ],
 )
@@ -88,22 +88,22 @@ def test_wrong_options(arguments: list[str], message: str) -> None:
     ("text", "message"),
     [
         ("prot: 1", "unknown option 'prot'; did you mean 'port'"),
-        ("- 1", "must have lines like"),
+        ("- 1", "lines like"),
         ("a: [", "is not YAML"),
         ("port: 1\nhost: x\nport: 2", "'port' is there twice"),
         ("max-n: 1\nmax_n: 2", "'max_n' is there twice"),
         ("limit_mm_per_prompt: {image: 1, image: 2}", "'image' is there twice"),
-        ("port: '8000'", "port: must be a whole number, got '8000'"),
-        ("port: true", "port: must be a whole number, got True"),
-        ("port:", "port: must be a whole number, got None"),
-        ("host: 5", "host: must be text, got 5"),
-        ("request_timeout: soon", "request_timeout: must be a number, got 'soon'"),
-        ("enforce_eager: 1", "enforce_eager: must be true or false, got 1"),
+        ("port: '8000'", "port: .*'8000'"),
+        ("port: true", "port: .*True"),
+        ("port:", "port: .*None"),
+        ("host: 5", "host: .*5"),
+        ("request_timeout: soon", "request_timeout: .*'soon'"),
+        ("enforce_eager: 1", "enforce_eager: .*got 1"),
         ("limit_mm_per_prompt: 3", "must be a mapping, like {image: 2}, got 3"),
-        ("log_format: [text]", "log_format: must be text"),
+        ("log_format: [text]", "log_format: "),
         ("max_body_bytes: 2 tons", "max_body_bytes: not a size: '2 tons'"),
-        ("api_key: 12345", "api_key: must be a list of names$"),
-        ("api_key:", "api_key: must be a list of names$"),
+        ("api_key: 12345", "api_key: .*names$"),
+        ("api_key:", "api_key: .*names$"),
         ("api_key: []", "api_key is empty"),
     ],
 )
@@ -123,7 +123,7 @@ SERVED = {option for action in build_parser()._subparsers._group_actions[0].choi
     ("words", "advice"),
     [
         ("--tensor-parallel-size 2 demo", "one device"), ("demo -tp 2", "one device"),
-        ("demo --enable-auto-tool-choice", "cannot be given tools"), ("demo --tool-call-parser=hermes", "given tools"),
+        ("demo --enable-auto-tool-choice", "given tools"), ("demo --tool-call-parser=hermes", "given tools"),
         ("demo --enable-lora", "LoRA"), ("--model demo", "first word"), ("demo --ctx-size 4096", "--max-model-len"),
         ("demo --chat-template x.jinja", "chat_template.jinja"), ("demo --no-async-scheduling", "enforce_eager"),
         ("demo --enable-lora true", "LoRA"), ("demo --enable-lora=True", "LoRA"), ("demo --tp=", "one device"),
@@ -203,7 +203,7 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", "demo"]) == 1
-    assert "the server needs uvicorn; install the extra 'serve'" in capsys.readouterr().err
+    assert "'serve'" in capsys.readouterr().err
 
 
 def test_names_of_a_served_model(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_model_that_no_plugin_serves(
     monkeypatch.setattr("corellm.server.engine_process.remote_engine.Process", None)
     for words in (["serve", str(tmp_path), "--port", "0"], ["run", str(tmp_path), "x"]):
         assert main(words) == 1
-        assert "no installed plugin serves MysteryForNothing" in capsys.readouterr().err
+        assert "serves MysteryForNothing" in capsys.readouterr().err
     for words in (["serve", str(tmp_path / "none"), "--port", "0"], ["run", str(tmp_path / "none"), "x"]):
         assert main(words) == 1
         assert "corellm: error: " in capsys.readouterr().err

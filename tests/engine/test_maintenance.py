@@ -149,7 +149,7 @@ def test_a_trace_has_the_steps(llm: LLM, tmp_path: Path) -> None:
     assert llm.stop_profile() == file
     names = {event.get("name", "") for event in json.loads(file.read_text())["traceEvents"]}
     assert {"aten::mm", "aten::addmm", "aten::linear", "corellm::linear"} & names
-    with pytest.raises(InvalidParameterError, match="no trace is running"):
+    with pytest.raises(InvalidParameterError, match="no trace"):
         llm.stop_profile()
 
 

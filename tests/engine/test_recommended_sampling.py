@@ -120,7 +120,7 @@ def test_answers_end_at_the_files_and_the_tokenizers_end(checkpoint: Path, state
 
 def test_choices(checkpoint: Path) -> None:
     """Another word is refused; the field's own word for none is understood."""
-    with pytest.raises(ConfigError, match=r"generation_config .* auto, none; got 'some/folder'"):
+    with pytest.raises(ConfigError, match=r"generation_config .*'some/folder'"):
         LLM(str(checkpoint), generation_config="some/folder")
     state(checkpoint, top_k=3)
     with LLM(str(checkpoint), generation_config="vllm") as llm:

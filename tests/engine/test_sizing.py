@@ -92,9 +92,9 @@ def test_on_a_gpu_encoder_outputs_are_kept_for_a_step() -> None:
 def test_the_longest_sequence_is_what_the_cache_holds() -> None:
     few = {"num_kv_blocks": 4, "block_size": 16}
     assert plan_sizes(config(**few), context("cpu"), CacheBytes(10), MEMORY).max_model_len == 64
-    with pytest.raises(ConfigError, match="max_model_len=65 exceeds the 64 tokens"):
+    with pytest.raises(ConfigError, match=r"max_model_len=65 .*64 tokens"):
         plan_sizes(config(**few, max_model_len=65), context("cpu"), CacheBytes(10), MEMORY)
-    with pytest.raises(ConfigError, match="max_model_len=4097 exceeds the 4096 positions"):
+    with pytest.raises(ConfigError, match=r"max_model_len=4097 .*4096 positions"):
         wanted_len(config(max_model_len=4097), context("cpu"))
 
 

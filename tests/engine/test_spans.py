@@ -54,7 +54,7 @@ def test_a_hook_that_raises_fails_the_request() -> None:
     def fails(*_: Any) -> Any:
         raise KeyError("image")
 
-    with pytest.raises(ProcessingError, match="get_bidirectional_spans failed with KeyError"):
+    with pytest.raises(ProcessingError, match=r"get_bidirectional_spans .*KeyError"):
         spans_of(hooks_of(fails), [1], [])
 
 
@@ -126,7 +126,7 @@ def test_items_of_one_span_must_fit_one_step() -> None:
     simulation.add(apart, whole)
     assert whole.finish_reason == "ignored"
     assert isinstance(whole.error, PromptTooLongError)
-    assert "prompt tokens 0 to 11 have 9 embeddings together" in str(whole.error)
+    assert "0 to 11 have 9" in str(whole.error)
     assert "holds 8" in str(whole.error)
     simulation.run()
     assert apart.finish_reason == "length"
@@ -140,7 +140,7 @@ def test_a_span_longer_than_planned_is_refused() -> None:
     longer = make_request("longer", [1] * 12, spans=[(2, 9)], max_tokens=1)
     simulation.add(long, longer)
     assert isinstance(longer.error, PromptTooLongError)
-    assert "prompt tokens 2 to 8 see each other" in str(longer.error)
-    assert "planned at start for 6 such tokens, not 7" in str(longer.error)
+    assert "2 to 8" in str(longer.error)
+    assert "6 such tokens, not 7" in str(longer.error)
     simulation.run()
     assert long.finish_reason == "length"

@@ -130,7 +130,7 @@ def test_unmatched_placeholders_show_the_prompt_before(inspect: Inspect) -> None
     """A prompt without its item's placeholder: a failed stage, and the tokens before expansion."""
     report = inspect("llava", "no place", "image.png", raw=True)
     assert report.error is not None
-    assert report.error.startswith("prepare: MissingPlaceholderError: the prompt has 0 placeholders '<image>'")
+    assert report.error.startswith("prepare: MissingPlaceholderError: ")
     assert "".join(token.text for token in report.tokens[1:]) == "no place"
     assert report.stages[-1].name == "prepare"
 

@@ -96,4 +96,4 @@ def test_a_failed_load_is_a_page_too() -> None:
     text = Page(make_page(report)).text
     assert "load: oh\\nno" in text
     assert "raised KeyError: 1" in text
-    assert "failed in the same way as load" in text
+    assert "same way as load" in text

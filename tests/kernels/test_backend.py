@@ -155,9 +155,11 @@ def test_a_layer_with_fewer_tokens_is_refused(backend: type[AttentionBackend], n
     metadata = AttentionMetadata(0, [3], [3], starts.int(), lens, table, slots)
     shape = (3, BLOCK_SIZE, KV_HEADS, SIZE)
     cache = LayerCache(torch.zeros(shape, device=device), torch.zeros(shape, device=device))
-    with pytest.raises(ContractError, match=f"{name} of 2 tokens in a step of 3: a text decoder must give each layer"):
+    with pytest.raises(ContractError, match=f"{name} .*2 tokens .*step of 3"):
         PagedAttention(backend(), {0: cache}, metadata).attend(0, AttentionCall(query, key, value, 0.2))
 
 
 def test_it_says_where_it_does_not_run() -> None:
-    assert TritonAttention.unsupported(torch.device("cpu"), torch.float32) == "runs on NVIDIA GPUs, not on cpu"
+    told = TritonAttention.unsupported(torch.device("cpu"), torch.float32)
+    assert told is not None
+    assert told.endswith("cpu")

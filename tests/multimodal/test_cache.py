@@ -215,7 +215,7 @@ def test_waiting_has_a_deadline() -> None:
 def test_a_computation_that_asks_for_itself_is_an_error_not_a_deadlock() -> None:
     """And leaves the key free."""
     cache = ProcessorCache(10)
-    with pytest.raises(RuntimeError, match="'k' asks the cache for 'k'"):
+    with pytest.raises(RuntimeError, match="'k'"):
         cache.get_or_compute("k", lambda: (cache.get_or_compute("k", lambda: (1, 1)), 1))
     assert cache.get_or_compute("k", lambda: (2, 1)) == 2
 

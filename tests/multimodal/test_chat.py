@@ -99,7 +99,7 @@ def test_uuids_go_with_their_media() -> None:
         ),
         ([{"type": "image", "image": "file://host/a.png"}], MediaError, r"content\[0\]: .* names another machine"),
         ([{"type": "text", "text": 1}], PromptError, r"content\[0\]: .* a string under 'text'"),
-        (7, PromptError, "must be text or a list of parts"),
+        (7, PromptError, "list of parts"),
     ],
 )
 def test_malformed_parts(content: Any, error: type[Exception], words: str) -> None:
@@ -117,7 +117,7 @@ def test_what_is_not_json() -> None:
         ([{"a": object()}], r"messages\[0\].extra\[0\].a is a object"),
         ({1: 2}, r"messages\[0\].extra is a dict"),
         (b"x", r"messages\[0\].extra is a bytes"),
-        (deep, r"messages\[0\] is nested too deeply"),
+        (deep, r"messages\[0\] is nested"),
     ):
         with pytest.raises(PromptError, match=words):
             normalize_messages([{"role": "user", "content": "x", "extra": value}], OPEN)
@@ -268,7 +268,7 @@ def test_continuing_without_a_template() -> None:
     chat = join_chat(marked, lambda *_: None, add_generation_prompt=False)
     assert cut_at_end(chat, messages).prompt == "USER: Hi\nASSISTANT: Well, "
     for prompt in ("USER: Hi\nASSISTANT: ...", [1, 2]):
-        with pytest.raises(PromptError, match="the last message's text is not in the prompt"):
+        with pytest.raises(PromptError, match="not in the prompt"):
             cut_at_end(ChatPrompt(prompt), messages)
-    with pytest.raises(PromptError, match=r"messages\[1\] has no text that continue_final_message or prefix"):
+    with pytest.raises(PromptError, match=r"messages\[1\] .* continue_final_message"):
         mark_end(normalize_messages([user("Hi"), {"role": "assistant", "content": None}], OPEN))

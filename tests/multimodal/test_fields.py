@@ -187,7 +187,7 @@ def test_lists_of_what_has_no_tensor_stay_lists(count):
         ({"x": torch.ones(2, 3)}, {}, ["'x'", "(2, 3)", "MultiModalFieldConfig.batched"]),
         ({"x": torch.tensor(1)}, {"x": batched("image")}, ["'x'", "no item dimension"]),
         ({"x": "text"}, {"x": batched("image")}, ["'x'", "no item dimension"]),
-        ({"x": np.array(["a"])}, {"x": batched("image")}, ["'x'", "cannot become a tensor"]),
+        ({"x": np.array(["a"])}, {"x": batched("image")}, ["'x'", "become a tensor"]),
         (
             {"x": torch.ones(2, 3), "y": torch.ones(3)},
             {"x": batched("image"), "y": batched("image")},

@@ -103,7 +103,7 @@ def test_limits() -> None:
         make(Toy()).process([IMAGE] * 5, {"image": [b"never opened"] * 5})
     with pytest.raises(ItemLimitError, match="at most 1"):
         make(Toy(), limit_mm_per_prompt={"image": 1}).process([IMAGE] * 2, {"image": [make_image(2)] * 2})
-    with pytest.raises(ItemLimitError, match="model takes at most 4"):
+    with pytest.raises(ItemLimitError, match="at most 4"):
         make(Toy(), limit_mm_per_prompt={"image": 5})
     with pytest.raises(UnsupportedModalityError, match=r"'video'; .* image"):
         make(Toy(), limit_mm_per_prompt={"video": 1})
@@ -111,7 +111,7 @@ def test_limits() -> None:
 
 def test_a_placeholder_without_any_item() -> None:
     """Also where the request has no items at all, and for any token that would take an embedding."""
-    with pytest.raises(SurplusPlaceholderError, match=r"'I' \(token 9\) at position 1"):
+    with pytest.raises(SurplusPlaceholderError, match=r"'I' .* position 1"):
         make(Toy()).process([1, IMAGE], {})
 
 
@@ -150,7 +150,7 @@ def test_a_placeholder_that_takes_no_embedding_without_any_item() -> None:
     with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* for 0 images") as caught:
         processor.process([1, FRAME, 2], {})
     assert (caught.value.modality, caught.value.expected, caught.value.got) == ("image", 0, 1)
-    with pytest.raises(SurplusPlaceholderError, match=r"'I' \(token 9\) at position 1"):
+    with pytest.raises(SurplusPlaceholderError, match=r"'I' .* position 1"):
         processor.process([1, IMAGE], {})
     assert processor.process([1, 2], {}) == ([1, 2], [])
     assert adapter.asked == [1, 0, 1]
@@ -168,7 +168,9 @@ def test_an_adapter_that_needs_items_for_its_updates(caplog: pytest.LogCaptureFi
     processor = make(Eager())
     with caplog.at_level("DEBUG", logger="corellm.multimodal.profile"):
         assert processor.process([1, FRAME], {}) == ([1, FRAME], [])
-    assert caplog.messages == ["get_prompt_updates cannot be called without an item: KeyError: 'image'"]
+    (told,) = caplog.messages
+    assert told.startswith("get_prompt_updates ")
+    assert told.endswith("KeyError: 'image'")
     assert processor.process([FRAME], {"image": make_image(2)})[0] == [FRAME, IMAGE, IMAGE]
 
 
@@ -194,8 +196,7 @@ def test_a_requests_arguments_keep_to_the_plan() -> None:
     for _ in range(2):  # processed, and from the cache
         with pytest.raises(
             ProcessorKwargsError,
-            match=r"^image 1: mm_processor_kwargs \{'scale': 4\} of the request give it 24 embeddings, more than the "
-            r"20 for which memory was planned at start; leave them out, or start with them, LLM\(",
+            match=r"^image 1: .*\{'scale': 4\} .* 24 embeddings, .* 20 .*LLM\(",
         ) as caught:
             processor.process([IMAGE] * 2, {"image": images}, {"scale": 4})
         assert (caught.value.modality, caught.value.item) == ("image", 1)
@@ -204,7 +205,7 @@ def test_a_requests_arguments_keep_to_the_plan() -> None:
     assert len(processor.process([IMAGE], {"image_embeds": torch.zeros(1, 25, 8)}, {"scale": 4})[0]) == 25
     planned = make(Scaled(), mm_processor_kwargs={"scale": 4}, limit_mm_per_prompt={"image": {"width": 20}})
     assert len(planned.process([IMAGE] * 2, {"image": images}, {"scale": 4})[0]) == 32
-    with pytest.raises(ProcessorKwargsError, match=r"kwargs=...\) or larger sizes in limit_mm_per_prompt$"):
+    with pytest.raises(ProcessorKwargsError, match=r"limit_mm_per_prompt$"):
         planned.process([IMAGE], {"image": make_image(6)}, {"images_kwargs": {"scale": 14}})
 
 
@@ -214,8 +215,7 @@ def test_arguments_that_leave_no_embedding_are_refused() -> None:
     for _ in range(2):  # processed, and from the cache
         with pytest.raises(
             ProcessorKwargsError,
-            match=r"^image 0: mm_processor_kwargs \{'images_kwargs': \{'scale': 0\.2\}\} of the request leave it "
-            r"without an embedding; leave them out, or give a larger image$",
+            match=r"^image 0: .*\{'images_kwargs': \{'scale': 0\.2\}\} .*without an embedding",
         ) as caught:
             processor.process([IMAGE] * 2, {"image": images}, {"images_kwargs": {"scale": 0.2}})
         assert (caught.value.modality, caught.value.item, caught.value.got) == ("image", 0, 0)
@@ -240,7 +240,7 @@ def test_hooks_that_fail_at_load_are_named(hook: str) -> None:
         raise KeyError("width")
 
     broken = type("Broken", (Toy,), {hook: hookimpl(failing)})
-    with pytest.raises(ProcessingError, match=rf"^{hook} failed with KeyError: 'width' \(.*test_processor\.py:\d+\)$"):
+    with pytest.raises(ProcessingError, match=rf"^{hook} .*KeyError: 'width' \(.*test_processor\.py:\d+\)$"):
         _ = make(broken()).profile
 
 
@@ -250,14 +250,14 @@ def test_hooks_that_fail_at_load_are_named(hook: str) -> None:
         ({}, "returned no item; it must return {'image': media}"),
         ({"image": []}, "returned no item"),
         ({"image": [make_image(2)] * 2}, "returned {'image': 2}"),
-        ({"images": [make_image(2)]}, "the parser of get_data_parser does not read what it returned: .*'images'"),
-        ({"image": [None]}, "does not read what it returned: MediaError: image 0: None"),
+        ({"images": [make_image(2)]}, "get_data_parser .*'images'"),
+        ({"image": [None]}, "MediaError: image 0: None"),
     ],
 )
 def test_dummies_are_what_was_asked_for(dummies: Mapping[str, Any], told: str) -> None:
     """Nothing, too much, another name, no media: the hook that returned them is named at load."""
     broken = type("Broken", (Toy,), {"get_dummy_mm_data": hookimpl(lambda self: dummies)})
-    with pytest.raises(ContractError, match=rf"^get_dummy_mm_data was called with mm_counts={{'image': 1}}.* {told}"):
+    with pytest.raises(ContractError, match=rf"^get_dummy_mm_data .*mm_counts={{'image': 1}}.* {told}"):
         _ = make(broken()).profile
 
 
@@ -287,7 +287,7 @@ def test_errors_name_the_item() -> None:
     with pytest.raises(MediaError, match=r"^image 1: frame 7 cannot be decoded$") as caught:
         make(Lazy()).process([IMAGE, IMAGE], {"image": [make_image(2), make_image(3)]})
     assert (caught.value.modality, caught.value.item) == ("image", 1)
-    with pytest.raises(InvalidParameterError, match="has 2 ids for 1 items"):
+    with pytest.raises(InvalidParameterError, match="2 ids for 1 items"):
         make(Toy()).process([IMAGE], {"image": make_image(2)}, uuids={"image": ["a", "b"]})
 
 

@@ -105,11 +105,11 @@ def test_an_argument_that_no_other_modality_knows_is_kept() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"images_kwargs": 5}, "images_kwargs must be a dict of arguments, got 5"),
-        ({"images_kwargs": {1: 2}}, "images_kwargs must be a dict of arguments"),
-        ({"images_kwargs": {"fps": 1}}, "images_kwargs: 'fps' is no argument for image items; accepted: crop, size"),
-        ({"audio_kwargs": {"gain": 1}}, "audio_kwargs: this model takes no audio; it takes image, video"),
-        ({"size": 1, "images_kwargs": {"size": 2}}, "'size' is given for all items and in images_kwargs; give it once"),
+        ({"images_kwargs": 5}, "images_kwargs .*5"),
+        ({"images_kwargs": {1: 2}}, "images_kwargs"),
+        ({"images_kwargs": {"fps": 1}}, "images_kwargs: 'fps' .*: crop, size"),
+        ({"audio_kwargs": {"gain": 1}}, "audio_kwargs: .*no audio"),
+        ({"size": 1, "images_kwargs": {"size": 2}}, "'size' .* images_kwargs"),
     ],
 )
 def test_groups_are_checked(kwargs: dict[str, Any], message: str) -> None:
@@ -222,7 +222,7 @@ class WithAudio(Both):
 def test_a_placeholder_of_a_modality_without_items_is_surplus(kwargs: dict[str, Any]) -> None:
     """With any arguments: also where updates are asked for each modality by itself."""
     processor = make(WithAudio())
-    with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* for 0 audio items"):
+    with pytest.raises(SurplusPlaceholderError, match=r"1 placeholder .* 0 audio"):
         processor.process([IMAGE, 65, 66, VIDEO], {"image": make_image(3), "video": [video(1)]}, kwargs)
 
 

@@ -278,8 +278,8 @@ RESERVED = {IMAGE: "image", VIDEO: "video"}
         ("<image><image>", LLAVA, 3, 2, 2, "2 placeholders"),
         ("<image><image>", PromptReplacement("image", "<image>", [IMAGE] * 2), 3, 2, 2, "2 placeholders"),
         ("a", PromptReplacement("image", [IMAGE], "II"), 1, 0, 0, "0 placeholders token 32000 for 1 image;"),
-        ("a", PromptInsertion("image", prefix("<s>"), "II"), 1, 0, 0, "does not begin with '<s>' (token 1)"),
-        ("<s>", PromptInsertion("image", prefix("<s>a"), "II"), 1, 0, 0, "does not begin with '<s>a' (tokens 1, 97)"),
+        ("a", PromptInsertion("image", prefix("<s>"), "II"), 1, 0, 0, "'<s>' (token 1)"),
+        ("<s>", PromptInsertion("image", prefix("<s>a"), "II"), 1, 0, 0, "'<s>a' (tokens 1, 97)"),
         ("b", PromptInsertion("image", "a", "II"), 1, 0, 0, "no 'a' (token 97), after which image 0 belongs"),
     ],
 )
@@ -347,7 +347,7 @@ def test_a_landmark_may_be_a_reserved_token():
 )
 def test_already_expanded(prompt, update, count, expected, got, position):
     """A prompt that a Hugging Face processor expanded is recognised, and not expanded again."""
-    with pytest.raises(AlreadyExpandedError, match=f"expanded already: at position {position} ") as caught:
+    with pytest.raises(AlreadyExpandedError, match=f"position {position} ") as caught:
         apply(prompt, [update], {"image": count}, placeholder_token_ids=RESERVED)
     error = caught.value
     assert (error.modality, error.item, error.expected, error.got) == ("image", 0, expected, got)
@@ -419,7 +419,7 @@ def test_contract_errors(updates, counts, words):
 def test_overlapping_updates():
     """An insertion inside another item's target would tear it apart."""
     updates = [PromptReplacement("image", "ab", "II"), PromptInsertion("video", prefix("a"), "VV")]
-    with pytest.raises(ContractError, match="inside another item's target"):
+    with pytest.raises(ContractError, match="another item's target"):
         apply("ab", updates, {"image": 1, "video": 1})
 
 

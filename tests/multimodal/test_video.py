@@ -94,7 +94,7 @@ def test_paths_and_no_addresses(tmp_path: Path) -> None:
     path = tmp_path / "file.mov"
     path.write_bytes(file())
     assert [video.num_frames for video in parse([path, str(path)])] == [4, 4]
-    with pytest.raises(MediaError, match="video 0: remote URLs"):
+    with pytest.raises(MediaError, match="video 0: remote"):
         parse("https://example.com/file.mp4")
 
 
@@ -109,20 +109,20 @@ def test_what_is_given_may_change_afterwards() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([IMAGES[0], b"file"], r"^video: a list of frames is one video.*number 0 is, number 1 is not"),
-        ([[]], "^video 0: the video has no frames"),
-        (ARRAY[:0], "^video 0: the video has no frames"),
+        ([IMAGES[0], b"file"], r"^video: .*number 0 is, number 1 is not"),
+        ([[]], "^video 0: .*no frames"),
+        (ARRAY[:0], "^video 0: .*no frames"),
         (ARRAY[0], "^video 0: frame 0|^video 0: shape"),
-        ([ARRAY, None], "^video 1: None in place of video data"),
-        ([ARRAY, 5], "^video 1: int is not a video; give a path, bytes, or frames"),
-        ([[IMAGES[0], IMAGES[1].resize((9, 9))]], r"^video 0: frame 1 has 9 x 9 pixels, the first has 64 x 48"),
-        (ARRAY.astype(np.float32), "^video 0: frame 1: pixels of dtype float32 must be from 0 to 1"),
-        ([[IMAGES[0], "x"]], "^video 0: frame 1: str is not an image"),
-        ([b"", b"file"], r"^video 0: the video is empty \(0 bytes\)"),
-        ([ARRAY, b"file"], "^video 1: the video is not an MP4, MOV, MKV, WebM, AVI, MPEG-TS or GIF video"),
-        ((b"file", {"fps": 3}), "^video 0: metadata go with frames only"),
-        (torch.zeros(5, 16), r"^video 0: shape \(5, 16\) is not a video's.*'video_embeds'"),
-        (np.zeros((2, 0, 4, 3), np.uint8), "^video 0: frame 0: the image is empty"),
+        ([ARRAY, None], "^video 1: None"),
+        ([ARRAY, 5], "^video 1: int"),
+        ([[IMAGES[0], IMAGES[1].resize((9, 9))]], r"^video 0: frame 1 .*9 x 9 .*64 x 48"),
+        (ARRAY.astype(np.float32), "^video 0: frame 1: .*float32 .*0 to 1"),
+        ([[IMAGES[0], "x"]], "^video 0: frame 1: str"),
+        ([b"", b"file"], r"^video 0: .*empty"),
+        ([ARRAY, b"file"], "^video 1: .*not an MP4"),
+        ((b"file", {"fps": 3}), "^video 0: metadata"),
+        (torch.zeros(5, 16), r"^video 0: shape \(5, 16\) .*'video_embeds'"),
+        (np.zeros((2, 0, 4, 3), np.uint8), "^video 0: frame 0: .*empty"),
     ],
 )
 def test_what_is_no_video(value: Any, words: str) -> None:
@@ -181,7 +181,7 @@ def test_limits() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "9"])
 def test_limits_are_checked_at_the_start(name: str, value: Any) -> None:
     """By name."""
-    with pytest.raises(ConfigError, match=f"{name} must be an integer of at least 1"):
+    with pytest.raises(ConfigError, match=f"^{name} "):
         EngineConfig.from_kwargs(model="m", **{name: value})
 
 
@@ -199,9 +199,9 @@ def test_indices(form: str) -> None:
             assert same_colour(frame, int(n))
             frame[:] = 255
     for wrong in ([1, 0], [-1], [4], [0, 9]):
-        with pytest.raises(ValueError, match=r"must not descend|of a video of 4"):
+        with pytest.raises(ValueError, match=r"descend|video of 4"):
             video.read(wrong)
-        with pytest.raises(ValueError, match=r"must not descend|of a video of 4"):
+        with pytest.raises(ValueError, match=r"descend|video of 4"):
             video.timestamps(wrong)
 
 
@@ -240,25 +240,25 @@ def test_metadata(given: dict[str, Any], known: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"frame_rate": 8}, "unknown metadata 'frame_rate'; known: fps, frames_indices, total_num_frames, duration"),
-        ({"fps": 0}, "fps must be a number from 0.0001 to 100000, got 0"),
-        ({"fps": float("inf")}, "fps must be a number from"),
-        ({"fps": "8"}, "fps must be a number from .*, got '8'"),
-        ({"duration": -1}, "duration must be a number from"),
-        ({"total_num_frames": 5}, "total_num_frames is 5 for 4 frames; give frames_indices, too"),
-        ({"total_num_frames": 4.0}, "total_num_frames must be an integer"),
+        ({"frame_rate": 8}, "'frame_rate'; .*fps, frames_indices, total_num_frames, duration"),
+        ({"fps": 0}, "fps .*0.0001 to 100000, got 0"),
+        ({"fps": float("inf")}, "fps "),
+        ({"fps": "8"}, "fps .*'8'"),
+        ({"duration": -1}, "duration "),
+        ({"total_num_frames": 5}, "total_num_frames is 5 for 4 .*frames_indices"),
+        ({"total_num_frames": 4.0}, "total_num_frames "),
         ({"frames_indices": [0, 1]}, "2 frames_indices for 4 frames"),
         ({"frames_indices": [0, 1, 2, 9], "total_num_frames": 9}, "frames_indices has 9, but total_num_frames is 9"),
         ({"frames_indices": [3, 2, 1, 0]}, "frames_indices must ascend"),
-        ({"frames_indices": [-1, 0, 1, 2]}, "frames_indices must ascend from 0"),
-        ({"frames_indices": [0.0, 1.0, 2.0, 3.0]}, "frames_indices must be a list of integers"),
-        ({"fps": 1e-300}, "fps must be a number from"),
-        ({"fps": 10**400}, "fps must be a number from .*, got a very large number"),
-        ({"total_num_frames": 10**400}, "total_num_frames must be an integer from 1 to 1000000000, got a very large"),
-        ({"frames_indices": [0, 1, 2, 10**30]}, "frames_indices must be a list of integers below 1000000000"),
+        ({"frames_indices": [-1, 0, 1, 2]}, "frames_indices .* ascend from 0"),
+        ({"frames_indices": [0.0, 1.0, 2.0, 3.0]}, "frames_indices .*integers"),
+        ({"fps": 1e-300}, "fps "),
+        ({"fps": 10**400}, "fps .*very large number"),
+        ({"total_num_frames": 10**400}, "total_num_frames .*1 to 1000000000, .*very large"),
+        ({"frames_indices": [0, 1, 2, 10**30]}, "frames_indices .*below 1000000000"),
         ({"frames_indices": range(10**9)}, "1000000000 frames_indices for 4 frames"),
-        ({"frames_indices": "0123"}, "frames_indices must be a list of integers"),
-        ({"do_sample_frames": 0}, "do_sample_frames must be True or False, got 0"),
+        ({"frames_indices": "0123"}, "frames_indices .*integers"),
+        ({"do_sample_frames": 0}, "do_sample_frames .*got 0"),
     ],
 )
 def test_metadata_that_cannot_be(given: dict[str, Any], words: str) -> None:

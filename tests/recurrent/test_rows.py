@@ -33,9 +33,9 @@ def test_a_state_of_other_tokens_is_a_bug() -> None:
     rows = Rows(2)
     _step(rows, "a", 0, 5)
     rows.commit()
-    with pytest.raises(AssertionError, match=r"'a' goes on at token 6"):
+    with pytest.raises(AssertionError, match=r"'a' .* 6"):
         _step(rows, "a", 6, 1)
-    with pytest.raises(AssertionError, match=r"'b' goes on at token 1"):
+    with pytest.raises(AssertionError, match=r"'b' .* 1"):
         _step(rows, "b", 1, 1)
 
 

@@ -213,5 +213,5 @@ def test_descriptors_for_all_connections(monkeypatch: pytest.MonkeyPatch) -> Non
     assert limits[-1] == (1256, 5000)
     allow_descriptors(10)
     assert limits[-1] == (1256, 5000)
-    with pytest.raises(ConfigError, match="needs 6256 open files, this process may have 5000"):
+    with pytest.raises(ConfigError, match=r"6256 .* 5000"):
         allow_descriptors(6000)

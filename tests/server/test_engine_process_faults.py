@@ -135,7 +135,7 @@ def test_closing_fails_open_streams(llm: ProcessLLM) -> None:
 
 def test_a_model_that_cannot_be_loaded_says_why(tiny_llava: Path, tmp_path: Path) -> None:
     """Whether this process finds out or the engine's, the error is typed and no process is left."""
-    with pytest.raises(ConfigError, match="exceeds the 16 tokens the KV cache holds"):
+    with pytest.raises(ConfigError, match="16 tokens"):
         ProcessLLM(str(tiny_llava), **{**ENGINE, "num_kv_blocks": 2})
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         ProcessLLM(str(tmp_path))
@@ -155,7 +155,7 @@ def test_an_engine_that_is_killed_while_it_loads(tiny_llava: Path, monkeypatch: 
         return open_model(*args)
 
     monkeypatch.setattr(opening, "open_model", kill_first)
-    with pytest.raises(EngineDeadError, match="SIGKILL while it loaded the model"):
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
         ProcessLLM(str(tiny_llava), **ENGINE)
     assert children() == []
 

@@ -97,7 +97,7 @@ def mappings() -> str:
 
 def test_what_cannot_cross_is_refused() -> None:
     """An object of an adapter's own is an error of its request, before anything is sent."""
-    with pytest.raises(ProcessingError, match="holds a object, which cannot be sent"):
+    with pytest.raises(ProcessingError, match="cannot be sent"):
         TensorMemory().refer([torch.zeros(2), object()])
     with pytest.raises(ProcessingError, match="did not arrive"):
         restore(TensorMemory().refer(torch.zeros(2)), None)
@@ -175,7 +175,9 @@ def test_unknown_errors_are_failed_requests() -> None:
         pass
 
     assert type(to_error(to_fault(OwnError("x")))) is ItemLimitError
-    assert str(to_error(to_fault(KeyError("secret")))) == "the request failed with KeyError"
+    told = str(to_error(to_fault(KeyError("secret"))))
+    assert "KeyError" in told
+    assert "secret" not in told
     for name in ("Any", "raised_at", "annotations", "__builtins__", "NoSuchError"):
         assert type(to_error(Fault(name, "x", {"status": 1}))) is RequestFailedError
 

@@ -66,8 +66,9 @@ def test_what_is_not_taken(body: type[Body]) -> None:
         with pytest.raises(ApiError, match=re.escape(absent.instead)) as caught:
             body.model_validate({**base, name: "something else"})
         assert caught.value.param == name
-    with pytest.raises(ApiError, match="unrecognized request argument: 'modle'; did you mean 'model'"):
+    with pytest.raises(ApiError, match="'model'") as caught:
         body.model_validate({**base, "modle": 1})
+    assert (caught.value.param, caught.value.code) == ("modle", "unknown_parameter")
 
 
 @pytest.mark.parametrize("body", [*OPENAIS, *OWN])
@@ -83,7 +84,7 @@ def test_a_wrong_list_is_few_errors(body: type[Body]) -> None:
 @pytest.mark.parametrize("name", ["logit_bias", "metadata", "chat_template_kwargs"])
 def test_objects_are_bounded(name: str) -> None:
     """Before an error is made for each wrong entry."""
-    with pytest.raises(ApiError, match="20000 entries, 16384 are allowed") as caught:
+    with pytest.raises(ApiError, match=r"20000 .* 16384") as caught:
         ResponsesRequest.model_validate({name: {str(key): [] for key in range(20_000)}})
     assert caught.value.param == name
 

@@ -52,7 +52,8 @@ def test_files_elsewhere(root: Path) -> None:
         with pytest.raises(MediaError) as caught:
             read_below(root, name)
         messages.add(str(caught.value))
-    assert messages == {"there is no such file in the directory that this server reads"}
+    assert len(messages) == 1
+    assert not any(secret in told for told in messages for secret in ("secret", "passwd", "/"))
     for name in ("file://other.example/x", "x" * 5000, "a\0b"):
         with pytest.raises(MediaError):
             read_below(root, name)

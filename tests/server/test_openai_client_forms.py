@@ -201,7 +201,7 @@ def test_each_status_is_an_exception_of_the_client(llm: AsyncLLM) -> None:
                 assert (caught.value.status_code, caught.value.param) == (status, param)
                 assert caught.value.message
                 assert caught.value.request_id
-        with pytest.raises(openai.AuthenticationError, match="the API key is wrong") as refused:
+        with pytest.raises(openai.AuthenticationError) as refused:
             running.client("wrong").models.list()
         assert (refused.value.status_code, refused.value.code) == (401, "invalid_api_key")
         for path in ("/embeddings-of-nothing", "/models/none"):
@@ -252,7 +252,7 @@ def test_a_full_server_is_asked_again(stalled: tuple[AsyncLLM, Callable[[], thre
         held = threading.Thread(target=lambda: (running.post("/v1/chat/completions", chat(user("x"))), ended.set()))
         held.start()
         wait_until(lambda: len(running.service.intake) == 1)
-        with pytest.raises(openai.InternalServerError, match="the server is full") as caught:
+        with pytest.raises(openai.InternalServerError, match="full") as caught:
             running.client().chat.completions.create(**chat(user("x")))
         assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (503, "1")
         patient = running.client().with_options(max_retries=20).chat.completions.with_raw_response

@@ -108,7 +108,7 @@ def test_a_hung_engine_is_not_ready(llm: AsyncLLM) -> None:
         stall = threading.Event()
         in_engine(llm, lambda _: stall.wait(120))
         wait_until(lambda: running.get("/ready").status_code == 503)
-        assert running.get("/ready").json()["error"]["message"] == "the engine completes no step"
+        assert "no step" in running.get("/ready").json()["error"]["message"]
         assert running.get("/health").status_code == 200
         assert b"corellm:requests_total" in running.get("/metrics").content
         late = running.post(CHAT, chat(user("x")))

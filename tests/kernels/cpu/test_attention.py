@@ -279,7 +279,7 @@ def test_mixed_types_are_refused(key: torch.dtype, cached: torch.dtype) -> None:
     step.key = step.key.to(key)
     cache = LayerCache(*(torch.zeros(step.shape, dtype=cached) for _ in range(2)))
     call = AttentionCall(step.query, step.key, step.value, 0.2)
-    with pytest.raises(ContractError, match=r"with a cache of torch\..*; give all in the cache's type"):
+    with pytest.raises(ContractError, match=r"cache of torch\."):
         CompiledAttention().forward(call, cache, step.metadata())
 
 

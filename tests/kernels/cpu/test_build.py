@@ -31,11 +31,11 @@ def use_compiler(monkeypatch: pytest.MonkeyPatch, path: Path, text: str) -> None
 def test_what_is_built_is_not_built_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_compiler(monkeypatch, tmp_path / "c++", COPY)
     names = [*build.instruction_sets(platform.machine())]
-    assert build.build() == f"CPU kernels: built for {', '.join(names)}"
+    assert build.build().endswith(f" {', '.join(names)}")
     assert sorted(path.name for path in folder.iterdir()) == sorted(["version", *(f"kernels-{n}.so" for n in names)])
     assert build.is_current()
     use_compiler(monkeypatch, tmp_path / "c++", FAIL)
-    assert build.build() == "CPU kernels: up to date"
+    assert "up to date" in build.build()
     (folder / "version").write_text("of other sources", encoding="ascii")
     assert not build.is_current()
     assert "no vectors today" in build.build()
@@ -52,19 +52,19 @@ def test_a_compiler_that_fails(
     use_compiler(monkeypatch, tmp_path / "c++", FAIL)
     monkeypatch.setenv("CXX", command.format(tmp_path / "c++"))
     line = build.build()
-    assert line.startswith(f"CPU kernels: {command.format(tmp_path / 'c++')} failed; corellm runs without them, slower")
+    assert f"{command.format(tmp_path / 'c++')} failed" in line
     assert reason in line
     assert "\n" not in line
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
-    [("false", "it wrote no library and ended with 1"), ("true", "ended with 0"), ('g++ "', "No closing quotation")],
+    [("false", "ended with 1"), ("true", "ended with 0"), ('g++ "', "No closing quotation")],
 )
 def test_a_compiler_that_says_nothing(command: str, reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", command)
     line = build.build()
-    assert line.startswith(f"CPU kernels: {command} failed; corellm runs without them, slower")
+    assert f"{command} failed" in line
     assert reason in line
     assert not build.is_current()
 
@@ -76,18 +76,18 @@ def test_what_could_not_be_built_is_named_and_tried_again(
     picky = f'case "$*" in *-mnewest*) echo error: newest? >&2; exit 1;; esac\n{COPY}'
     use_compiler(monkeypatch, tmp_path / "c++", picky)
     first = build.build()
-    assert first.startswith("CPU kernels: built for plain; ")
-    assert first.endswith("failed for newest: error: newest?")
+    assert " plain; " in first
+    assert first.endswith(" newest: error: newest?")
     assert build.is_current()
     use_compiler(monkeypatch, tmp_path / "c++", COPY)
-    assert build.build() == "CPU kernels: built for newest, plain"
-    assert build.build() == "CPU kernels: up to date"
+    assert build.build().endswith(" newest, plain")
+    assert "up to date" in build.build()
 
 
 def test_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
-    assert build.build() == ("CPU kernels: no C++ compiler (g++, clang++ or $CXX); corellm runs without them, slower")
+    assert "(g++, clang++ or $CXX)" in build.build()
     assert not folder.exists()
 
 
@@ -109,14 +109,14 @@ def test_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_user_wants_what_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"CORELLM_CPU_KERNELS='avx1024' is not known; known: off, .*plain"):
+    with pytest.raises(ConfigError, match=r"CORELLM_CPU_KERNELS='avx1024' .*off, .*plain"):
         load(monkeypatch, "avx1024")
     (tmp_path / "other.so").write_text("no library", encoding="ascii")
     for path in (str(tmp_path / "other.so"), _ctypes.__file__):  # no library, and one of others
         with pytest.raises(ConfigError, match="CORELLM_CPU_KERNELS='"):
             load(monkeypatch, path)
     monkeypatch.setitem(library.ARGUMENTS, "norm", library.Call)
-    with pytest.raises(ConfigError, match="no kernel norm for Call"):
+    with pytest.raises(ConfigError, match="norm for Call"):
         load(monkeypatch, str(build.library_path("plain")))
     monkeypatch.undo()
     monkeypatch.setattr(library, "library_path", lambda name: Path("/no/such/library.so"))
@@ -125,5 +125,5 @@ def test_the_user_wants_what_there_is_not(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="not built"):
         load(monkeypatch, "")
     monkeypatch.setattr(library, "is_current", lambda: False)
-    with pytest.raises(OSError, match=r"python -m corellm_kernels.cpu.build needs g\+\+ or clang"):
+    with pytest.raises(OSError, match=r"corellm_kernels.cpu.build .*g\+\+ or clang"):
         load(monkeypatch, "")

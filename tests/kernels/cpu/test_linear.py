@@ -174,9 +174,9 @@ def test_products_are_added_to_a_residual(dtype: torch.dtype, quantize: bool) ->
 
 def test_wrong_inputs_are_refused() -> None:
     packed = PackedLinear(layer(16, 8, torch.float32))
-    with pytest.raises(TypeError, match=r"expected torch.float32 of width 8, got torch.bfloat16 of shape \(2, 8\)"):
+    with pytest.raises(TypeError, match=r"torch.float32 of width 8, .*torch.bfloat16 .*\(2, 8\)"):
         packed(rows(2, 8, torch.bfloat16))
-    with pytest.raises(TypeError, match=r"got torch.float32 of shape \(2, 9\)"):
+    with pytest.raises(TypeError, match=r"torch.float32 .*\(2, 9\)"):
         packed(rows(2, 9, torch.float32))
 
 

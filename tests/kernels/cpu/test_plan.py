@@ -92,15 +92,15 @@ def test_a_tensor_keeps_its_memory_as_long_as_a_view_of_it_lives() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "a value on the host": (lambda x: x + x.sum().item(), r"torch.Tensor.item reads a value of the step"),
-    "a branch": (lambda x: x + 1 if (x > 3).any() else x, r"torch.Tensor.__bool__ reads a value of the step"),
-    "a list": (lambda x: x * x.tolist()[0], r"torch.Tensor.tolist reads a value of the step"),
-    "an array": (lambda x: x + torch.tensor(np.asarray(x)), r"torch.Tensor.__array__ reads a value of the step"),
-    "a number": (lambda x: x * float(x[0]), r"torch.Tensor.__float__ reads a value of the step"),
-    "an index": (lambda x: x + [1, 2, 3][x[:1].long()], r"torch.Tensor.__index__ reads a value of the step"),
-    "a range": (lambda x: x + torch.arange(x[0].long()).sum(), "reads a value of the step"),
-    "a mask": (lambda x: x[x > 0], "index.Tensor has an output whose shape depends on values"),
-    "a shape by value": (lambda x: x.nonzero(), "nonzero.default has an output whose shape depends on values"),
+    "a value on the host": (lambda x: x + x.sum().item(), r"torch.Tensor.item "),
+    "a branch": (lambda x: x + 1 if (x > 3).any() else x, r"torch.Tensor.__bool__ "),
+    "a list": (lambda x: x * x.tolist()[0], r"torch.Tensor.tolist "),
+    "an array": (lambda x: x + torch.tensor(np.asarray(x)), r"torch.Tensor.__array__ "),
+    "a number": (lambda x: x * float(x[0]), r"torch.Tensor.__float__ "),
+    "an index": (lambda x: x + [1, 2, 3][x[:1].long()], r"torch.Tensor.__index__ "),
+    "a range": (lambda x: x + torch.arange(x[0].long()).sum(), "reads a value"),
+    "a mask": (lambda x: x[x > 0], "index.Tensor .*shape"),
+    "a shape by value": (lambda x: x.nonzero(), "nonzero.default .*shape"),
     "random numbers": (lambda x: x + torch.rand(3), "rand.default draws random numbers"),
 }
 

@@ -114,7 +114,7 @@ def test_a_layer_that_attends_behind_the_last_gets_an_error(runner: ModelRunner)
     ("breaks", "reason"),
     [
         ("by an error", "it fails with IndexError: five tokens are wanted"),
-        ("by other numbers", "its hidden states differ"),
+        ("by other numbers", "hidden states"),
     ],
 )
 def test_a_decoder_that_needs_all_tokens_gets_them(
@@ -134,8 +134,8 @@ def test_a_decoder_that_needs_all_tokens_gets_them(
         check_trimming(runner)
     assert not runner.trims
     (logged,) = caplog.messages
-    assert logged.startswith("prompts take longer than with most models: after its last attention the decoder computes")
-    assert logged.endswith(f"without the others, {reason}")
+    assert logged.startswith("prompts take longer")
+    assert reason in logged
     monkeypatch.undo()
     check_trimming(runner)
     assert runner.trims

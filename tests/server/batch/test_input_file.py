@@ -24,24 +24,24 @@ def read(path: Path, data: bytes, max_body_bytes: int = 1 << 20) -> list[BatchRe
 @pytest.mark.parametrize(
     ("bad", "custom_id", "message"),
     [
-        ("{", None, "the line is not JSON"),
-        ('{"custom_id": "b", "method": "POST", "body": {"x": NaN}}', None, "the line is not JSON"),
-        ('{"custom_id": "\\ud800"}', None, "the line is not JSON"),
-        ('{"a": ' * 100_000, None, "the line is not JSON"),
-        ("[]", None, "the line must be an object"),
-        ("{}", None, "custom_id must be a string of 1 to 512 characters"),
-        (line(7, {}), None, "custom_id must be a string"),
-        (line("", {}), None, "custom_id must be a string"),
-        (line("x" * 513, {}), None, "custom_id must be a string"),
-        (line("a", {}), None, "custom_id 'a' is that of line 1"),
-        (line("b", {}, method="GET"), "b", "method must be \"POST\", got 'GET'"),
-        (line("b", {}, method=["x"]), "b", "method must be"),
-        (line("b", {}, url="https://example.org/v1/chat/completions"), "b", "url must be a path"),
-        (line("b", {}, url=None), "b", "url must be a path"),
-        ('{"custom_id": "b", "method": "POST", "url": "/"}', "b", "body must be an object"),
-        (line("b", "text"), "b", "body must be an object"),
-        (line("b", None), "b", "body must be an object"),
-        (line("b", {"stream": True}), "b", "stream: true is not for files"),
+        ("{", None, "not JSON"),
+        ('{"custom_id": "b", "method": "POST", "body": {"x": NaN}}', None, "not JSON"),
+        ('{"custom_id": "\\ud800"}', None, "not JSON"),
+        ('{"a": ' * 100_000, None, "not JSON"),
+        ("[]", None, "must be an object"),
+        ("{}", None, "custom_id"),
+        (line(7, {}), None, "custom_id"),
+        (line("", {}), None, "custom_id"),
+        (line("x" * 513, {}), None, "custom_id"),
+        (line("a", {}), None, "of line 1"),
+        (line("b", {}, method="GET"), "b", "method"),
+        (line("b", {}, method=["x"]), "b", "method"),
+        (line("b", {}, url="https://example.org/v1/chat/completions"), "b", "url"),
+        (line("b", {}, url=None), "b", "url"),
+        ('{"custom_id": "b", "method": "POST", "url": "/"}', "b", "body"),
+        (line("b", "text"), "b", "body"),
+        (line("b", None), "b", "body"),
+        (line("b", {"stream": True}), "b", "stream"),
     ],
 )  # fmt: skip
 def test_bad_lines(tmp_path: Path, bad: str, custom_id: str | None, message: str) -> None:
@@ -51,7 +51,7 @@ def test_bad_lines(tmp_path: Path, bad: str, custom_id: str | None, message: str
     assert (before.custom_id, before.wrong, after.custom_id, after.wrong) == ("a", None, "c", None)
     assert (wrong.line, wrong.custom_id) == (2, custom_id)
     assert wrong.wrong is not None
-    assert wrong.wrong.startswith(message)
+    assert message in wrong.wrong
     assert len(wrong.wrong) < 200
 
 
@@ -83,14 +83,17 @@ def test_a_line_that_is_too_long_is_not_read(tmp_path: Path) -> None:
             told = [(request.line, request.custom_id, request.wrong) for request in opened.requests()]
     assert max(reads) == 1 << 20
     assert sum(reads) == path.stat().st_size
-    too_long = "the line has more than 131072 bytes"
-    assert told == [(1, "a", None), (2, None, too_long), (3, "b", None), (4, None, too_long)]
+    assert [(number, custom_id) for number, custom_id, _ in told] == [(1, "a"), (2, None), (3, "b"), (4, None)]
+    too_long = told[1][2]
+    assert too_long is not None
+    assert "131072 bytes" in too_long
+    assert [wrong for _, _, wrong in told] == [None, too_long, None, too_long]
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     """A path that is absent, a directory or a pipe is refused at once."""
     os.mkfifo(tmp_path / "pipe")
-    for name, message in (("absent", "No such file"), (".", "is not a file"), ("pipe", "it can be no pipe")):
+    for name, message in (("absent", "No such file"), (".", "not a file"), ("pipe", "no pipe")):
         with pytest.raises(ConfigError, match=message):
             InputFile(tmp_path / name, 1)
 
@@ -100,5 +103,5 @@ def test_a_full_temporary_directory(tmp_path: Path) -> None:
     path = written(tmp_path / "in", (line(f"{i:0500}", {}) for i in range(100)))
     with InputFile(path, 1 << 20) as file:
         file._ids.execute("PRAGMA max_page_count = 3")
-        with pytest.raises(InputError, match=r"temporary file \(TMPDIR\): database or disk is full"):
+        with pytest.raises(InputError, match="TMPDIR"):
             list(file.requests())

@@ -39,7 +39,7 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, other: bytes)
     """It is refused, with the line."""
     path = tmp_path / "out"
     path.write_bytes(other)
-    with pytest.raises(ConfigError, match=rf"line {1 + other.startswith(LINES[0])} of the output .* is not a result"):
+    with pytest.raises(ConfigError, match=rf"line {1 + other.startswith(LINES[0])} of "):
         ids_in(path)
     assert path.read_bytes() == other
 
@@ -60,7 +60,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corellm.server.batch.output_file.os.write", limited)
     with OutputFile(path) as file:
         file.append(LINES[0])
-        with pytest.raises(OutputError, match=r"cannot write the output .*out: No space left on device"):
+        with pytest.raises(OutputError, match="out: No space left"):
             file.append(LINES[1])
         assert path.read_bytes() == LINES[0]
         room = 1 << 20
@@ -73,7 +73,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     for path, message in ((tmp_path, "not a file"), (Path("/dev/full"), "not a file"), (tmp_path / "a/b", "No such")):
         with pytest.raises(ConfigError, match=message):
             OutputFile(path)
-    with OutputFile(tmp_path / "out"), pytest.raises(ConfigError, match="is written by another process"):
+    with OutputFile(tmp_path / "out"), pytest.raises(ConfigError, match="another process"):
         OutputFile(tmp_path / "out")
     with OutputFile(tmp_path / "out"):
         pass

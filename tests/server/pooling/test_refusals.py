@@ -20,8 +20,8 @@ from tests.server.test_promises import error_of
 EMBED, SCORE, RERANK = "/v1/embeddings", "/score", "/rerank"
 BROKEN = {"content": [{"type": "text", "text": "x"}, {"image": "data:image/png;base64,AAAA"}]}
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
-    (EMBED, {}, "input", "either input or messages"),
-    (EMBED, {"input": "x", "messages": user("x")}, "input", "either input or messages"),
+    (EMBED, {}, "input", "messages"),
+    (EMBED, {"input": "x", "messages": user("x")}, "input", "messages"),
     (EMBED, {"input": []}, "input", "at least one"),
     (EMBED, {"input": [[]]}, "input", "no tokens|empty"),
     (EMBED, {"input": ["x"] * 9}, "input", "9 entries, 8 are allowed"),
@@ -41,18 +41,18 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (EMBED, {"input": "x", "priority": 1}, "priority", "no effect"),
     (EMBED, {"messages": user(*BROKEN["content"])}, "messages[0].content[1]", "image"),
     (EMBED, {"messages": user(image_part(1)), "truncate_prompt_tokens": 9}, "truncate_prompt_tokens", "cut image 0"),
-    ("/classify", {"input": "x"}, "model", "start a server with --convert classify"),
-    ("/pooling", {"input": "x", "task": "reward"}, "task", "start a server of a reward model"),
+    ("/classify", {"input": "x"}, "model", "--convert classify"),
+    ("/pooling", {"input": "x", "task": "reward"}, "task", "reward model"),
     ("/pooling", {"input": "x", "task": "plot"}, "task", "must be 'embed', "),
-    (SCORE, {"text_1": "x"}, "text_2", "either text_2 or documents"),
-    (SCORE, {"text_1": "x", "queries": "x", "text_2": "y"}, "text_1", "either text_1 or queries"),
-    (SCORE, {"query": "x", "documents": ["y"]}, "query", "name it text_1 or queries"),
+    (SCORE, {"text_1": "x"}, "text_2", "documents"),
+    (SCORE, {"text_1": "x", "queries": "x", "text_2": "y"}, "text_1", "queries"),
+    (SCORE, {"query": "x", "documents": ["y"]}, "query", "queries"),
     (SCORE, {"text_1": "x", "text_2": []}, "text_2", "at least one"),
     (SCORE, {"text_1": ["x", "y"], "documents": ["z"] * 3}, "text_1", "2 entries and documents 3"),
     (SCORE, {"text_1": "x", "text_2": ["y"] * 9}, "text_2", "9 entries, 8 are allowed"),
     (SCORE, {"text_1": "x", "text_2": ["y", BROKEN]}, "text_2[1].content[1]", "image"),
     (SCORE, {"text_1": "x", "text_2": [{"content": [], "more": 1}]}, "text_2[0]", "nothing else"),
-    (SCORE, {"text_1": "x", "text_2": [{"content": 1}]}, "text_2[0].content", "a list of parts"),
+    (SCORE, {"text_1": "x", "text_2": [{"content": 1}]}, "text_2[0].content", "list of parts"),
     (SCORE, {"text_1": "x", "text_2": [{"image": "/etc/passwd"}]}, "text_2[0].content[0]", "not read"),
     (SCORE, {"text_1": "x", "text_2": [image_part(1)] * 4}, "text_2[3].content[0]", "item 4 of the request"),
     (SCORE, {"text_1": "x", "text_2": "y", "use_activation": True}, "use_activation", "read both together"),
@@ -61,9 +61,9 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (RERANK, {"query": "x", "documents": []}, "documents", "at least one"),
     (RERANK, {"query": "x", "documents": ["y"], "top_n": 0}, "top_n", "at least 1"),
     (RERANK, {"query": "x", "documents": ["y"], "max_tokens_per_doc": 9}, "max_tokens_per_doc", "truncate"),
-    ("/v1/chat/completions", {"messages": user("x")}, "model", "start a server with --runner generate --convert none"),
-    ("/v1/completions", {"prompt": "x"}, "model", "start a server with --runner generate --convert none"),
-    ("/v1/responses", {"input": "x"}, "model", "start a server with --runner generate --convert none"),
+    ("/v1/chat/completions", {"messages": user("x")}, "model", "--runner generate --convert none"),
+    ("/v1/completions", {"prompt": "x"}, "model", "--runner generate --convert none"),
+    ("/v1/responses", {"input": "x"}, "model", "--runner generate --convert none"),
 ]
 
 
@@ -96,7 +96,7 @@ def test_every_mistake(limited: Running) -> None:
 def test_too_many_numbers(limited: Running) -> None:
     """Results that are too large are refused when they are, and what still runs for them is aborted."""
     body = {"model": MODEL, "input": ["word " * 30] * 8, "task": "token_embed"}
-    assert "more than the 2000 numbers" in error_of(limited.post("/pooling", body), 400)["message"]
+    assert "2000 numbers" in error_of(limited.post("/pooling", body), 400)["message"]
     wait_until(lambda: idle(limited) and not limited.service.intake.num_bytes)
 
 
@@ -107,7 +107,7 @@ def test_models_without_the_head(classifier: Running, reranker: Running) -> None
         (reranker, EMBED, {"input": "x"}), (reranker, SCORE, {"text_1": "x", "text_2": "y", "late_interaction": True}),
     ):  # fmt: skip
         error = error_of(running.post(path, {"model": MODEL, **body}), 400)
-        assert "start a server with" in error["message"] or error["param"] == "late_interaction"
+        assert error["code"] == "task_not_supported" or error["param"] == "late_interaction"
 
 
 def test_a_query_counts_for_each_document(reranker: Running) -> None:
@@ -144,7 +144,7 @@ def test_special_tokens_beside_items_are_text(reranker: Running) -> None:
     part = {"type": "text", "text": "<image> </s>"}
     body = {"model": MODEL, "text_1": "x", "text_2": {"content": [image_part(1), part]}}
     assert reranker.post(SCORE, body).status_code == 200
-    assert "there is no image" in error_of(reranker.post(SCORE, {**body, "text_2": "<image>"}), 400)["message"]
+    assert "no image" in error_of(reranker.post(SCORE, {**body, "text_2": "<image>"}), 400)["message"]
 
 
 @pytest.mark.parametrize("convert", [{"convert": "embed"}, RERANKER])
