@@ -316,6 +316,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, video: Path, audio: Pat
         (["notes.txt", QUESTION], "'notes.txt' is no image (JPEG"),
         (["shots/day", QUESTION], "the folder 'shots/day' has no images, videos or audio files"),
         (["shots", QUESTION], "the folder 'shots' has no images, videos or audio files"),
+        (["shots"], "the name of a folder is no question"),
         (["--video", "films", QUESTION], "the folder 'films' has no video files (.avi, "),
         ([""], "the prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),
