@@ -310,6 +310,8 @@ def test_weights_of_no_module_are_left_out(
         ("", "model.layers.0.mlp.scale", True),
         ("", "v_head.weight", False),
         ("", "v_head.0.weight", False),
+        ("", "h.0.attn.weight", False),  # a whole stack of layers beside the model's own
+        ("model", "h.0.attn.weight", False),
         ("", "transformer.h.0.attn.weight", True),  # a published name that an adapter has no other for
         ("", "model.layers.0.rotary_emb.inv_freq", False),
     ],

@@ -33,7 +33,7 @@ class CpuAttention(AttentionBackend):
 
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Only the CPU."""
+        """Refuse all devices but the CPU."""
         return None if device.type == "cpu" else f"runs on the CPU, not on {device}"
 
     def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:

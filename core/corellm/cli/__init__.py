@@ -128,7 +128,7 @@ def _is_option(word: str) -> bool:
 
 
 def _open_closed_streams() -> None:
-    """Where the caller closed a standard stream (`<&-`), read nothing from it or write into nothing.
+    """Open nothing in place of each standard stream that the caller closed (`<&-`).
 
     Otherwise Python has None in its place, and the next file that is opened gets its number, which children inherit.
     """

@@ -50,17 +50,17 @@ class MediaFile:
 
     @property
     def source(self) -> str | bytes:
-        """As prompts take it."""
+        """Its path or content, as prompts take it."""
         return self.path if self.content is None else self.content
 
     @property
     def part(self) -> dict[str, Any]:
-        """As a part of a chat message."""
+        """The part of a chat message for it."""
         return {"type": self.modality, self.modality: self.source}
 
 
 def by_modality(files: Sequence[MediaFile]) -> dict[str, list[str | bytes]]:
-    """As `multi_modal_data` takes them."""
+    """Files by modality, as `multi_modal_data` takes them."""
     data: dict[str, list[str | bytes]] = {}
     for file in files:
         data.setdefault(file.modality, []).append(file.source)
@@ -113,7 +113,10 @@ def files_of(name: str, modality: str | None = None, limits: Mapping[str, int] |
     if not found:
         wanted = f"{modality} files" if modality else "images, videos or audio files"
         endings = sorted(SUFFIXES[modality]) if modality else (".png", ".jpg", ".mp4", ".wav", "...")
-        raise RequestError(f"the folder {name!r} has no {wanted} ({', '.join(endings)}); name one that has, or a file")
+        way_out = "name one that has, or a file"
+        if modality is None:
+            way_out += "; the name of a folder is no question: ask in more words"
+        raise RequestError(f"the folder {name!r} has no {wanted} ({', '.join(endings)}); {way_out}")
     for kind in SUFFIXES if limits is not None else ():
         count, most = list(found.values()).count(kind), (limits or {}).get(kind, MOST_OF_A_FOLDER)
         if count > most:

@@ -318,7 +318,7 @@ class LLMEngine(NotPicklable):
             raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {last}") from last
 
     def _drain(self) -> None:
-        """When no request is left: end the step in flight, and have the worker release requests and items."""
+        """End the step in flight once no request is left, and have the worker release requests and items."""
         step, self._ahead = self._ahead, None
         if step is not None:
             self.scheduler.update(step.batch, step.wait())

@@ -102,7 +102,7 @@ class StopStringMatcher:
 
 
 def _fallbacks(string: str) -> list[int]:
-    """For every prefix, the length of its longest proper prefix that is also its suffix (Knuth, Morris, Pratt 1977)."""
+    """Lengths, for every prefix, of its longest proper prefix that is also its suffix (Knuth, Morris, Pratt 1977)."""
     table = [0] * len(string)
     length = 0
     for i in range(1, len(string)):

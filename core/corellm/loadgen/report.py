@@ -50,7 +50,7 @@ def summarize(settings: LoadSettings, results: Sequence[RequestResult]) -> dict[
 
 
 def _percentiles(seconds: Sequence[float | None]) -> dict[str, float | None]:
-    """In milliseconds, interpolated between the two nearest values."""
+    """Percentiles in milliseconds, interpolated between the two nearest values."""
     known = sorted(value * 1000 for value in seconds if value is not None)
     return {f"p{percent}": _percentile(known, percent / 100) if known else None for percent in PERCENTILES}
 

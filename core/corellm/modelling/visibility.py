@@ -69,7 +69,7 @@ def visible_tokens(
 
 
 def _make_mask(**arguments: Any) -> Tensor | None:
-    """As transformers does for torch's attention, but also a causal one, which that can do without."""
+    """Make the mask that transformers makes for torch's attention; also a causal one, which that can do without."""
     from transformers.masking_utils import sdpa_mask
 
     mask: Tensor | None = sdpa_mask(**{**arguments, "allow_is_causal_skip": False})

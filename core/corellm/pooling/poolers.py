@@ -144,7 +144,7 @@ class TokenPooler:
         self._head, self._step_tag_id, self._skipped = head, step_tag_id, skipped or {}
 
     def needs_every_row(self, token_ids: Sequence[int]) -> bool:
-        """It does: each token has a result."""
+        """True: each token has a result."""
         return True
 
     def check(self, params: PoolingParams) -> None:

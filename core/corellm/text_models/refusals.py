@@ -35,7 +35,7 @@ def check_architecture(hf_config: Any) -> None:
 
 
 def _refuse_two_towers(hf_config: Any) -> None:
-    """Refuse CLIP, SigLIP and their kin: an encoder of texts and one of images, which share no decoder."""
+    """Refuse an encoder of texts beside one of images, without a decoder, as CLIP and SigLIP are."""
     base = transformers.MODEL_MAPPING.get(type(hf_config), None)
     if hasattr(base, "get_text_features") and hasattr(base, "get_image_features"):
         raise PluginNotFoundError(

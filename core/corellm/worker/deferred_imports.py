@@ -21,7 +21,7 @@ _DEFERRED = (
 
 
 class _Deferred(ModuleType):
-    """In place of a module: one function imports the module when it is called, any other name at once."""
+    """A stand-in for a module: one function imports the module when it is called, any other name at once."""
 
     def __init__(self, name: str, function: str) -> None:
         super().__init__(name)

@@ -38,7 +38,7 @@ class Case:
 
     @property
     def prompt(self) -> dict[str, Any]:
-        """As the engine takes it."""
+        """The prompt as the engine takes it."""
         return {"prompt": self.text, "multi_modal_data": self.media}
 
     @property
