@@ -12,11 +12,12 @@ import pytest
 
 from corellm.errors import CheckpointError
 from corellm.llm import LLM
+from corellm.plugin.hook_callers import adapter_implements
 from corellm.sampling_params import SamplingParams
 from corellm.testing.contract.base import ContractRules
 from corellm.testing.quick import slow
 from corellm.testing.subject import Subject
-from corellm.worker.defaults import model_width
+from corellm.worker.defaults import model_width, text_decoder
 
 _EMBED = "treat no token id apart, padding neither: the model was trained with the table's rows"
 
@@ -155,16 +156,15 @@ def _scale(rows: Any, others: Any) -> float:
 def _scale_before_decoder(subject: Subject) -> float | None:
     """Return the number by which the reference scales its table's embeddings of a text before its decoder.
 
-    None where its decoder embeds the text itself, or the adapter's is no part of the model.
+    None where its decoder embeds the text itself, or the adapter has a decoder of its own choice.
     """
     import torch
 
-    model, ours = subject.reference.model, subject.hooks.get_language_model(model=subject.model)
-    name = next((name for name, module in subject.model.named_modules() if module is ours), None)
-    if name is None:
+    model = subject.reference.model
+    if adapter_implements(subject.hooks.get_language_model):
         return None
     given: list[Any] = []
-    decoder: Any = model.get_submodule(name)
+    decoder = text_decoder(model, model.config)
     noting = decoder.register_forward_pre_hook(
         lambda _, args, kwargs: given.append(kwargs.get("inputs_embeds")), with_kwargs=True
     )
