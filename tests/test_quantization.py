@@ -143,5 +143,5 @@ def test_it_is_not_the_model_of_float32(tiny_llava: Path) -> None:
 
 
 def test_other_types_are_refused(tiny_llava: Path) -> None:
-    with pytest.raises(ConfigError, match=r"quantization must be int8, which rounds .* got 'awq'; checkpoints with"):
+    with pytest.raises(ConfigError, match=r"quantization .*int8, .*'awq'; "):
         LLM(str(tiny_llava), quantization="awq")

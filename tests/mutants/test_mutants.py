@@ -37,7 +37,7 @@ class Part:
         assert broken is not None, str(verdict)
         assert hooks_named(broken.hook) & set(mutant.hooks), str(broken)
         first, *lines = str(broken).splitlines()
-        assert first == f"{broken.hook} breaks a rule of the contract"
+        assert first.startswith(f"{broken.hook} ")
         parts = [re.match(r"  (rule|expected|got|fix)  +\S", line) for line in lines]
         assert [part[1] for part in parts if part] == ["rule", "expected", "got", "fix"], str(broken)
         assert broken.rule.startswith(f"{mutant.rule.partition('[')[0]}: ")
@@ -91,7 +91,7 @@ def test_every_edit_fits() -> None:
 def test_an_edit_must_fit(tmp_path: Path) -> None:
     """Where the plugin has changed, its mutant raises instead of testing the unchanged plugin."""
     mutant = LLAVA.edited("not there", "test_it_loads", "load_model", old="def nothing(", new="")
-    with pytest.raises(ValueError, match=r"Llava, not there: __init__\.py has this 0 times"):
+    with pytest.raises(ValueError, match=r"Llava, not there: __init__\.py .*0 times"):
         examine(mutant.contract, [mutant.rule], tmp_path, mutant)
 
 
@@ -99,7 +99,7 @@ def test_a_given_method_must_be_new(tmp_path: Path) -> None:
     """One that the plugin has raises: the plugin's own, which comes later, would count."""
     method = "@hookimpl\ndef get_placeholder_str(self):\n    return None"
     mutant = LLAVA.given("nothing in its place", "test_it_loads", "get_placeholder_str", method)
-    with pytest.raises(ValueError, match=r"__init__\.py has Llava\.get_placeholder_str already.* with Plugin\.edited"):
+    with pytest.raises(ValueError, match=r"__init__\.py .*Llava\.get_placeholder_str .*Plugin\.edited"):
         examine(mutant.contract, [mutant.rule], tmp_path, mutant)
 
 

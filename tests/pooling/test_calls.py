@@ -140,7 +140,7 @@ def test_truncation_keeps_the_beginning(llm: LLM) -> None:
     assert before.prompt_token_ids == whole.prompt_token_ids[:start]
     (after,) = llm.embed(ask(image), truncate_prompt_tokens=start + 16, use_tqdm=False)
     assert after.prompt_token_ids == whole.prompt_token_ids[: start + 16]
-    with pytest.raises(InvalidParameterError, match=f"keep at least {start + 16} tokens, or at most {start}"):
+    with pytest.raises(InvalidParameterError, match=f" {start + 16} tokens, .* {start}"):
         llm.embed(ask(image), truncate_prompt_tokens=start + 3, use_tqdm=False)
 
 
@@ -162,23 +162,23 @@ def test_a_prompt_as_long_as_the_model(llm: LLM) -> None:
 MISTAKES: dict[str, tuple[Any, type[CorellmError], str]] = {
     "generate": (lambda llm: llm.generate("a"), InvalidParameterError, "has no task 'generate'.*runner='generate'"),
     "chat": (lambda llm: llm.chat([{"role": "user", "content": "a"}]), InvalidParameterError, "no task 'generate'"),
-    "classify": (lambda llm: llm.classify("a"), InvalidParameterError, "load the model with convert='classify'"),
-    "reward": (lambda llm: llm.reward("a"), InvalidParameterError, "load a reward model"),
-    "an unknown task": (lambda llm: llm.encode("a", pooling_task="plot"), InvalidParameterError, "task must be one of"),
+    "classify": (lambda llm: llm.classify("a"), InvalidParameterError, "convert='classify'"),
+    "reward": (lambda llm: llm.reward("a"), InvalidParameterError, "reward model"),
+    "an unknown task": (lambda llm: llm.encode("a", pooling_task="plot"), InvalidParameterError, "task must"),
     "dimensions": (lambda llm: llm.embed("a", dimensions=65), InvalidParameterError, "embeddings have 64"),
     "types of tokens": (
         lambda llm: llm.engine.add_request("x", [5, 6], PoolingParams(task="embed", token_type_ids=[0])),
         InvalidParameterError,
         "token_type_ids has 1 types, and the prompt 2 tokens",
     ),
-    "a prompt without tokens": (lambda llm: llm.embed([[]]), PromptError, "the prompt is empty"),
-    "no query": (lambda llm: llm.score([], "a"), InvalidParameterError, "at least one query and one document"),
-    "no document": (lambda llm: llm.score("a", []), InvalidParameterError, "at least one query and one document"),
+    "a prompt without tokens": (lambda llm: llm.embed([[]]), PromptError, "prompt is empty"),
+    "no query": (lambda llm: llm.score([], "a"), InvalidParameterError, "one query"),
+    "no document": (lambda llm: llm.score("a", []), InvalidParameterError, "one document"),
     "uneven pairs": (lambda llm: llm.score(["a", "b"], ["c"] * 4), InvalidParameterError, "2 queries for 4 documents"),
     "activation of cosines": (
         lambda llm: llm.score("a", "b", use_activation=False),
         InvalidParameterError,
-        "use_activation is for models that read both together",
+        "use_activation",
     ),
     "a cut item": (
         lambda llm: llm.embed(ask(random_image(9, 9, 1)), truncate_prompt_tokens=9),

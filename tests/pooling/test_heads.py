@@ -225,9 +225,9 @@ def test_activation_of_classes(tiny_llava: Path, stated: dict[str, Any], labels:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, CheckpointError, r"no head for classes.*classifier_from_token"),
-        ({"hf_overrides": {"classifier_from_token": ["no such token", "yes"]}}, ConfigError, "is no single token"),
-        ({"hf_overrides": {"classifier_from_token": [1, 10**6]}}, ConfigError, "is no single token"),
+        ({}, CheckpointError, r"no head .*classifier_from_token"),
+        ({"hf_overrides": {"classifier_from_token": ["no such token", "yes"]}}, ConfigError, "single token"),
+        ({"hf_overrides": {"classifier_from_token": [1, 10**6]}}, ConfigError, "single token"),
         (
             {"hf_overrides": {"classifier_from_token": [1, 2, 3], "method": "from_2_way_softmax"}},
             ConfigError,

@@ -60,5 +60,5 @@ def test_a_template_has_each_place_once(template: str) -> None:
 @pytest.mark.parametrize("side", [[1, 2], {"prompt": "a", "prompt_token_ids": [1]}, [{"role": "user", "content": "a"}]])
 def test_a_side_without_text(side: Any) -> None:
     """Token ids and conversations cannot stand within a text."""
-    with pytest.raises(PromptError, match="needs text in both"):
+    with pytest.raises(PromptError, match="text in both"):
         join_pair("a", side, "{query}{document}")

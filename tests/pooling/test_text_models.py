@@ -179,5 +179,5 @@ def test_a_decoder_that_needs_token_ids_is_refused(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(transformers.LlamaModel, "forward", with_token_ids)
     for options in ({}, {"convert": "embed"}):
-        with pytest.raises(CheckpointError, match="takes more of a token than its embedding"):
+        with pytest.raises(CheckpointError, match="more of a token"):
             LLM(tmp_path, **options, **OPTIONS)

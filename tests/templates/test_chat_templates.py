@@ -129,7 +129,7 @@ def test_template_arguments(render: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ raise_exception('No ' + messages[0]['content']) }}", "does not take this conversation: No Hello$"),
+        ("{{ raise_exception('No ' + messages[0]['content']) }}", "conversation: No Hello$"),
         ("{% if %}", "Expected an expression"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),

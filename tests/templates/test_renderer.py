@@ -57,18 +57,18 @@ def children() -> set[int]:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (LOOPS, "does not end within 1 s"),
-        (IN_C, "does not end within 1 s"),
-        (DOUBLING + "{{ ns.x }}", "takes too much memory|does not end within 1 s"),
-        ("{{ 'a' * 10 ** 11 }}", "takes too much memory"),
-        (WRITING, "its text is longer than 33554432 characters"),
-        ("{{ raise_exception('a' * 100000) }}", "does not take this conversation: a{100}"),
+        (LOOPS, "within 1 s"),
+        (IN_C, "within 1 s"),
+        (DOUBLING + "{{ ns.x }}", "too much memory|within 1 s"),
+        ("{{ 'a' * 10 ** 11 }}", "too much memory"),
+        (WRITING, "33554432 characters"),
+        ("{{ raise_exception('a' * 100000) }}", "conversation: a{100}"),
     ],
     ids=["nested loops", "one endless operation", "doubling", "one string", "output", "a long refusal"],
 )
 def test_hostile_templates(renderer: TemplateRenderer, template: str, words: str) -> None:
     """Each is a PromptError of bounded length, soon; the next request succeeds."""
-    ends = "does not end" in words
+    ends = "within 1 s" in words
     with pytest.raises(PromptError, match=words) as caught:
         ask(hasty(renderer) if ends else renderer, template)
     assert len(str(caught.value)) < 1000
@@ -82,7 +82,7 @@ def test_what_cannot_be_sent(renderer: TemplateRenderer) -> None:
     for _ in range(100_000):
         nested = [nested]
     for value, reason in ((10**5000, "Exceeds the limit"), (nested, "maximum recursion"), (object(), "not JSON")):
-        with pytest.raises(PromptError, match=f"a chat template cannot be given this conversation: .*{reason}"):
+        with pytest.raises(PromptError, match=f"conversation: .*{reason}"):
             ask(renderer, "{{ x }}", x=value)
     assert ask(renderer, "{{ x }}", x=2) == "2"
 
@@ -173,7 +173,7 @@ def test_a_child_that_dies_while_it_starts_is_tried_once_more(
     if deaths == 1:
         assert ask(renderer, "a") == "a"
     else:
-        with pytest.raises(ProcessingError, match="ended with status -9"):
+        with pytest.raises(ProcessingError, match="status -9"):
             ask(renderer, "a")
     assert left == [0]
 
@@ -277,5 +277,5 @@ def test_a_child_that_cannot_start(renderer: TemplateRenderer, monkeypatch: pyte
     with pytest.raises(ProcessingError, match="process"):
         ask(renderer, "a")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ProcessingError, match="ended with status 1"):
+    with pytest.raises(ProcessingError, match="status 1"):
         ask(renderer, "a")

@@ -42,7 +42,7 @@ def test_classes_equal_transformers(architecture: str, tmp_path: Path) -> None:
     make_tiny_encoder(tmp_path, architecture, num_labels=3, **KINDS[architecture])
     with LLM(tmp_path, **OPTIONS) as llm:
         outputs = llm.classify(list(TEXTS), use_tqdm=False)
-        with pytest.raises(InvalidParameterError, match="a score needs a head with one label"):
+        with pytest.raises(InvalidParameterError, match="one label"):
             llm.score("What?", "This", use_tqdm=False)
     for output in outputs:
         logits = logits_of(tmp_path, architecture, input_ids=torch.tensor([output.prompt_token_ids]))
@@ -116,7 +116,7 @@ def test_surplus_weights_are_those_of_decoders(tmp_path: Path, caplog: pytest.Lo
         assert left_out in told
     save_file(weights | {"roberta.encoder.layer.2.output.dense.bias": torch.zeros(32)}, file, {"format": "pt"})
     for options in ({}, {"convert": "embed"}):
-        with pytest.raises(CheckpointError, match=r"has no place for: (roberta\.)?encoder\.layer\.2"):
+        with pytest.raises(CheckpointError, match=r"no place .*(roberta\.)?encoder\.layer\.2"):
             LLM(tmp_path, **options, **OPTIONS)
 
 

@@ -125,10 +125,10 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"FNetModel .* batch"):
         LLM(tmp_path / "mixing", **OPTIONS)
     path = make_tiny_encoder(tmp_path / "bert", "BertModel", type_vocab_size=2)
-    with pytest.raises(ConfigError, match=r"BertModel is an encoder without a head for classes.*convert='embed'"):
+    with pytest.raises(ConfigError, match=r"BertModel .*convert='embed'"):
         LLM(path, convert="classify", **OPTIONS)
     with LLM(path, **OPTIONS) as llm:
-        with pytest.raises(InvalidParameterError, match="has no task 'generate'"):
+        with pytest.raises(InvalidParameterError, match="task 'generate'"):
             llm.generate("Why?", use_tqdm=False)
         with pytest.raises(InvalidParameterError, match=r"dimensions=33, .* 32"):
             llm.embed("Why?", dimensions=33, use_tqdm=False)

@@ -53,7 +53,7 @@ def test_pooling(modes: tuple[str, ...], tmp_path: Path) -> None:
         assert llm.engine.max_model_len == 40
         check_equal(llm, model, TEXTS)
         if joined:
-            with pytest.raises(InvalidParameterError, match="has no task 'token_embed'"):
+            with pytest.raises(InvalidParameterError, match="task 'token_embed'"):
                 llm.encode("Why?", pooling_task="token_embed", use_tqdm=False)
 
 
@@ -64,7 +64,7 @@ def test_prompts(tmp_path: Path) -> None:
     with LLM(tmp_path / "saved", **OPTIONS) as llm:
         check_equal(llm, model, TEXTS)
         check_equal(llm, model, TEXTS, prompt_name="query")
-        with pytest.raises(PromptError, match=r"prompt_name 'title'.*it has 'document', 'passage', 'query'"):
+        with pytest.raises(PromptError, match=r"'title'.*'document', 'passage', 'query'"):
             llm.embed("Why?", prompt_name="title", use_tqdm=False)
         with pytest.raises(PromptError, match="prompt_name"):
             llm.embed([[5, 6]], prompt_name="query", use_tqdm=False)
@@ -104,8 +104,8 @@ def test_a_cross_encoder(tmp_path: Path) -> None:
     [
         ("1_Pooling/config.json", {"pooling_mode": "median"}, r"pooling by median cannot be run; cls, max,"),
         ("1_Pooling/config.json", {"pooling_mode": None, "pooling_mode_odd": True}, "pooling by odd cannot be run"),
-        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt=false leaves prompts out of pooling"),
-        ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts must be texts by name"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt=false"),
+        ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts must"),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default_prompt_name is 'x', which"),
     ],
 )

@@ -182,21 +182,21 @@ def wrong_shape(header: dict[str, Any]) -> None:
 
 WEIGHTS = "model.safetensors"
 BREAKS: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "pointer for weights": (WEIGHTS, lambda _: POINTER, r"is a Git LFS pointer, not the file itself; .*git lfs pull"),
-    "pointer for the tokenizer": ("tokenizer.json", lambda _: POINTER, "tokenizer.json is a Git LFS pointer"),
-    "pointer for a configuration": ("processor_config.json", lambda _: POINTER, "processor_config.json is a Git LFS p"),
+    "pointer for weights": (WEIGHTS, lambda _: POINTER, r"LFS pointer, .*git lfs pull"),
+    "pointer for the tokenizer": ("tokenizer.json", lambda _: POINTER, "tokenizer.json is a Git LFS"),
+    "pointer for a configuration": ("processor_config.json", lambda _: POINTER, "processor_config.json is a Git LFS"),
     "weights end early": (WEIGHTS, lambda whole: whole[:-100], "cannot be read.*truncated or damaged"),
     "header ends early": (WEIGHTS, lambda whole: whole[:100], "cannot be read"),
-    "no weights in it": (WEIGHTS, lambda _: b"", r"the weights cannot be read: .*\(0 bytes\)"),
+    "no weights in it": (WEIGHTS, lambda _: b"", r"cannot be read: .*\(0 bytes\)"),
     "huge header": (WEIGHTS, lambda whole: (2**60).to_bytes(8, "little") + whole[8:], "header too large"),
     "overlapping": (WEIGHTS, with_header(overlap), "cannot be read"),
     "foreign type": (WEIGHTS, with_header(foreign_type), "cannot be read"),
     "wrong shape": (WEIGHTS, with_header(wrong_shape), "cannot be read"),
-    "config.json": ("config.json", lambda whole: whole[:200], "config.json: not a readable JSON object"),
-    "a list": ("generation_config.json", lambda _: b"[]", "not a JSON object but a list"),
-    "nested": ("tokenizer_config.json", lambda _: b"[" * 10**6, "tokenizer_config.json: not a readable JSON object"),
-    "not text": ("processor_config.json", lambda _: b"\xff\xfe{}", "processor_config.json: not a readable JSON obj"),
-    "tokenizer ends early": ("tokenizer.json", lambda whole: whole[:-9], r"tokenizer.json: .*its end is missing"),
+    "config.json": ("config.json", lambda whole: whole[:200], "config.json: .*readable JSON"),
+    "a list": ("generation_config.json", lambda _: b"[]", "generation_config.json: .*a list"),
+    "nested": ("tokenizer_config.json", lambda _: b"[" * 10**6, "tokenizer_config.json: .*readable JSON"),
+    "not text": ("processor_config.json", lambda _: b"\xff\xfe{}", "processor_config.json: .*readable JSON"),
+    "tokenizer ends early": ("tokenizer.json", lambda whole: whole[:-9], r"tokenizer.json: .*end is missing"),
 }
 
 
@@ -235,7 +235,7 @@ def test_links_to_deleted_files_are_named(checkpoint: Path, name: str) -> None:
     """As in a hub cache whose blobs were deleted."""
     (checkpoint / name).unlink(missing_ok=True)
     (checkpoint / name).symlink_to(checkpoint / "deleted")
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read .*download it again"):
+    with pytest.raises(CheckpointError, match=f"{name} .*download"):
         check_files(checkpoint)
 
 
@@ -261,10 +261,10 @@ NORM = "language_model.model.norm.weight"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({NORM: None}, "lacks weights the model needs: .*norm.weight"),
-        ({NORM: (3, 3)}, r"another shape than the model's: .*norm.weight \[3, 3\] \(the model has \["),
-        ({NORM.replace("norm", "more"): (1,)}, "has no place for: .*more.weight"),
-        ({"language_model.model.layers.9.mlp.up_proj.weight": (1,)}, "has no place for: .*layers.9.mlp.up_proj"),
+        ({NORM: None}, "lacks .*norm.weight"),
+        ({NORM: (3, 3)}, r"another shape .*norm.weight \[3, 3\] \(.*\["),
+        ({NORM.replace("norm", "more"): (1,)}, "no place .*more.weight"),
+        ({"language_model.model.layers.9.mlp.up_proj.weight": (1,)}, "no place .*layers.9.mlp.up_proj"),
     ],
 )
 def test_weights_of_another_model(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
@@ -319,7 +319,7 @@ def test_weights_of_no_module_are_left_out(
 def test_which_surplus_weights_a_model_would_use(tmp_path: Path, prefix: str, name: str, is_used: bool) -> None:
     """One in a module that the model has, or where a layer would be, is refused."""
     wanted = {"model.layers.0.mlp.weight": torch.zeros(1), "lm_head.weight": torch.zeros(1)}
-    with pytest.raises(CheckpointError, match="has no place for: " + re.escape(name)) if is_used else nullcontext():
+    with pytest.raises(CheckpointError, match="no place for: " + re.escape(name)) if is_used else nullcontext():
         check_names(tmp_path, wanted, missing=(), surplus=[name], misshapen=(), prefix=prefix)
     if not prefix:
         found = wanted | {name: torch.zeros(1)}
@@ -331,7 +331,7 @@ def test_which_surplus_weights_a_model_would_use(tmp_path: Path, prefix: str, na
 def test_a_layer_too_many_of_a_whole_model_in_its_inner_one(tmp_path: Path) -> None:
     """Names of the inner model have no prefix there; those of the checkpoint do."""
     wanted = ["encoder.layer.0.weight"]
-    with pytest.raises(CheckpointError, match=r"no place for: bert\.encoder\.layer\.1"):
+    with pytest.raises(CheckpointError, match=r"no place .*bert\.encoder\.layer\.1"):
         check_names(tmp_path, wanted, missing=(), surplus=["bert.encoder.layer.1.weight"], misshapen=(), prefix="bert")
     check_names(tmp_path, wanted, missing=(), surplus=["cls.bias"], misshapen=(), prefix="bert")
 
@@ -343,15 +343,15 @@ def test_shards_without_an_index_are_named(checkpoint: Path, kept: int) -> None:
     (checkpoint / WEIGHTS).unlink()
     for number, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])[:kept], 1):
         save_file({name: weights[name] for name in names}, checkpoint / f"model-0000{number}-of-00002.safetensors")
-    with pytest.raises(CheckpointError, match=r"it has model-00001-of-00002.safetensors, but neither .*index.json"):
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002.safetensors, .*index.json"):
         LLM(str(checkpoint))
 
 
 @pytest.mark.parametrize(
     ("removed", "words"),
     [
-        ("processor_config.json", r"processor cannot be made: .*\(preprocessor_config.json, processor_config.json\)"),
-        ("tokenizer.json", r"tokenizer cannot be loaded: it has none of the files for it \(tokenizer.json, "),
+        ("processor_config.json", r"processor cannot .*\(preprocessor_config.json, processor_config.json\)"),
+        ("tokenizer.json", r"tokenizer cannot .*\(tokenizer.json, "),
     ],
 )
 def test_files_that_are_not_there_are_named(checkpoint: Path, removed: str, words: str) -> None:
@@ -367,14 +367,14 @@ def test_a_token_that_the_tokenizer_lacks_is_named(tmp_path: Path, name: str) ->
     """The id, and the two files that do not fit together."""
     make_qwen_vl(tmp_path)
     edit(tmp_path / "config.json", **{name: 99999})
-    with pytest.raises(CheckpointError, match=rf"config.json: {name} is 99999, .*tokenizer.json\) does not have"):
+    with pytest.raises(CheckpointError, match=rf"config.json: {name} is 99999, .*tokenizer.json"):
         LLM(str(tmp_path))
 
 
 def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
     """A checkpoint with pickles only is refused with the reason."""
     (checkpoint / WEIGHTS).unlink()
-    with pytest.raises(CheckpointError, match=r"has no .*safetensors: download all files"):
+    with pytest.raises(CheckpointError, match=r"no .*safetensors: "):
         LLM(str(checkpoint))
     (checkpoint / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"pickles, .*safetensors"):
@@ -410,7 +410,8 @@ def test_a_processor_that_asks_for_torchvision(checkpoint: Path, processor: str)
     with pytest.raises(CheckpointError, match="processor cannot be made") as caught:
         LLM(str(checkpoint))
     told = str(caught.value)
-    assert told.endswith("; install it, or let the adapter's register_processor give a processor that does without")
+    assert "register_processor" in told
+    assert " import " not in told
 
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
@@ -426,7 +427,7 @@ def test_a_class_that_transformers_hides(monkeypatch: pytest.MonkeyPatch, module
     monkeypatch.setattr(f"transformers.{name}", type(name, (), {"is_dummy": True, "__module__": module}))
     told = way_out(ImportError(f"{name} requires the Torchvision library but it was not found"))
     assert told is not None
-    assert told.endswith(f"give a processor of classes that do without: from {module} import {name}")
+    assert told.endswith(f": from {module} import {name}")
     exec(f"from {module} import {name}")
 
 
@@ -459,8 +460,8 @@ def test_the_tokenizer_may_be_elsewhere(checkpoint: Path, tiny_llava: Path, tmp_
     ("name", "message"),
     [
         ("./nowhere", "no tokenizer './nowhere': no such directory"),
-        ("nowhere", r"no such directory, and not a hub name \(owner/name\)"),
-        ("some/tokenizer", "no tokenizer 'some/tokenizer': .* the hub did not give it"),
+        ("nowhere", r"hub name \(owner/name\)"),
+        ("some/tokenizer", "'some/tokenizer'"),
     ],
 )
 def test_no_such_tokenizer(checkpoint: Path, name: str, message: str) -> None:
@@ -513,7 +514,7 @@ def test_overrides_may_name_the_architecture(checkpoint: Path) -> None:
         config.architectures = ["Other"]
         return config
 
-    with pytest.raises(ConfigError, match="give a dict instead"):
+    with pytest.raises(ConfigError, match="give a dict"):
         LLM("demo", hf_overrides=rename)
 
 
@@ -534,10 +535,10 @@ def test_without_an_architecture(checkpoint: Path) -> None:
         ({"vision_feature_layr": 1}, "LlavaConfig has no 'vision_feature_layr'; did you mean 'vision_feature_layer'"),
         ({"max_position_embeddings": 9}, "LlavaConfig has no 'max_position_embeddings'; it is in 'text_config'"),
         ({"text_config": {"nonsense": 1}}, "LlamaConfig has no 'nonsense'"),
-        ({"vision_feature_select_strategy": "odd"}, "LlavaConfig does not take them: .*odd"),
-        ({"architectures": "Llava"}, "architectures must be a list of names, got 'Llava'"),
-        (lambda config: None, "must return the configuration it was given, got NoneType"),
-        (lambda config: config.nothing, "does not take them: .*nothing"),
+        ({"vision_feature_select_strategy": "odd"}, "LlavaConfig .*odd"),
+        ({"architectures": "Llava"}, "architectures .*'Llava'"),
+        (lambda config: None, "got NoneType"),
+        (lambda config: config.nothing, "attribute 'nothing'"),
     ],
 )
 def test_wrong_overrides(tiny_llava: Path, overrides: Any, message: str) -> None:

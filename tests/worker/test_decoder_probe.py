@@ -134,9 +134,7 @@ def test_a_model_that_attends_both_ways_within_an_item_is_refused(architecture: 
     model = load(architecture, tmp_path)
     with pytest.raises(
         CheckpointError,
-        match=rf"^{architecture} lets the tokens of an item see each other \(attention both ways within an item\), and "
-        "its adapter names no such spans: it must implement get_bidirectional_spans; or run this checkpoint with "
-        "transformers' own generate$",
+        match=rf"^{architecture} .*get_bidirectional_spans.*transformers' own generate$",
     ):
         probe(model)
     assert model.get_decoder().config._attn_implementation == "corellm_paged"
@@ -184,7 +182,7 @@ def test_a_window_that_cuts_items_in_some_layers_only_is_refused() -> None:
     uncut[1:4, 1:4] = True
     assert _cuts_spans(nn.Module(), [cut, cut])
     assert not _cuts_spans(nn.Module(), [uncut, causal])
-    with pytest.raises(CheckpointError, match="layers with a window that see an item whole, and others that do not"):
+    with pytest.raises(CheckpointError, match="layers with a window"):
         _cuts_spans(nn.Module(), [uncut, cut])
 
 
@@ -200,7 +198,7 @@ def test_an_item_is_not_taken_as_causal_where_its_window_cannot_be_asked_for(
         return visible_tokens(*arguments)
 
     monkeypatch.setattr("corellm.worker.decoder_probe.visible_tokens", failing)
-    with pytest.raises(CheckpointError, match=r"cannot be asked whether a window hides some \(ValueError: no such w"):
+    with pytest.raises(CheckpointError, match=r"window .*\(ValueError: no such w"):
         probe(model)
 
 
@@ -211,7 +209,7 @@ def test_a_backend_that_sees_no_later_tokens_is_refused(tmp_path: Path) -> None:
         name, two_way = "causal", False
 
     model = load("Gemma3ForConditionalGeneration", tmp_path)
-    with pytest.raises(CheckpointError, match=r"the attention backend 'causal' does not \(attention_backend='refer"):
+    with pytest.raises(CheckpointError, match=r"'causal' .*\(attention_backend='refer"):
         causal_layers(model, range(2), {0, 1}, names_spans=True, backend=Causal())
 
 
@@ -241,9 +239,8 @@ def test_a_model_that_cannot_be_run_so_is_warned_of(caplog: pytest.LogCaptureFix
         probe(Plain())
         probe(Failing())
     (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert message.startswith(
-        "Failing cannot be asked which tokens of an item see each other (ValueError: pixel_values"
-    )
+    assert message.startswith("Failing ")
+    assert "(ValueError: pixel_values" in message
 
 
 ADAPTER = """
@@ -276,5 +273,5 @@ def test_a_plugin_for_such_a_model_is_refused_at_load(tmp_path: Path, monkeypatc
     config.architectures = ["Gemma3ForConditionalGeneration"]
     config.save_pretrained(checkpoint)
     train_tokenizer(["<image>"]).save_pretrained(checkpoint)
-    with pytest.raises(CheckpointError, match=r"^Gemma3ForConditionalGeneration lets the tokens of an item see"):
+    with pytest.raises(CheckpointError, match=r"^Gemma3ForConditionalGeneration .*get_bidirectional_spans"):
         LLM(str(checkpoint), dtype="float32", load_format="dummy", adapter="toy-gemma3").close()

@@ -48,8 +48,7 @@ def test_what_a_checkpoint_is_run_in(
     hf_config = SimpleNamespace(dtype=None, get_text_config=lambda: text_config)
     with caplog.at_level(logging.WARNING, "corellm"):
         assert resolve_dtype(wanted, hf_config, device) == dtype
-    expected = [f"float16 is slow on CPUs: the checkpoint is run in {dtype}; dtype= decides otherwise"]
-    assert caplog.messages == (expected if stated == HALF and dtype != HALF else [])
+    assert [f" {dtype};" in told for told in caplog.messages] == [True] * (stated == HALF and dtype != HALF)
 
 
 def test_what_the_cpu_computes() -> None:

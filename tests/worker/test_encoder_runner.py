@@ -45,7 +45,7 @@ def test_rows_wider_than_an_embedding() -> None:
 @pytest.mark.parametrize(("width", "made"), [(8, 24), (24, 8)])
 def test_another_width(width: int, made: int) -> None:
     """Found when the dummies are embedded, at load; the error names the hook that states the width."""
-    with pytest.raises(EmbeddingCountError, match=rf"of width {made}, not {width}: .* get_multimodal_embedding_width"):
+    with pytest.raises(EmbeddingCountError, match=rf"width {made}, not {width}: .*get_multimodal_embedding_width"):
         runner(width, made).check([feature(0, 3)])
 
 
@@ -57,14 +57,14 @@ def test_a_width_that_is_not_stated() -> None:
     encoders.check([feature(0, 3)])
     assert encoders.width == 24
     encoders.check([feature(1, 5)])
-    with pytest.raises(EmbeddingCountError, match=r"embeddings of width 8, not 24: "):
+    with pytest.raises(EmbeddingCountError, match=r"width 8, not 24"):
         encoders.check([feature(2, 2)])
 
 
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        (None, r"returned NoneType None \(a forgotten return\?\); it must return a tensor \[items, tokens, width\]"),
+        (None, r"NoneType None .*\[items, tokens, width\]"),
         ((row for row in ()), "returned generator"),
         ([np.zeros((3, 8), np.float32)], "returned list"),
         ({"image": torch.zeros(1, 3, 8)}, "returned dict"),
@@ -80,7 +80,7 @@ def test_results_of_a_wrong_type(result: Any, words: str) -> None:
 
 def test_all_rows_in_one_tensor() -> None:
     """Embeddings of several items that are not divided: the error has their shape and says how to divide them."""
-    with pytest.raises(EmbeddingCountError, match=r"returned 1: \[8, 8\]; divide them .* \(torch\.split\)"):
+    with pytest.raises(EmbeddingCountError, match=r"\[8, 8\]; .*torch\.split"):
         checked_outputs([feature(0, 4), feature(1, 4)], [torch.zeros(8, 8)], 8, torch.float32, torch.device("cpu"))
 
 

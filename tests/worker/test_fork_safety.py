@@ -70,13 +70,13 @@ def test_engines_are_not_pickled(to_bytes: Callable[[Any], object]) -> None:
     """Nor copied, nor are their methods: the error names the class and the way out."""
     with LLM("demo", num_kv_blocks=64) as llm:
         for engine in (llm, llm.engine):
-            with pytest.raises(OtherProcessError, match=rf'{type(engine).__name__} cannot be pickled .*"spawn"'):
+            with pytest.raises(OtherProcessError, match=rf'^{type(engine).__name__} .*"spawn"'):
                 to_bytes(engine)
-        with pytest.raises(EngineDeadError, match="LLM cannot be pickled"):
+        with pytest.raises(EngineDeadError, match=r"^LLM "):
             pickle.dumps(llm.generate)
     online = AsyncLLM("demo", num_kv_blocks=64)
     try:
-        with pytest.raises(OtherProcessError, match="AsyncLLM cannot be pickled"):
+        with pytest.raises(OtherProcessError, match=r"^AsyncLLM "):
             to_bytes(online)
     finally:
         online.close()

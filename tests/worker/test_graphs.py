@@ -75,7 +75,7 @@ def fails() -> Tensor:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (waits, r"it waits for the device \(.*test_graphs.py:\d+\)"),
+        (waits, r"waits .*\(.*test_graphs.py:\d+\)"),
         (lambda: torch.ones(1).to("meta"), "copies between devices"),
         (fails, r"ValueError: not while capturing \(.*test_graphs.py:\d+\)"),
     ],
@@ -103,7 +103,7 @@ def test_memory_that_runs_out_is_told_by_others(cuda: Cuda) -> None:
 
 def test_a_capture_that_fails_says_how_to_start_without(cuda: Cuda) -> None:
     cuda.fails = True
-    with pytest.raises(ConfigError, match=r"cannot be captured: RuntimeError: .*start again with enforce_eager=True"):
+    with pytest.raises(ConfigError, match=r"RuntimeError: .*enforce_eager=True"):
         capture(lambda: torch.ones(1))
 
 

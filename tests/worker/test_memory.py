@@ -79,7 +79,7 @@ def test_running_out_is_told_with_what_needed_it(gpu: dict[str, int]) -> None:
     memory = DeviceMemory(GPU, 0.9)
     gpu.update(free=GIB, reserved=2 * GIB, allocated=GIB)
     with (
-        pytest.raises(ConfigError, match=r"out of memory on cuda:0 \(2.0 GiB free\) for the weights: take less"),
+        pytest.raises(ConfigError, match=r"cuda:0 \(2.0 GiB free\) .*weights"),
         memory.explaining("the weights", "take less"),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")

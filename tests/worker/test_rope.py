@@ -98,7 +98,7 @@ def test_transformers_on_the_longest_prompt(checkpoint: Path, max_model_len: int
 
 
 def test_longer_than_the_frequencies_are_made_for(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match=f"max_model_len={LONGEST + 1} exceeds the {LONGEST} positions"):
+    with pytest.raises(ConfigError, match=f"max_model_len={LONGEST + 1} .* {LONGEST} "):
         load(checkpoint, max_model_len=LONGEST + 1)
 
 
@@ -141,5 +141,5 @@ def test_what_cannot_be_frozen_is_refused() -> None:
         max_position_embeddings=LONGEST,
         rope_parameters=LONGROPE | {"short_mscale": 1.0, "long_mscale": 1.3},
     )
-    with pytest.raises(ConfigError, match=r"PhimoeRotaryEmbedding with rope_type longrope .* use another rope_type"):
+    with pytest.raises(ConfigError, match=r"PhimoeRotaryEmbedding .*longrope"):
         freeze_rope(PhimoeRotaryEmbedding(config), LONGEST)

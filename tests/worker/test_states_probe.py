@@ -58,7 +58,7 @@ def test_position_bias_is_refused() -> None:
     )
     decoder = transformers.T5Model(config).eval().get_decoder()
     decoder.config._attn_implementation = ATTENTION_NAME
-    with pytest.raises(CheckpointError, match="run this checkpoint with transformers' own generate"):
+    with pytest.raises(CheckpointError, match="transformers' own generate"):
         probe(decoder)
 
 
@@ -98,12 +98,12 @@ def _uncached(decoder: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_no_positions, "does not give tokens the positions that it is told"),
-        (_without_states, "has layers that do not attend to its encoder's states"),
-        (_causal, "does not let each token attend to all of its encoder's states"),
-        (_other_heads, "keys and values of another shape than to its own tokens"),
-        (_twice, "without a layer_idx, or more than once in a layer"),
-        (_uncached, r"attends to other tokens than its own \(cross attention\)|more than once"),
+        (_no_positions, "positions"),
+        (_without_states, "has layers .*encoder's states"),
+        (_causal, "each token .*all of"),
+        (_other_heads, "another shape"),
+        (_twice, "layer_idx"),
+        (_uncached, r"cross attention|more than once"),
     ],
 )
 def test_what_is_refused(change: Callable[[Any], None], reason: str) -> None:

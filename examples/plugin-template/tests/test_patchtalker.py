@@ -58,7 +58,7 @@ def test_fewer_patches_may_be_asked_for(llm: LLM) -> None:
     """More than memory is planned for is an error, and so is what is no number."""
     assert ask(llm, [Image.new("RGB", (16, 16))], max_patches=1) == ["<image>", "<row>"]
     for wrong in (0, 25, True, "4"):
-        with pytest.raises(ProcessorKwargsError, match="max_patches must be a whole number from 1 to 24"):
+        with pytest.raises(ProcessorKwargsError, match=r"max_patches .*1 to 24"):
             ask(llm, [Image.new("RGB", (16, 16))], max_patches=wrong)
 
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_without_weights(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no weights"):
         LLM(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:1000])
-    with pytest.raises(CorellmError, match=r"model\.safetensors: the weights cannot be read"):
+    with pytest.raises(CorellmError, match=r"model\.safetensors: .*cannot be read"):
         LLM(str(tmp_path))
 
 

@@ -81,9 +81,7 @@ def test_image_tokens_before_bos(llm: LLM, processor: Any) -> None:
 def test_a_request_cannot_ask_for_more_than_was_planned(llm: LLM, size: Any) -> None:
     """Refused before the processor is called; with it given at start, requests have it."""
     prompt = {"prompt": "", "multi_modal_data": {"image": make_image()}, "mm_processor_kwargs": {"size": size}}
-    with pytest.raises(
-        ProcessorKwargsError, match=r"image 0: .*size .* above \{'height': 56, 'width': 56\}, for which"
-    ):
+    with pytest.raises(ProcessorKwargsError, match=r"image 0: .*size .*\{'height': 56, 'width': 56\}"):
         llm.engine.input_processor.process(prompt)
 
 
@@ -183,7 +181,7 @@ def test_special_tokens_in_a_conversation_stay_text(llm: LLM, processor: Any) ->
 def test_other_media_are_refused(llm: LLM) -> None:
     """A video is not dropped."""
     video = {"role": "user", "content": [{"type": "video", "video": "video.mp4"}, {"type": "text", "text": "what?"}]}
-    with pytest.raises(UnsupportedModalityError, match="this model takes no video"):
+    with pytest.raises(UnsupportedModalityError, match="no video"):
         llm.engine.input_processor.process_chat([video])
 
 

@@ -125,7 +125,7 @@ def test_published_tiles(
 def test_too_long_images(published: DeepseekVLV2Processor) -> None:
     """An image that has no pixel left in one direction is refused, one with a pixel is not."""
     assert published.grid((767, 1))
-    with pytest.raises(MediaError, match=r"768 x 1 pixels.*crop it"):
+    with pytest.raises(MediaError, match=r"768 x 1 pixels"):
         published.grid((768, 1))
 
 
@@ -197,7 +197,7 @@ def test_prompts_of_the_published_processor(llm: LLM, count: int) -> None:
 def test_cropping_is_a_switch(llm: LLM) -> None:
     """Anything but true and false is refused."""
     prompt = {"prompt": "<image>", "multi_modal_data": {"image": make_image(50, 60)}}
-    with pytest.raises(ProcessorKwargsError, match="cropping must be true or false; got 1"):
+    with pytest.raises(ProcessorKwargsError, match=r"cropping .*got 1"):
         llm.engine.input_processor.process({**prompt, "mm_processor_kwargs": {"cropping": 1}})
 
 
@@ -288,8 +288,8 @@ def test_published_tokens_of_a_conversation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([("user", "Hi"), ("system", "Be brief.")], "only as the first message"),
-        ([("user", "Hi"), ("tool", "4")], "knows no messages of role 'tool'"),
+        ([("user", "Hi"), ("system", "Be brief.")], "first message"),
+        ([("user", "Hi"), ("tool", "4")], "'tool'"),
         ([("user", "Hi"), ("assistant", make_image(9, 9))], "not of role 'assistant'"),
     ],
 )

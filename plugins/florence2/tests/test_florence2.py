@@ -253,16 +253,16 @@ def test_no_room_for_states(checkpoint: Path) -> None:
         (output,) = llm.generate(prompt("<OD>", 1), greedy(2), use_tqdm=False, on_error="return")
         assert isinstance(output.error, PromptTooLongError)
         assert "55 states" in str(output.error)
-        assert "KV cache of 32 tokens" in str(output.error)
+        assert "32 tokens" in str(output.error)
 
 
 def test_what_an_encoder_decoder_does_not_take(checkpoint: Path, llm: LLM) -> None:
     """A cut prompt, a quantized cache, more positions than the decoder has: each refused with its reason."""
-    with pytest.raises(InvalidParameterError, match="reads whole prompts only"):
+    with pytest.raises(InvalidParameterError, match="whole prompts"):
         llm.generate("What?", SamplingParams(truncate_prompt_tokens=1), use_tqdm=False)
-    with pytest.raises(ConfigError, match="states of an encoder-decoder's encoder are not quantized"):
+    with pytest.raises(ConfigError, match="encoder are not quantized"):
         LLM(str(checkpoint), dtype="float32", kv_cache_dtype="int8")
-    with pytest.raises(ConfigError, match="max_model_len=600 exceeds the 512"):
+    with pytest.raises(ConfigError, match=r"max_model_len=600 .*512"):
         LLM(str(checkpoint), dtype="float32", max_model_len=600)
 
 

@@ -133,7 +133,7 @@ _BLOCK = "model.transformer.blocks.0"
         (lambda w: w.update({f"{_BLOCK}.q_norm.weight": torch.ones(64)}), r"no place for: .*self_attn\.q_norm"),
         (lambda w: w.update({f"{_BLOCK}.att_proj.bias": torch.ones(7)}), r"lacks .*layers\.0\.self_attn\.k_proj\.bias"),
         (lambda w: w.update({f"{_BLOCK}.att_proj.bias": torch.ones(4)}), r"another shape .*k_proj\.bias \[1\]"),
-        (lambda w: w.clear(), r"has no \*\.safetensors|lacks weights the model needs"),
+        (lambda w: w.clear(), r"no \*\.safetensors|lacks weights"),
     ],
 )
 def test_other_weights_are_refused(path: Path, change: Callable[[Any], Any], words: str) -> None:
@@ -181,7 +181,7 @@ def test_dummy_weights(path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
         ({"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ({"layer_norm_type": "default"}, "layer_norm_type is 'default'"),
-        ({"attention_layer_norm": True}, "are True, False, True, which is neither Qwen2"),
+        ({"attention_layer_norm": True}, "True, False, True, "),
         ({"hidden_size": None}, "lacks 'hidden_size'"),
     ],
 )

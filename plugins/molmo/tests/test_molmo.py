@@ -176,5 +176,5 @@ def test_settings_of_another_model(tmp_path: Path) -> None:
     path = make_tiny_checkpoint(tmp_path)
     file = path / "preprocessor_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "image_patch_size": 12}))
-    with pytest.raises(CheckpointError, match="12 pixels of crops of 48 pixels, but the model's are 8"):
+    with pytest.raises(CheckpointError, match=r"12 pixels .*48 pixels, .* 8"):
         LLM(str(path), dtype="float32")

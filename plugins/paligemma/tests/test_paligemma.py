@@ -165,7 +165,7 @@ def test_text_alone(llm: LLM, reference: Reference) -> None:
 def test_another_size_is_refused_with_the_reason(llm: LLM) -> None:
     """At once."""
     wrong = prompt_of(PROMPTS[0]) | {"mm_processor_kwargs": {"size": {"height": 28, "width": 28}}}
-    with pytest.raises(ProcessorKwargsError, match=r"56 x 56, .* 28 x 28; leave out size"):
+    with pytest.raises(ProcessorKwargsError, match=r"56 x 56, .* 28 x 28; .*size"):
         llm.generate(wrong, use_tqdm=False)
 
 

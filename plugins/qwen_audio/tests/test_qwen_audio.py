@@ -115,10 +115,10 @@ def test_chat(llm: LLM, processor: Any) -> None:
         (
             make_audio(LONGEST + 1),
             MediaTooLargeError,
-            r"64001 samples \(4\.00 seconds\), but the model takes 64000 \(4\)",
+            r"64001 samples .*64000 ",
         ),
-        (make_audio(320), MediaError, r"320 samples \(20\.0 ms\) are too few for the model; it needs more than 320"),
-        (make_audio(0), MediaError, "audio 0: the audio is empty"),
+        (make_audio(320), MediaError, r"320 samples .*more than 320"),
+        (make_audio(0), MediaError, "audio 0: .*empty"),
         (b"RIFF", MediaError, "audio 0: the data is not WAV, FLAC, Ogg, MP3"),
         ([], SurplusPlaceholderError, r"<\|AUDIO\|>"),
         ([make_audio(999)] * 2, MissingPlaceholderError, "1"),

@@ -60,5 +60,5 @@ def test_a_token_outside_the_vocabulary_is_refused(with_audio_token: Callable[[i
 
 def test_items_that_change_nothing_are_refused(with_audio_token: Callable[[int], Path]) -> None:
     """With a token of the vocabulary that is not the processor's, audio changes no embedding."""
-    with pytest.raises(CheckpointError, match="two different audio items the same embeddings"):
+    with pytest.raises(CheckpointError, match="audio items the same"):
         LLM(str(with_audio_token(5)), dtype="float32")
