@@ -1,7 +1,7 @@
 """The environments of client libraries: what is in each, and how they are made. None is a dependency of corellm.
 
 An environment that is there with the same requirements is left as it is; the newest versions come with `make clean` or
-an empty folder. None may have torch: clients talk to a server.
+an empty folder. None may have CUDA's libraries, gigabytes that clients of a server do not use.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ CACHE = Path(__file__).with_name("cache")
 """Ignored by git."""
 CONVERSATIONS = Path(__file__).with_name("conversations")
 _QUIET = ("--quiet", "--disable-pip-version-check")
+_CPU_INDEX, _CPU_TORCH = "https://download.pytorch.org/whl/cpu", "torch==2.13.0+cpu"
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,12 @@ class Client:
     environment: str
     requirements: tuple[str, ...]
     """What pip or npm installs into the environment."""
-    alone: tuple[str, ...] = ()
-    """What pip installs without its dependencies, of which it needs only the requirements."""
+    needs_torch: bool = False
+    """Whether its dependencies have torch, which is then installed before them in the build for CPUs."""
     text_first: bool = False
     """Whether it puts a message's text before its image."""
+    lacks: str = ""
+    """What is not tried, and why."""
 
     @property
     def is_python(self) -> bool:
@@ -51,9 +54,9 @@ class Client:
 
         Raises:
             CalledProcessError: pip or npm failed.
-            RuntimeError: torch came with it.
+            RuntimeError: CUDA came with it.
         """
-        folder, wanted = self.folder(cache), "\n".join([*self.requirements, *self.alone])
+        folder, wanted = self.folder(cache), "\n".join(self.requirements)
         ready = folder / "installed.txt"
         if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
             return
@@ -68,11 +71,11 @@ class Client:
     def _install_python(self, folder: Path) -> None:
         venv.create(folder, with_pip=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", *_QUIET]
+        if self.needs_torch:
+            subprocess.run([*pip, "--no-deps", "--extra-index-url", _CPU_INDEX, _CPU_TORCH], check=True)
         subprocess.run([*pip, *self.requirements], check=True)
-        if self.alone:
-            subprocess.run([*pip, "--no-deps", *self.alone], check=True)
-        if list(folder.glob("lib/python*/site-packages/torch")):
-            raise RuntimeError(f"{self.environment} has torch; install what brings it without its dependencies")
+        if list(folder.glob("lib/python*/site-packages/nvidia")):
+            raise RuntimeError(f"{self.environment} has CUDA's libraries; give it needs_torch")
 
 
 CLIENTS = {
@@ -84,40 +87,13 @@ CLIENTS = {
     "llm": Client("llm_cli.py", "llm", ("llm",)),
     "LlamaIndex": Client("llama_index_like.py", "llama-index", ("llama-index-llms-openai-like",)),
     "Pydantic AI": Client("pydantic_agent.py", "pydantic-ai", ("pydantic-ai-slim[openai]",)),
-    "instructor": Client("instructor_plain.py", "instructor", ("instructor",)),
-    "guidellm": Client(
-        "guidellm_backend.py",
-        "guidellm",
-        (
-            "httpx[http2]<1",
-            "pydantic",
-            "pydantic-settings",
-            "more-itertools",
-            "loguru",
-            "pyyaml",
-            "numpy",
-            "culsans",
-            "msgpack",
-            "rich",
-            "click",
-            "typing-extensions",
-            "uvloop",
-            "protobuf",
-            "faker",
-            "ftfy",
-            "tabulate",
-            "eval_type_backport",
-            "websockets",
-            "jinja2",
-        ),
-        ("guidellm",),
-        text_first=True,
+    "instructor": Client(
+        "instructor_plain.py",
+        "instructor",
+        ("instructor",),
+        lacks="response models: the server holds no output to a form",
     ),
-    "lm-eval": Client(
-        "lm_eval_chat.py",
-        "lm-eval",
-        ("requests", "aiohttp", "tenacity", "tqdm", "numpy", "jinja2", "pyyaml", "pillow"),
-        ("lm-eval",),
-    ),
+    "guidellm": Client("guidellm_benchmark.py", "guidellm", ("guidellm[vision]",), needs_torch=True, text_first=True),
+    "lm-eval": Client("lm_eval_chat.py", "lm-eval", ("lm-eval[api]", "pillow"), lacks="it never streams"),
 }
 """By the name that the table has."""
