@@ -180,7 +180,7 @@ def test_errors_reach_the_one_who_caused_them(llm: AsyncLLM) -> None:
         assert results[0] == results[3] == want
         assert isinstance(results[1], SurplusPlaceholderError)
         assert isinstance(results[2], MediaError)
-        with pytest.raises(InvalidParameterError, match="is no token id"):
+        with pytest.raises(InvalidParameterError, match="no token id"):
             await collect(llm, "hi", SamplingParams(stop_token_ids=[10**7]))
 
     asyncio.run(main())
@@ -234,7 +234,7 @@ def test_nothing_a_request_brings_ends_the_engine(llm: AsyncLLM, params: Any) ->
     """Parameters of a wrong type are that request's error."""
 
     async def main() -> None:
-        with pytest.raises(InvalidParameterError, match="must be a SamplingParams"):
+        with pytest.raises(InvalidParameterError, match="SamplingParams"):
             await collect(llm, "hi", params)
         assert await collect(llm, "hi")
 
@@ -285,7 +285,7 @@ def test_duplicate_id(llm: AsyncLLM) -> None:
     async def main() -> None:
         first = llm.generate("USER: a ASSISTANT:", SamplingParams(max_tokens=500, ignore_eos=True), request_id="x")
         await anext(first)
-        with pytest.raises(InvalidParameterError, match="'x' is running already"):
+        with pytest.raises(InvalidParameterError, match="'x'"):
             await anext(llm.generate("USER: b ASSISTANT:", GREEDY, request_id="x"))
         rest = [output async for output in first]
         assert rest[-1].finished
@@ -383,7 +383,7 @@ def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypat
     async def main() -> None:
         hostile = asyncio.create_task(ask_hostile())
         assert len(await asyncio.wait_for(collect(llm, "USER: hello ASSISTANT:"), 120)) == 12
-        with pytest.raises(PromptError, match="template does not end within 1 s"):
+        with pytest.raises(PromptError, match="within 1 s"):
             await hostile
         renderer._seconds = 60.0
         outputs = [output async for output in llm.chat(messages, GREEDY)]
@@ -401,5 +401,5 @@ def test_unknown_arguments_of_chat(llm: AsyncLLM) -> None:
         async for _ in llm.chat([{"role": "user", "content": "Hello"}], GREEDY, **arguments):
             pass
 
-    with pytest.raises(InvalidParameterError, match="chat has no argument 'tool'; did you mean 'tools'"):
+    with pytest.raises(InvalidParameterError, match=r"'tool'; .*'tools'"):
         asyncio.run(ask(tool=[]))

@@ -169,7 +169,7 @@ def test_windows_keep_the_newest_turns(load: Load, name: str) -> None:
             assert len(got.token_ids) == most
             assert [f.identifier for f in got.features] == [f.identifier for f in wanted.features]
             assert got.token_ids == wanted.token_ids or is_own
-    with pytest.raises(PromptTooLongError, match=f"have {sizes[0]} tokens, more than max_window_size={sizes[0] - 1}"):
+    with pytest.raises(PromptTooLongError, match=f"{sizes[0]} tokens, .*max_window_size={sizes[0] - 1}"):
         inputs.process_chat(messages, max_window_size=sizes[0] - 1)
 
 
@@ -190,7 +190,7 @@ def test_a_continued_message_stays_open(load: Load, name: str, template: bool) -
 def test_an_encoder_decoder_continues_no_message(load: Load) -> None:
     """Its encoder reads the conversation; what is begun would be part of the question."""
     messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a red cir"}]
-    with pytest.raises(InvalidParameterError, match="its encoder reads the whole conversation") as refused:
+    with pytest.raises(InvalidParameterError, match="whole conversation") as refused:
         load("florence2").engine.input_processor.process_chat(messages, continue_final_message=True)
     assert refused.value.param == "continue_final_message"
 
@@ -215,7 +215,7 @@ def test_typed_placeholders_bind_nothing(load: Load, name: str, role: str) -> No
         try:
             processed = inputs.process_chat(messages, allowed_special="all")
         except RequestError as error:
-            assert f"role '{role}'" in str(error) or "chat template does not take" in str(error)  # noqa: PT017
+            assert f"role '{role}'" in str(error) or "chat template" in str(error)  # noqa: PT017
             return
         assert len(processed.features) == 1
         counts.append(sum(token in profile.placeholder_token_ids for token in processed.token_ids))
@@ -262,13 +262,13 @@ def mistakes() -> Iterator[Any]:
         kwargs = {"min_pixels": 10_000, "max_pixels": 5_000}
         yield name, {"image": item("image", 0)}, kwargs, ProcessorKwargsError, "min_pixels=10000 is above max_pixels"
         yield name, {"image": item("image", 0)}, {"max_pixel": 5_000}, ProcessorKwargsError, "accepted: .*max_pixels"
-        yield name, {"video": make_video(0)}, {"fps": -1}, ProcessorKwargsError, "fps must be a number"
+        yield name, {"video": make_video(0)}, {"fps": -1}, ProcessorKwargsError, "fps must"
     yield (
         "qwen2_audio",
         {"audio": (np.zeros(0, np.float32), 16_000)},
         {},
         MediaError,
-        r"audio 0: the audio is empty \(0 samples\)",
+        r"audio 0: .*empty \(0 samples\)",
     )
     yield "qwen2_audio", {"audio": b"RIFF"}, {}, MediaError, "audio 0: "
     yield (
@@ -279,7 +279,7 @@ def mistakes() -> Iterator[Any]:
         "3 images in the request, at most 1",
     )
     yield "fuyu", {"image": item("image", 0)}, {"colour": 1}, ProcessorKwargsError, "does not take 'colour'; accepted: "
-    yield "llava", {"video": make_video(0)}, {}, RequestError, "this model takes no video; it takes image"
+    yield "llava", {"video": make_video(0)}, {}, RequestError, "no video; .*image"
 
 
 @pytest.mark.parametrize(("name", "media", "kwargs", "error", "words"), list(mistakes()))
@@ -310,5 +310,5 @@ def test_the_generic_adapter_refuses_an_encoder_decoder(tmp_path: Path, monkeypa
     path = importlib.import_module("corellm_florence2.tiny").make_tiny_checkpoint(tmp_path)
     generic = importlib.import_module("corellm_transformers")
     monkeypatch.setattr(AdapterEntry, "load", lambda _: getattr(generic, generic.__all__[0]))
-    with pytest.raises(CheckpointError, match="'florence2' is an encoder-decoder"):
+    with pytest.raises(CheckpointError, match=r"'florence2' .*encoder-decoder"):
         LLM(str(path))

@@ -226,17 +226,17 @@ def test_arguments_for_images_alone_are_arguments(llm: LLM) -> None:
 def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
     image = random_image(20, 20, 0)
     return [
-        ("", PromptError, "the prompt is empty"),
-        ({"prompt_token_ids": []}, PromptError, "the prompt is empty"),
+        ("", PromptError, "prompt is empty"),
+        ({"prompt_token_ids": []}, PromptError, "prompt is empty"),
         (
             {"prompt_token_ids": [5, 10**6]},
             PromptError,
-            "token 1000000, which this model does not know; token ids go from 0 to",
+            "token 1000000, ",
         ),
-        ({"prompt_token_ids": "abc"}, PromptError, "must be a list of integers"),
+        ({"prompt_token_ids": "abc"}, PromptError, "list of integers"),
         ({"promt": "x"}, PromptError, "unknown prompt key 'promt'; did you mean 'prompt'"),
-        (5, PromptError, "a prompt is text"),
-        ({"prompt": "x", "multi_modal_data": [image]}, PromptError, "multi_modal_data must be like"),
+        (5, PromptError, "prompt is text"),
+        ({"prompt": "x", "multi_modal_data": [image]}, PromptError, "multi_modal_data must"),
         ("what is <image> this?", SurplusPlaceholderError, "image"),
         ({"prompt": "no place", "multi_modal_data": {"image": image}}, MissingPlaceholderError, "image"),
         (ask([image, image]), MissingPlaceholderError, "2 image"),
@@ -247,16 +247,16 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
         (ask(mm_processor_kwargs={"sise": 3}), ProcessorKwargsError, "does not take 'sise'; accepted: .*size"),
         ("word " * 2000, PromptTooLongError, "1024"),
         ("broken \udcff text", PromptError, "not valid Unicode"),
-        ({"prompt": "x", "cache_salt": "\ud800"}, PromptError, "cache_salt must be a non-empty string"),
-        ({"prompt_token_ids": [10**5000]}, PromptError, "an absurdly large number"),
+        ({"prompt": "x", "cache_salt": "\ud800"}, PromptError, "cache_salt"),
+        ({"prompt_token_ids": [10**5000]}, PromptError, "absurdly large"),
         (
             ask(mm_processor_kwargs={"images_kwargs": {"sise": 3}}),
             ProcessorKwargsError,
             "images_kwargs: 'sise' is no arg",
         ),
-        (ask(mm_processor_kwargs={"videos_kwargs": {"fps": 3}}), ProcessorKwargsError, "this model takes no video"),
+        (ask(mm_processor_kwargs={"videos_kwargs": {"fps": 3}}), ProcessorKwargsError, "no video"),
         (ask(multi_modal_uuids={"video": "v"}), InvalidParameterError, "'video'.* names nothing: .*has image"),
-        ({"prompt": "x", "priority": "high"}, PromptError, "priority must be an integer"),
+        ({"prompt": "x", "priority": "high"}, PromptError, "priority"),
         ({"prompt": "x", "priority": 1}, InvalidParameterError, "priority 1 .*'fcfs'.*scheduling_policy=.priority."),
         (ask(multi_modal_uuids={"image": 5}), InvalidParameterError, "must hold strings"),
     ]
@@ -414,7 +414,7 @@ def test_a_failed_forward_pass_fails_only_the_guilty(llm: LLM, monkeypatch: pyte
     for _ in range(4):  # more often than the engine bears with a broken model
         outputs = llm.generate([short, long, short], GREEDY, use_tqdm=False, on_error="return")
         assert isinstance(outputs[1].error, RequestFailedError)
-        assert "too many at once" in str(outputs[1].error)
+        assert "at once" in str(outputs[1].error)
         assert outputs[0].outputs[0].token_ids == outputs[2].outputs[0].token_ids != []
 
 
@@ -426,7 +426,7 @@ def test_an_engine_that_keeps_failing_gives_up(tiny_llava: Path, monkeypatch: py
 
     with LLM(str(tiny_llava), max_num_seqs=1) as broken:
         monkeypatch.setattr(broken.engine.runner._language_model, "forward", forward)
-        with pytest.raises(EngineDeadError, match=r"(?s)3 steps in a row failed.*RuntimeError: broken for good"):
+        with pytest.raises(EngineDeadError, match=r"(?s)in a row.*RuntimeError: broken for good"):
             broken.generate(["a", "b", "c", "d"], GREEDY, use_tqdm=False)
 
 
@@ -453,7 +453,7 @@ def test_abort_at_any_step(llm: LLM) -> None:
 def test_an_id_can_be_used_again_but_not_twice_at_once(llm: LLM) -> None:
     """The engine refuses a second request of the same name while the first runs."""
     llm.engine.add_request("same", "USER: a ASSISTANT:", GREEDY)
-    with pytest.raises(InvalidParameterError, match="'same' is running already"):
+    with pytest.raises(InvalidParameterError, match="'same'"):
         llm.engine.add_request("same", "USER: a ASSISTANT:", GREEDY)
     while llm.engine.has_unfinished_requests():
         llm.engine.step()
@@ -667,7 +667,7 @@ def test_the_last_tokens_of_a_prompt(llm: LLM) -> None:
     assert with_image.outputs[0].token_ids != kept(length - where.offset, ask() | {"multi_modal_data": other})
     assert kept(length + 5, ask()).prompt_token_ids == whole.token_ids
     for count in (length - where.end + 1, length - where.offset - 1):
-        with pytest.raises(InvalidParameterError, match="would cut image 0") as caught:
+        with pytest.raises(InvalidParameterError, match="image 0") as caught:
             kept(count, ask())
         assert caught.value.param == "truncate_prompt_tokens"
     long = {"prompt_token_ids": [5, 6, 7] * llm.engine.max_model_len}
@@ -767,11 +767,11 @@ def test_special_tokens_a_caller_allows(llm: LLM) -> None:
         assert output.prompt_token_ids.count(eos) == count, allowed
         assert output.prompt_token_ids.count(image) == 16
     for allowed, words in (
-        (["<image>"], "'<image>' stands for an item"),
-        (["<nothing>"], "'<nothing>' is no special token of this model"),
-        ("</s>", 'must be a list of special tokens or "all"'),
-        (None, 'must be a list of special tokens or "all"'),
-        ([1], 'must be a list of special tokens or "all"'),
+        (["<image>"], "'<image>' stands"),
+        (["<nothing>"], "'<nothing>'"),
+        ("</s>", 'or "all"'),
+        (None, 'or "all"'),
+        ([1], 'or "all"'),
     ):
         with pytest.raises(InvalidParameterError, match=f"allowed_special.*{words}"):
             llm.chat(messages, GREEDY, use_tqdm=False, allowed_special=allowed)
@@ -903,9 +903,9 @@ def test_going_on_with_parts_and_media(llm: LLM) -> None:
     with pytest.raises(InvalidParameterError, match="continue_final_message"):
         llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True, add_generation_prompt=True)
     messages[-1] = {"role": "assistant", "content": None}
-    with pytest.raises(PromptError, match=r"messages\[1\] has no text"):
+    with pytest.raises(PromptError, match=r"messages\[1\]"):
         llm.chat(messages, GREEDY, use_tqdm=False, continue_final_message=True)
-    with pytest.raises(PromptError, match="the last message's text is not in the prompt as it was given"):
+    with pytest.raises(PromptError, match="not in the prompt"):
         llm.chat(
             conversation("x"),
             GREEDY,
@@ -945,13 +945,13 @@ def test_tools_and_template_arguments(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tools": [{"type": "function"}, 7]}, r"tools\[1\] must be a JSON schema or a Python function, got 7"),
-        ({"tools": {"type": "function"}}, "tools must be a list"),
+        ({"tools": [{"type": "function"}, 7]}, r"tools\[1\] .*got 7"),
+        ({"tools": {"type": "function"}}, "tools must"),
         ({"tools": [lambda x: x]}, r"tools\[0\]: Cannot generate JSON schema"),
         ({"tools": [{"a": {1}}]}, r"tools\[0\].a is a set"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs cannot set 'messages'"),
-        ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be a dict"),
-        ({"chat_template": 7}, "chat_template must be a Jinja template"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs must"),
+        ({"chat_template": 7}, "chat_template must"),
     ],
 )
 def test_wrong_arguments_of_chat(llm: LLM, arguments: dict[str, Any], words: str) -> None:
@@ -1001,9 +1001,9 @@ def test_many_conversations_and_parts_in_order(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([], "messages must be a non-empty list"),
-        ([{"role": "user"}], r"messages\[0\].content must be text or a list of parts"),
-        ([{"role": "king", "content": "x"}], r"messages\[0\].role must be one of"),
+        ([], "messages must"),
+        ([{"role": "user"}], r"messages\[0\].content .*list of parts"),
+        ([{"role": "king", "content": "x"}], r"messages\[0\].role "),
         ([{"role": "user", "content": [{"type": "smell"}]}], r"messages\[0\].content\[0\]: type 'smell' is not known"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\].content\[0\]: .* a string under 'text'"),
         ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\].content\[0\]: .* needs 'image'"),
@@ -1018,15 +1018,15 @@ def test_malformed_messages(llm: LLM, messages: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ("hi", re.escape("""got 'hi'; for a text give [{"role": "user", "content": "..."}]""")),
-        (["hi"], "got 'hi'; for a text give"),
-        ({"role": "user", "content": "hi"}, ".*; put the message into a list"),
+        ("hi", "got 'hi'; .*" + re.escape('[{"role": "user", "content": "..."}]')),
+        (["hi"], "got 'hi'; "),
+        ({"role": "user", "content": "hi"}, ".*into a list"),
         (5, "got 5$"),
     ],
 )
 def test_what_is_no_conversation(llm: LLM, messages: Any, message: str) -> None:
     """It is named whole, not its first letter or key, with the way out."""
-    with pytest.raises(PromptError, match=r"messages must be a non-empty list of \{role, content\}, " + message):
+    with pytest.raises(PromptError, match=r"messages must .*\{role, content\}, " + message):
         llm.chat(messages, GREEDY, use_tqdm=False)
 
 
@@ -1109,7 +1109,7 @@ def test_a_call_within_a_call_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPat
 
     def stepping() -> Any:
         if not refused:
-            with pytest.raises(RequestError, match="in the middle of a call of the same thread") as caught:
+            with pytest.raises(RequestError, match="same thread") as caught:
                 llm.generate("hi", GREEDY, use_tqdm=False)
             refused.append(caught.value)
         return step()
@@ -1147,12 +1147,12 @@ def test_closing_beside_a_call(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch
         return outputs
 
     monkeypatch.setattr(closing.engine, "step", stepping)
-    with pytest.raises(EngineDeadError, match="this LLM is closed"):
+    with pytest.raises(EngineDeadError, match="is closed"):
         tokens(closing, "hi", SamplingParams(max_tokens=50, ignore_eos=True))
     others.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         closing.engine.runner  # noqa: B018
-    with pytest.raises(EngineDeadError, match="this LLM is closed"):
+    with pytest.raises(EngineDeadError, match="is closed"):
         tokens(closing, "hi")
     with pytest.raises(EngineDeadError, match="shut down"):
         step()

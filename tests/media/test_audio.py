@@ -222,8 +222,8 @@ NOISE = np.random.default_rng(0).bytes(5000)
         (NOISE, "the data is not WAV, FLAC, Ogg, MP3, AAC, M4A, MP4, MKV or WebM audio"),
         (b"RIFF....AVI LIST", "not WAV"),
         (encoded(tones(99), 44_100, "AIFF"), "not WAV"),
-        (encoded(tones(0), 44_100, "WAV"), r"the audio is empty \(0 samples\)"),
-        (encoded(tones(0), 44_100, "OGG"), r"the audio is empty \(0 samples\)"),
+        (encoded(tones(0), 44_100, "WAV"), r"empty \(0 samples\)"),
+        (encoded(tones(0), 44_100, "OGG"), r"empty \(0 samples\)"),
         (b"RIFF" + NOISE[:4] + b"WAVE" + NOISE, "broken or truncated WAV"),
         (b"fLaC" + NOISE, "broken or truncated FLAC"),
         (b"OggS" + NOISE, "Ogg"),
@@ -231,25 +231,25 @@ NOISE = np.random.default_rng(0).bytes(5000)
         (b"ID3\x04\0\0\0\0\0\x0a" + bytes(10) + encoded(tones(999), 44_100, "FLAC"), "but FLAC"),
         ("no/such/file.wav", "no such file"),
         (".", "is a directory"),
-        (np.zeros(0, np.float32), r"the audio is empty \(0 samples\)"),
-        (([], 44_100), r"the audio is empty \(0 samples\)"),
-        ((np.zeros((2, 0)), RATE), r"the audio is empty \(0 samples\)"),
+        (np.zeros(0, np.float32), r"empty \(0 samples\)"),
+        (([], 44_100), r"empty \(0 samples\)"),
+        ((np.zeros((2, 0)), RATE), r"empty \(0 samples\)"),
         (np.array([0.0, math.nan]), "not finite"),
         ((np.array([0.0, -math.inf]), 44_100), "not finite"),
         ((np.array([[math.inf], [-math.inf]]), 44_100), "not finite"),
         (np.array([1e300]), "not finite"),
         ((torch.tensor([math.nan]), 8_000), "not finite"),
         (encoded(np.array([0.0, math.nan, 0.0]), RATE, "WAV", "FLOAT"), "not finite"),
-        (np.array([0.0, 12_000.0]), "up to 12000, expected about -1 to 1; give PCM as int16"),
+        (np.array([0.0, 12_000.0]), "12000, .*int16"),
         (([0, 500, -500], RATE), "dtype int64; give floats"),
         ((np.array([True]), RATE), "dtype bool"),
         ((np.array([1j]), RATE), "dtype complex128"),
         ((np.array(["a"]), RATE), "dtype <U1"),
-        (([0.5, [0.5]], RATE), "neither flat nor one list per channel"),
+        (([0.5, [0.5]], RATE), "one list per channel"),
         ((["0.5"], RATE), "dtype <U3"),
         ((None, RATE), "got NoneType"),
-        (("a.wav", RATE), "samples must be an array, a tensor or a list of floats, got str"),
-        ((MONO, "16000"), "the rate must be a number of hertz, got str"),
+        (("a.wav", RATE), "samples .* got str"),
+        ((MONO, "16000"), "rate .* got str"),
         ((MONO, True), "got bool"),
         ((MONO, math.nan), "sampling rate of nan Hz; accepted: 1000 to 384000"),
         ((MONO, 0), "sampling rate of 0 Hz"),
@@ -281,7 +281,7 @@ def test_devices_and_pipes_are_not_read(tmp_path: Path) -> None:
     """A pipe without a writer would wait for ever."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(MediaError, match="not a regular file"):
+        with pytest.raises(MediaError, match="regular file"):
             load(path)
 
 
@@ -321,9 +321,9 @@ def test_audio_files_joined_end_to_end() -> None:
     high, low = (mp3_without_index(tones(40_000), 44_100, rate) for rate in (320_000, 64_000))
     joined = [FILES["Vorbis"] + FILES["Opus"], FILES["MP3"] + FILES["MP3"], FILES["MP3"] + low]
     for data in joined:
-        with pytest.raises(MediaError, match=r"several (Ogg|MP3) files joined end to end"):
+        with pytest.raises(MediaError, match=r"several (Ogg|MP3) files"):
             load(data)
-    with pytest.raises(MediaError, match=r"only .* seconds can be decoded"):
+    with pytest.raises(MediaError, match=r"only .* seconds"):
         load(high + low * 3)  # the guess from the first frame's bit rate is too short
 
 
@@ -450,7 +450,7 @@ def test_many_threads_hear_the_same() -> None:
 def test_a_missing_extra_is_named(missing: str, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingExtraError, match=rf"this audio needs {missing}: pip install "):
+    with pytest.raises(MissingExtraError, match=rf"{missing}: pip install "):
         load(source)
 
 
@@ -514,7 +514,7 @@ def test_counted_alike_before_and_after(parser: DataParser, value: Any, count: i
         ("https://example.com/a.mp3", "audio 1: .*allowed_media_domains"),
         ("a.mp3", r"audio 1: no such file: 'a\.mp3'"),
         (np.zeros(RATE * 21), r"audio 1: 21\.0 seconds or more"),
-        (None, "audio 1: None in place of audio data"),
+        (None, "audio 1: None"),
         (0.5, "audio 1: float is not audio"),
     ],
 )

@@ -126,7 +126,7 @@ def test_of_a_video_the_audio_track_is_read(kind: str) -> None:
     expected = librosa.resample(mono, orig_sr=KINDS[kind][2], target_sr=RATE, res_type="soxr_hq")
     assert np.allclose(load(data), expected, rtol=0, atol=1e-6)
     silent = encode([plain(0)], container=KINDS[kind][0])
-    with pytest.raises(MediaError, match="the data has no audio"):
+    with pytest.raises(MediaError, match="no audio"):
         load(silent)
 
 
@@ -172,7 +172,7 @@ def test_too_long_is_refused_while_it_is_decoded(kind: str, monkeypatch: pytest.
     decoded = []
     decode = av.AudioFrame.to_ndarray
     monkeypatch.setattr("corellm.media.audio_streams._samples", counting(decoded, decode))
-    with pytest.raises(MediaTooLargeError, match=r"longer than the 0\.5 allowed"):
+    with pytest.raises(MediaTooLargeError, match=r"0\.5 allowed"):
         load(data, 0.5)
     assert sum(decoded) < 0.6 * 44_100
 
@@ -192,7 +192,7 @@ def test_a_table_that_announces_too_much_is_refused(media_pool: MediaPool) -> No
     data = bytearray(encoded("M4A", tones(44_100, 44_100)))
     at = data.index(b"stsz") + 8
     struct.pack_into(">II", data, at, 1, 2**31)
-    with pytest.raises(MediaError, match="the data has no samples"):
+    with pytest.raises(MediaError, match="no samples"):
         load_audio(bytes(data), RATE, 20.0, pool=media_pool)
 
 
@@ -213,5 +213,5 @@ def test_without_pyav_the_error_names_the_command(monkeypatch: pytest.MonkeyPatc
     """What libsndfile reads does not need it."""
     data = encoded("M4A", tones(4000, 44_100))
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtraError, match=r"this audio needs av: pip install av"):
+    with pytest.raises(MissingExtraError, match=r"av: pip install av"):
         load(data)

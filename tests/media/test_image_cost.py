@@ -273,7 +273,7 @@ def test_a_file_that_keeps_a_decoder_busy_is_refused(pools: tuple[MediaPool, Med
     """When its time is up, with the limit and the way out; the next file is read."""
     hasty, patient = pools
     kind, data = heavy_decoding()[name]
-    with pytest.raises(kind, match=r"the data(: broken| takes longer than 1 s .*raise media_timeout)") as caught:
+    with pytest.raises(kind, match=r"(: broken|1 s .*media_timeout)") as caught:
         load_image(data, 1 << 28, pool=hasty if kind is MediaTimeoutError else patient)
     assert kind is MediaError or caught.value.expected == 1.0
     assert load_image(encoded(gradient(8), "PNG"), LIMIT, pool=patient).size == (8, 8)

@@ -77,7 +77,7 @@ def test_a_format_is_let_in_alone_or_kept_out_alone(modality: str, name: str, tm
     others = [other for other in KNOWN if other != name]
     for source, shown in ((data, "the (data|video)"), (path, r"'.*file\.png'")):
         assert len(np.asarray(parse(modality, source, [name])))
-        with pytest.raises(MediaError, match=rf"{modality} 0: {shown} is of the format {name}, which is not .*media_f"):
+        with pytest.raises(MediaError, match=rf"{modality} 0: {shown} .* {name}, .*media_f"):
             parse(modality, source, others)
 
 
@@ -88,7 +88,7 @@ def test_avif_is_an_option(tmp_path: Path) -> None:
     buffer = BytesIO()
     Image.fromarray(FRAMES[0]).save(buffer, "AVIF", exif=exif)
     data = buffer.getvalue()
-    with pytest.raises(MediaError, match=r"of the format avif, which is not accepted here; .*\(media_formats\)"):
+    with pytest.raises(MediaError, match=r"avif, .*\(media_formats\)"):
         parse("image", data)
     with Image.open(BytesIO(data)) as image:
         expected = np.rot90(np.asarray(image.convert("RGB")), -1)
@@ -124,7 +124,7 @@ def test_what_is_no_file_is_always_let_in() -> None:
 
 def test_names_that_are_none() -> None:
     """Typed errors that list the known ones."""
-    with pytest.raises(ConfigError, match=r"unknown media format 'jpg'; known: jpeg, png, gif, .*mpegts.*, aac, avif"):
+    with pytest.raises(ConfigError, match=r"'jpg'; .*jpeg, png, gif, .*mpegts.*, aac, avif"):
         EngineConfig.from_kwargs(model="demo", media_formats=["png", "jpg"])
     with pytest.raises(ConfigError, match=r"media_formats .* got 'png'"):
         MultiModalConfig(media_formats="png")
@@ -138,5 +138,5 @@ def test_a_file_is_read_up_to_a_size(tmp_path: Path, start: bytes) -> None:
         stream.write(start)
         stream.truncate(MAX_FILE_BYTES + 1)
     for load in (lambda: load_image(path, 10**6), lambda: load_audio(path, RATE, 60)):
-        with pytest.raises(MediaTooLargeError, match=f"has {MAX_FILE_BYTES + 1} bytes, more than"):
+        with pytest.raises(MediaTooLargeError, match=f"{MAX_FILE_BYTES + 1} bytes"):
             load()

@@ -327,7 +327,7 @@ def test_ten_minutes_are_read_in_steps(ten_minutes: bytes) -> None:
     video = load(ten_minutes, max_video_decoded_pixels=pixels)
     assert video.metadata.duration == pytest.approx(600)
     assert all(same_colour(frame, n // 300) for n, frame in zip(SAMPLE, video.read(SAMPLE), strict=True))
-    with pytest.raises(MediaTooLargeError, match=f"takes {pixels} pixels of decoding .* than the {pixels - 1} allowed"):
+    with pytest.raises(MediaTooLargeError, match=f" {pixels} pixels .* {pixels - 1} "):
         next(load(ten_minutes, max_video_decoded_pixels=pixels - 1).read(SAMPLE))
     with pytest.raises(MediaTooLargeError, match=r"6000 frames .* 768"):
         video.read()
@@ -453,7 +453,7 @@ def test_texts_that_name_other_places_open_nothing(
         server.settimeout(0.01)
         for name in ("file.mp4", "file.m3u8", "file.sdp"):
             (tmp_path / name).write_bytes(text)
-            with pytest.raises(MediaError, match=r"file.* is not an MP4, "):
+            with pytest.raises(MediaError, match=r"file.* not an MP4"):
                 load(tmp_path / name)
         with pytest.raises(TimeoutError):
             server.accept()
@@ -474,8 +474,8 @@ def test_no_video(tmp_path: Path) -> None:
     audio = encoded("M4A", tones(20_000, 44_100))
     for source, words in (
         (b"", "is empty"), (tmp_path / "empty", "is empty"), (tmp_path, "is a directory"),
-        (tmp_path / "no", "no such file: .*no"), (Path("/dev/zero"), "not a regular file"),
-        (audio, "has no video stream"),
+        (tmp_path / "no", "no such file: .*no"), (Path("/dev/zero"), "regular file"),
+        (audio, "no video stream"),
     ):  # fmt: skip
         with pytest.raises(MediaError, match=words):
             load(source)
@@ -549,7 +549,7 @@ def test_a_frame_that_does_not_decode_is_named(file: bytes) -> None:
     video = load(bytes(broken))
     assert same_colour(next(video.read([3])), 3)
     assert same_colour(next(video.read([25])), 25)
-    with pytest.raises(MediaError, match=r"^frame \d+ \(at 0\.\d\d s\) cannot be decoded$"):
+    with pytest.raises(MediaError, match=r"^frame \d+ \(at 0\.\d\d s\)"):
         list(video.read())
 
 
@@ -659,7 +659,7 @@ def test_bombs_of_decoding(too_much_decoding: tuple[Measured, Measured]) -> None
     # A canvas is handed out, too; to open an image counts like 4096 pixels.
     for bomb, pixels, allowed in ((video, 600 * 3840 * 2160, 1 << 32), (gif, 21 * 5700**2 + 20 * 4096, 1 << 29)):
         assert bomb.error == "MediaTooLargeError"
-        assert f"takes {pixels} pixels of decoding" in bomb.message
+        assert f" {pixels} pixels" in bomb.message
         assert f"the {allowed} allowed" in bomb.message
 
 
@@ -704,9 +704,7 @@ def test_limits(file: bytes, tmp_path: Path) -> None:
     with pytest.raises(MediaTooLargeError, match=r"3072 pixels, .* 3071"):
         load(file, max_video_pixels=3071)
     for form in (file, path):
-        with pytest.raises(
-            MediaTooLargeError, match=rf"takes {len(file)} bytes .* more than the {len(file) - 1} allowed"
-        ):
+        with pytest.raises(MediaTooLargeError, match=rf" {len(file)} bytes .* {len(file) - 1} "):
             load(form, max_video_bytes=len(file) - 1)
         assert load(form, max_video_bytes=len(file), max_video_pixels=3072).num_frames == 30
 

@@ -20,34 +20,34 @@ from tests.conftest import random_image
 _GROUPED = {"intermediate_size": 96, "num_key_value_heads": 2}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     # by the class
-    "BloomForCausalLM": ({}, CheckpointError, "does not let its attention be replaced"),
-    "MptForCausalLM": ({}, CheckpointError, "does not let its attention be replaced"),
-    "BertLMHeadModel": ({"intermediate_size": 96}, CheckpointError, "states a mask that is not the causal one that"),
+    "BloomForCausalLM": ({}, CheckpointError, "attention be replaced"),
+    "MptForCausalLM": ({}, CheckpointError, "attention be replaced"),
+    "BertLMHeadModel": ({"intermediate_size": 96}, CheckpointError, "mask .*not the causal"),
     "T5ForConditionalGeneration": (
         {"d_kv": 16, "d_ff": 96},
         CheckpointError,
-        "'t5' is an encoder-decoder, of which the generic adapter cannot tell what the encoder reads",
+        "'t5' .*encoder-decoder",
     ),
     # by what layers pass to attention
-    "DiffLlamaForCausalLM": (_GROUPED, CheckpointError, "DiffLlamaModel has a layer that attends more than once"),
+    "DiffLlamaForCausalLM": (_GROUPED, CheckpointError, "DiffLlamaModel .*more than once"),
     "PhimoeForCausalLM": (
         {**_GROUPED, "sliding_window": 12, "num_local_experts": 4},
         CheckpointError,
-        "states a mask that is not the causal one that its attention is asked for",
+        "mask .*not the causal",
     ),
-    "NemotronForCausalLM": (_GROUPED, ContractError, "NemotronAttention was run without the engine's `paged` argument"),
-    "DogeForCausalLM": (_GROUPED, CheckpointError, "DogeModel fails in a step of corellm with"),
+    "NemotronForCausalLM": (_GROUPED, ContractError, "NemotronAttention .*`paged`"),
+    "DogeForCausalLM": (_GROUPED, CheckpointError, "DogeModel fails"),
     # by how they keep a state
-    "RwkvForCausalLM": ({"context_length": 64}, CheckpointError, "RwkvModel never attends through the engine"),
+    "RwkvForCausalLM": ({"context_length": 64}, CheckpointError, "RwkvModel never attends"),
     "MiniMaxForCausalLM": (
         {**_GROUPED, "head_dim": 16, "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]},
         CheckpointError,
-        "MiniMaxModel has 1 of 2 layers that do not attend through the engine",
+        "MiniMaxModel .*1 of 2 layers",
     ),
     "ZayaForCausalLM": (
         _GROUPED,
         CheckpointError,
-        "ZayaCCAProjection.*keeps a state, and corellm cannot run it in chunks: .*does not return one tensor",
+        "ZayaCCAProjection.*chunks: .*one tensor",
     ),
 }
 
@@ -65,7 +65,7 @@ def test_models_that_ask_for_more_are_refused(architecture: str, tmp_path: Path)
 def test_a_multimodal_model_that_no_plugin_claims_needs_a_plugin() -> None:
     """Its name may end like a text model's; so may that of a model that transformers does not have."""
     config = transformers.Phi4MultimodalConfig(architectures=["Phi4MultimodalForCausalLM"])
-    with pytest.raises(PluginNotFoundError, match=r"has Phi4MultimodalForCausalLM as a multimodal model.*install one"):
+    with pytest.raises(PluginNotFoundError, match=r"Phi4MultimodalForCausalLM .*multimodal"):
         check_architecture(config)
     config = transformers.LlamaConfig(architectures=["MysteryForCausalLM"])
     with pytest.raises(PluginNotFoundError, match="no MysteryForCausalLM"):
@@ -84,7 +84,7 @@ def test_a_decoder_of_another_width_is_refused(tmp_path: Path, monkeypatch: pyte
         return type(output)(last_hidden_state=wide)
 
     monkeypatch.setattr(LlamaModel, "forward", other)
-    with pytest.raises(ContractError, match=f"LlamaModel, whose output is {width} wide, not 64: it must return"):
+    with pytest.raises(ContractError, match=f"LlamaModel.* {width} .*64"):
         LLM(str(tmp_path), dtype="float32").close()
 
 
@@ -102,7 +102,7 @@ def test_capped_scores_need_a_backend_that_caps(tmp_path: Path, monkeypatch: pyt
     """Another backend would leave the scores as they are: the error says which one caps."""
     make_tiny_checkpoint(tmp_path, architecture="Gemma2ForCausalLM", head_dim=16, **_GROUPED)
     monkeypatch.setattr("corellm.attention.cpu.CpuAttention.softcaps", False)
-    with pytest.raises(CheckpointError, match=r"Gemma2Model caps attention scores.*attention_backend='reference'"):
+    with pytest.raises(CheckpointError, match=r"Gemma2Model caps .*attention_backend='reference'"):
         LLM(str(tmp_path), dtype="float32", attention_backend="cpu").close()
 
 
@@ -119,7 +119,7 @@ def test_sinks_need_a_backend_that_adds_them(tmp_path: Path, monkeypatch: pytest
     """Another backend would leave them out: the error says which one adds them."""
     make_tiny_checkpoint(tmp_path, architecture="GraniteSWAForCausalLM", **_GROUPED)
     monkeypatch.setattr("corellm.attention.cpu.CpuAttention.sinks", False)
-    with pytest.raises(CheckpointError, match=r"GraniteSWAModel has attention sinks.*attention_backend='reference'"):
+    with pytest.raises(CheckpointError, match=r"GraniteSWAModel .*sinks.*attention_backend='reference'"):
         LLM(str(tmp_path), dtype="float32", attention_backend="cpu").close()
 
 
@@ -128,7 +128,7 @@ def test_two_towers_are_refused(family: str) -> None:
     """By what they are: no decoder is missed. Their class is looked for under the names of decoders."""
     hf_config = getattr(transformers, f"{family}Config")()
     hf_config.architectures = [f"{family}ForCausalLM"]
-    with pytest.raises(PluginNotFoundError, match=rf"{family}Model embeds texts and images by two encoders"):
+    with pytest.raises(PluginNotFoundError, match=rf"{family}Model .*two encoders"):
         check_architecture(hf_config)
 
 
@@ -139,9 +139,9 @@ def test_media_are_refused(tmp_path: Path) -> None:
     message = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]}
     make_tiny_checkpoint(tmp_path)
     with LLM(str(tmp_path), dtype="float32") as llm:
-        with pytest.raises(UnsupportedModalityError, match="takes no image; it takes text alone"):
+        with pytest.raises(UnsupportedModalityError, match="no image"):
             llm.generate([prompt], use_tqdm=False)
-        with pytest.raises(UnsupportedModalityError, match="takes no image; it takes text alone"):
+        with pytest.raises(UnsupportedModalityError, match="no image"):
             llm.chat([message], use_tqdm=False)
         (output,) = llm.chat([{"role": "user", "content": "What?"}], SamplingParams(max_tokens=2), use_tqdm=False)
     assert output.prompt == "USER: What?\nASSISTANT:"
