@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
     parser.add_argument("--quick", action="store_true", help="try one setting of each kind; writes no page")
     given = parser.parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # several kinds at a time, of tiny tensors
     known = kinds()
     part, _, count = given.shard.partition("/")
     wanted = (given.kinds or list(known))[int(part) - 1 :: int(count)]
