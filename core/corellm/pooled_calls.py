@@ -254,9 +254,16 @@ def _named(prompt: Any, name: str | None) -> Any:
 
 
 def _on(side: str, prompt: Any) -> Any:
-    """Return a prompt as a query or a document of a ColBERT model; tokens and conversations stay as they are."""
-    fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
-    return {"prompt_name": side, **fields} if isinstance(fields, Mapping) and "prompt" in fields else prompt
+    """Return a prompt as a query or a document of a ColBERT model; tokens and conversations stay as they are.
+
+    Raises:
+        PromptError: it has the name of the other side.
+    """
+    is_text = isinstance(prompt, str) or (isinstance(prompt, Mapping) and "prompt" in prompt)
+    given = prompt.get("prompt_name") if isinstance(prompt, Mapping) else None
+    if given not in (None, side):
+        raise PromptError(f"prompt_name {given!r:.100}: the text stands where a {side} does", param="prompt_name")
+    return _named(prompt, side) if is_text else prompt
 
 
 def _made(output: _Pooled, make: Callable[[Any], _Made]) -> PoolingRequestOutput[_Made]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from corellm import LLM, AsyncLLM, SamplingParams
-from corellm.engine.remote_media import RemoteMedia
+from corellm.engine.remote_media import MOST_URLS, RemoteMedia
 from corellm.errors import ItemLimitError, MediaError, MissingExtraError, ProcessingError
 from corellm.fetching import fetcher as fetcher_module
 from corellm.fetching.fetcher import Fetcher
@@ -182,6 +182,31 @@ def test_too_many_items_are_refused_before_the_first_is_fetched(llm: LLM, host: 
     with pytest.raises(ItemLimitError):
         tokens(llm, asking(*[f"http://media.test:{host.port}/image.png"] * 4))
     assert host.num_connections == before
+
+
+def test_a_conversation_has_so_many_urls(host: Host, make_fetcher: Any, settings: FetchSettings) -> None:
+    """More are refused before the first is fetched: their files are held together."""
+    before, media = host.num_connections, RemoteMedia(settings)
+    with pytest.raises(MediaError, match=str(MOST_URLS)):
+        media.load(normalized(*[f"http://media.test:{host.port}/image.png"] * (MOST_URLS + 1)))
+    assert host.num_connections == before
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, make_fetcher: Any) -> None:
+    """Is an error, no wait for ever, and the next download may have one."""
+    media = RemoteMedia(FetchSettings(allowed_media_domains=["media.test"]))
+
+    def fail(main: Any) -> None:
+        main.close()
+        raise OSError("no descriptors")
+
+    with monkeypatch.context() as patching:
+        patching.setattr("corellm.fetching.fetch_thread.asyncio.run", fail)
+        with pytest.raises(ProcessingError, match="no descriptors"):
+            media.load(normalized("http://media.test/"))
+    with pytest.raises(MediaError):
+        media.load(normalized("http://other.test/"))
+    media.close()
 
 
 def test_without_allowed_hosts_the_argument_is_named(tiny_llava: Path, host: Host) -> None:

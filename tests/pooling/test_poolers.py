@@ -165,10 +165,11 @@ def test_bias_and_scale(activation: str) -> None:
 
 
 def test_similarities() -> None:
-    """MaxSim is the sum of row maxima; the cosine is that of the angle, 0 for a zero vector."""
+    """MaxSim is the sum of row maxima, 0 without rows; the cosine is that of the angle, 0 for a zero vector."""
     rng = np.random.default_rng(0)
     query, document = rng.random((3, 5), np.float32), rng.random((4, 5), np.float32)
     assert max_sim(query, document) == pytest.approx(sum(max(q @ d for d in document) for q in query), abs=1e-6)
+    assert max_sim(query, document[:0]) == max_sim(query[:0], document) == 0
     assert cosine(query[0], 3 * query[0]) == pytest.approx(1, abs=1e-6)
     assert cosine(query[0], np.zeros(5, np.float32)) == 0
 

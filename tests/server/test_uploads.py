@@ -143,6 +143,7 @@ def test_row_36_the_one_that_stalls_for_longest_gives_way(monkeypatch: pytest.Mo
             first, second, third = (upload(clock) for _ in range(3))
             for one in (first, second):
                 coming.enter_context(uploads.entered(one))
+                uploads.came(one, PROGRESS, more=True)
             with pytest.raises(ApiError) as refused, uploads.entered(third):
                 uploads.came(third, PROGRESS, more=True)
             assert refused.value.status == 503
@@ -167,17 +168,36 @@ def test_row_36_one_address_leaves_room_for_others(monkeypatch: pytest.MonkeyPat
         uploads = Uploads(10, 2)
         with ExitStack() as coming:
             other = upload(clock, exchange("10.0.0.2"))
-            coming.enter_context(uploads.entered(other))
-            clock.now += 2
             own = [upload(clock) for _ in range(2)]
-            for one in own:
+            for one in (other, *own):
                 coming.enter_context(uploads.entered(one))
+                uploads.came(one, PROGRESS, more=True)
             with pytest.raises(ApiError, match=r"10\.0\.0\.1"), uploads.entered(one_more := upload(clock)):
                 uploads.came(one_more, PROGRESS, more=True)
             clock.now += 2
-            coming.enter_context(uploads.entered(upload(clock)))
+            newest = upload(clock)
+            coming.enter_context(uploads.entered(newest))
+            uploads.came(newest, PROGRESS, more=True)
             assert other.refusal is None
             assert [one.refusal is None for one in own] == [False, True]
+
+    in_loop(test, monkeypatch)
+
+
+def test_row_36_bodies_that_bring_nothing_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many one address begins, those of others that make progress are taken."""
+
+    def test(clock: Clock) -> None:
+        uploads = Uploads(2, 2)
+        with ExitStack() as coming:
+            for _ in range(20):
+                coming.enter_context(uploads.entered(upload(clock)))
+            others = [upload(clock, exchange("10.0.0.2")) for _ in range(2)]
+            for one in others:
+                coming.enter_context(uploads.entered(one))
+                uploads.came(one, PROGRESS, more=True)
+            assert len(uploads) == 22
+            assert all(one.refusal is None for one in others)
 
     in_loop(test, monkeypatch)
 
@@ -204,7 +224,7 @@ def test_row_36_bytes_of_stalled_bodies_are_given_to_others(monkeypatch: pytest.
     in_loop(test, monkeypatch)
 
 
-@pytest.mark.parametrize("num_bytes", [400, 2000], ids=["as many as it needs", "all, in vain"])
+@pytest.mark.parametrize("num_bytes", [400, 2000], ids=["as many as it needs", "none, if all are too few"])
 def test_row_36_slow_bodies_give_their_bytes_to_a_request_that_has_come(
     monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ) -> None:
@@ -230,7 +250,7 @@ def test_row_36_slow_bodies_give_their_bytes_to_a_request_that_has_come(
                 with pytest.raises(ApiError) as refused:
                     intake.hold(num_bytes)
                 assert refused.value.status == 503
-                assert intake.num_bytes == 0
+                assert intake.num_bytes == 900
             assert begun.refusal is None
 
     in_loop(test, monkeypatch)

@@ -16,7 +16,9 @@ import transformers
 from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder
 
-from corellm import LLM
+from corellm import LLM, PoolingParams
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.truncation import ready_to_pool
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError, PromptError, PromptTooLongError
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from tests.text_encoders.colbert import (
@@ -223,6 +225,8 @@ def test_requests_that_are_refused(tmp_path: Path) -> None:
     ("file", "changes", "named"),
     [
         ("config_sentence_transformers.json", {"query_length": 0}, "query_length"),
+        ("config_sentence_transformers.json", {"query_length": 2_000_000_000}, "2000000000"),
+        ("sentence_bert_config.json", {"max_seq_length": "512"}, "max_seq_length"),
         ("config_sentence_transformers.json", {"query_prefix": 5}, "query_prefix"),
         ("config_sentence_transformers.json", {"skiplist_words": "?!"}, "skiplist_words"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "meanmaxsim"}, "meanmaxsim"),
@@ -239,6 +243,54 @@ def test_checkpoints_that_are_refused(file: str, changes: dict[str, Any], named:
     with pytest.raises(CheckpointError) as raised:
         LLM(path, **OPTIONS)
     assert named in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["query_prefix", "document_prefix", "document_length"])
+def test_what_pylate_always_states(key: str, tmp_path: Path) -> None:
+    """Is not guessed where it is absent."""
+    with pytest.raises(CheckpointError, match=key):
+        LLM(make_pylate(tmp_path, **{key: None}), **OPTIONS)
+
+
+def test_a_tokenizer_that_begins_no_text(tmp_path: Path) -> None:
+    """Leaves no place for the mark, which comes behind the beginning."""
+    path = make_pylate(tmp_path)
+    content = json.loads((path / "tokenizer.json").read_text())
+    (path / "tokenizer.json").write_text(json.dumps(content | {"post_processor": None}))
+    with pytest.raises(CheckpointError, match="mark"):
+        LLM(path, **OPTIONS)
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (WIDTH, 31)])
+def test_a_residual_of_another_shape(shape: tuple[int, int], tmp_path: Path) -> None:
+    """Is not spread over the outputs."""
+    path = make_pylate(tmp_path)
+    (path / "1_Dense" / "config.json").write_text(json.dumps({**DENSE, "use_residual": True}))
+    tensors = {"linear.weight": random_projection(WIDTH, 32), "residual.weight": random_projection(*shape)}
+    save_file(tensors, path / "1_Dense" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"residual\.weight"):
+        LLM(path, **OPTIONS)
+
+
+def test_a_prompt_of_neither_side_is_refused(tmp_path: Path) -> None:
+    """The checkpoint states a text for it, and not how it is read; nor may it stand on the other side."""
+    with LLM(make_pylate(tmp_path, prompts={"passage": "p: "}), **OPTIONS) as llm:
+        for name in ("passage", None):
+            with pytest.raises(PromptError) as refused:
+                vectors(llm, ["red"], name)
+            assert refused.value.param == "prompt_name"
+        with pytest.raises(PromptError, match="'document'"):
+            llm.score({"prompt": "red", "prompt_name": "document"}, "blue", use_tqdm=False)
+        (one,) = llm.score({"prompt": "red", "prompt_name": None}, "blue", use_tqdm=False)
+        (other,) = llm.score("red", "blue", use_tqdm=False)
+        assert one.outputs.score == other.outputs.score
+
+
+def test_only_the_engine_says_what_fills_a_prompt_up() -> None:
+    """Not the caller's parameters."""
+    given = PoolingParams(task="token_embed", side="document", num_filled=9)
+    _, params = ready_to_pool(ProcessedPrompt(None, [1, 2], []), given, 10, [])
+    assert (params.side, params.num_filled) == (None, 0)
 
 
 def test_a_projection_that_is_absent(tmp_path: Path) -> None:

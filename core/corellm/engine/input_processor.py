@@ -303,7 +303,7 @@ class InputProcessor:
         Raises:
             PromptError: there is no such name, or the model must know one.
         """
-        if name is None and self._sides:
+        if self._sides and name not in self._sides:
             raise PromptError(
                 "this model reads queries and documents differently (ColBERT); name the text with prompt_name="
                 f"{' or '.join(map(repr, self._sides))}",

@@ -171,7 +171,7 @@ def make_input_processor(
         scheduling_policy=config.scheduler.scheduling_policy,
         named=None if stated is None else stated.prompts,
         default_name=None if stated is None else stated.default_prompt,
-        sides=None if late is None else text_sides(late, opened.context.tokenizer),
+        sides=None if late is None else text_sides(late, opened.context.tokenizer, max_model_len),
         max_states=opened.hooks.get_max_encoder_states(),
         pools=pools,
         remote_media=remote_media,

@@ -60,7 +60,7 @@ class PreparationPools:
     """Both pools; their threads start when they are first needed.
 
     Args:
-        num_waiting: threads beside those that compute, for functions that wait for other hosts.
+        num_waiting: further threads, as functions also wait for other hosts.
     """
 
     def __init__(self, num_waiting: int = 0) -> None:

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from corellm.errors import MissingExtraError, ProcessingError
+from corellm.errors import MediaError, MissingExtraError, ProcessingError
 from corellm.fetching.fetch_thread import CLOSED, FetchThread
 from corellm.fetching.settings import FetchSettings
 from corellm.fetching.url import is_remote
 from corellm.multimodal.chat.messages import media_parts
 from corellm.multimodal.items import name_item_in_errors
+
+MOST_URLS = 256
+"""Of a conversation: each file is held until the last one has come."""
 
 
 class RemoteMedia:
@@ -42,18 +45,21 @@ class RemoteMedia:
         """Replace the URLs in all parts of normalized messages. The first that fails, in order, cancels the others.
 
         Raises:
-            MediaError: it names the item.
+            MediaError: it names the item; or there are too many.
             ProcessingError: the engine was shut down meanwhile.
         """
+        num_remote = sum(_is_remote(part) for part in media_parts(messages))
+        if num_remote > MOST_URLS:
+            raise MediaError(f"the conversation has {num_remote} URLs, {MOST_URLS} are allowed; send fewer turns")
         begun: list[tuple[Any, str, int, Future[bytes]]] = []
         counts: Counter[str] = Counter()
         try:
             for part in media_parts(messages):
                 modality = part["type"]
-                media, item = part[modality], counts[modality]
+                if _is_remote(part):
+                    download = self._thread.begin(part[modality], kind=modality)
+                    begun.append((part, modality, counts[modality], download))
                 counts[modality] += 1
-                if isinstance(media, str) and is_remote(media):
-                    begun.append((part, modality, item, self._thread.begin(media, kind=modality)))
             for part, modality, item, download in begun:
                 with name_item_in_errors(modality, item):
                     part[modality] = download.result()
@@ -66,3 +72,8 @@ class RemoteMedia:
     def close(self) -> None:
         """Cancel what is being fetched; fetch no more."""
         self._thread.close()
+
+
+def _is_remote(part: Mapping[str, Any]) -> bool:
+    media = part[part["type"]]
+    return isinstance(media, str) and is_remote(media)

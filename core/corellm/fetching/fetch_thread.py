@@ -37,15 +37,18 @@ class FetchThread:
         """Begin a download; the future has what `Fetcher.fetch` returns or raises, and cancels the download.
 
         Raises:
-            ProcessingError: this is closed.
+            ProcessingError: this is closed, or the thread cannot be started.
         """
         with self._changing:
             if self._closed:
                 raise ProcessingError(CLOSED)
             if self._loop is None:
                 started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-                threading.Thread(target=_run, args=(started,), name="corellm-fetch", daemon=True).start()
-                self._loop, ending = started.result()
+                try:
+                    threading.Thread(target=_run, args=(started,), name="corellm-fetch", daemon=True).start()
+                    self._loop, ending = started.result()
+                except (OSError, RuntimeError) as error:  # no descriptors, no threads
+                    raise ProcessingError(f"nothing can be fetched now: {error}") from error
                 self._end = weakref.finalize(self, self._loop.call_soon_threadsafe, ending.set)
             return asyncio.run_coroutine_threadsafe(self._fetcher.fetch(url, kind=kind), self._loop)
 
@@ -63,4 +66,9 @@ def _run(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> No
         started.set_result((asyncio.get_running_loop(), ending))
         await ending.wait()
 
-    asyncio.run(until_the_end())  # cancels the downloads that are left; the fetcher keeps no connection open
+    try:
+        asyncio.run(until_the_end())  # cancels the downloads that are left; the fetcher keeps no connection open
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)

@@ -87,6 +87,11 @@ class _WithResidual(nn.Module):
 
 def _residual(weights: dict[str, Tensor], folder: Path) -> nn.Module:
     if "residual.weight" in weights:
+        shape, own = weights["residual.weight"].shape, weights["weight"].shape
+        if shape != own or "residual.bias" in weights:
+            raise CheckpointError(
+                f"{folder}: residual.weight is {list(shape)}, and must be {list(own)}, without a bias"
+            )
         return _linear({"weight": weights["residual.weight"]}, folder)
     if weights["weight"].shape[0] != weights["weight"].shape[1]:
         raise CheckpointError(f"{folder}: use_residual needs residual.weight, as its widths differ; download it again")

@@ -24,8 +24,10 @@ STANFORD = "HF_ColBERT"
 _METADATA = "artifact.metadata"
 INLINE_PROJECTION = "linear.weight"
 """The name of its projection."""
-_OF_PYLATE = frozenset({"query_prefix", "document_prefix", "query_length", "document_length", "do_query_expansion"})
-_USUAL_LENGTH = 32
+_OF_PYLATE = ("query_prefix", "document_prefix", "document_length")
+"""What PyLate always writes, and texts cannot be read without."""
+_USUAL_LENGTH, _LONGEST_OF_STANFORD = 32, 220
+"""Of a query, and of a document of Stanford's, where the checkpoint does not say."""
 _SIMILARITIES = (None, "maxsim", "cosine", "dot")
 """Those that are computed, or that tools write which have single vectors in mind."""
 
@@ -68,6 +70,7 @@ class TextSide:
     name: Side
     max_tokens: int | None
     fill_to: int = 0
+    """At most as many as the model takes."""
     fill_token: int = 0
 
     def filled(self, token_ids: Sequence[int]) -> list[int]:
@@ -111,7 +114,10 @@ def of_stanford(path: Path) -> LateInteraction:
         QUERY: f"{stated.get('query_token_id') or '[unused0]'} ",
         DOCUMENT: f"{stated.get('doc_token_id') or '[unused1]'} ",
     }
-    longest = {QUERY: _length(stated, "query_maxlen", file), DOCUMENT: _length(stated, "doc_maxlen", file)}
+    longest = {
+        QUERY: length_of(stated, "query_maxlen", file),
+        DOCUMENT: length_of(stated, "doc_maxlen", file) or _LONGEST_OF_STANFORD,
+    }
     filling = Filling(longest[QUERY] or _USUAL_LENGTH, True, None, bool(stated.get("attend_to_mask_tokens")))
     words = tuple(string.punctuation) if stated.get("mask_punctuation", True) else ()
     return LateInteraction(
@@ -120,25 +126,25 @@ def of_stanford(path: Path) -> LateInteraction:
 
 
 def of_pylate(file: Path, stated: Mapping[str, Any]) -> LateInteraction:
-    """Return what PyLate writes into `config_sentence_transformers.json`, or its defaults.
+    """Return what PyLate writes into `config_sentence_transformers.json`.
 
     Args:
         file: for errors.
         stated: its content.
 
     Raises:
-        CheckpointError: a value is wrong, or asks for what there is not.
+        CheckpointError: a value is wrong, or asks for what there is not; or PyLate did not write it.
     """
-    if not stated.keys() & _OF_PYLATE:
+    if missing := [name for name in _OF_PYLATE if name not in stated]:
         raise CheckpointError(
-            f"{file}: a model of one vector for each token (ColBERT) needs {', '.join(sorted(_OF_PYLATE))}, or some of "
-            "them; it has none, so it cannot be known how texts are read"
+            f"{file}: a model of one vector for each token (ColBERT) states how texts are read, and this one lacks "
+            f"{', '.join(missing)}; save it again with PyLate, or with sentence-transformers"
         )
     _check_similarity(file, stated)
     marks = {side: _text(stated, f"{side}_prefix", file) for side in (QUERY, DOCUMENT)}
     texts = _prompts(file, stated)
     prompts = texts | {side: mark + texts[side].removeprefix(mark) for side, mark in marks.items()}
-    longest = {side: _length(stated, f"{side}_length", file) for side in (QUERY, DOCUMENT)}
+    longest = {side: length_of(stated, f"{side}_length", file) for side in (QUERY, DOCUMENT)}
     filling = None
     if stated.get("do_query_expansion") is not False:
         is_seen = bool(stated.get("attend_to_expansion_tokens"))
@@ -169,7 +175,7 @@ def of_sentence_transformers(
     if not isinstance(sides, list) or not all(side in (QUERY, DOCUMENT) for side in sides):
         raise CheckpointError(f"{mask_file}: skiplist_tasks must be of {QUERY}, {DOCUMENT}, not {sides!r:.100}")
     text_file = file.with_name("sentence_bert_config.json")
-    longest = {side: _length(texts, f"{side}_length", text_file) for side in (QUERY, DOCUMENT)}
+    longest = {side: length_of(texts, f"{side}_length", text_file) for side in (QUERY, DOCUMENT)}
     filling = _filling(text_file, texts.get("query_expansion"))
     return LateInteraction(_prompts(file, stated), (), _lengths(longest, filling), filling, dict.fromkeys(sides, words))
 
@@ -180,8 +186,10 @@ def _filling(file: Path, stated: Any) -> Filling | None:
     strategy = stated.get("strategy") if isinstance(stated, Mapping) else stated
     if not isinstance(stated, Mapping) or strategy not in ("fixed", "min"):
         raise CheckpointError(f"{file}: query_expansion by {strategy!r:.100} cannot be run; 'fixed' and 'min' can")
-    length = _length(stated, "length", file) or _USUAL_LENGTH
-    return Filling(length, strategy == "fixed", stated.get("token"), stated.get("attend") is True)
+    length, token = length_of(stated, "length", file), _text(stated, "token", file) or None
+    if length is None:
+        raise CheckpointError(f"{file}: query_expansion by {strategy!r} needs a length; correct it")
+    return Filling(length, strategy == "fixed", token, stated.get("attend") is True)
 
 
 def _lengths(longest: Mapping[str, int | None], filling: Filling | None) -> dict[str, int]:
@@ -219,7 +227,12 @@ def _words(stated: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _length(stated: Mapping[str, Any], name: str, file: Path) -> int | None:
+def length_of(stated: Mapping[str, Any], name: str, file: Path) -> int | None:
+    """Return a number of tokens of a configuration, or None.
+
+    Raises:
+        CheckpointError: it is no such number.
+    """
     value = stated.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise CheckpointError(f"{file}: {name} must be a number of tokens, not {value!r:.100}; correct it")
@@ -229,12 +242,23 @@ def _length(stated: Mapping[str, Any], name: str, file: Path) -> int | None:
 # --- the tokenizer --------------------------------------------------------------------------------------------------
 
 
-def text_sides(late: LateInteraction, tokenizer: Any) -> dict[str, TextSide]:
+def text_sides(late: LateInteraction, tokenizer: Any, max_model_len: int) -> dict[str, TextSide]:
     """Return how each side is read; the tokenizer reads a mark as one token from then on.
 
+    Args:
+        late: what the checkpoint says.
+        tokenizer: of the checkpoint.
+        max_model_len: the longest prompt.
+
     Raises:
-        CheckpointError: there is no token to fill queries with.
+        CheckpointError: there is no token to fill queries with, or no place for so many; or the tokenizer puts nothing
+            before a text, where marks come second.
     """
+    if late.filling is not None and late.filling.length > max_model_len:
+        raise CheckpointError(
+            f"queries are filled up to {late.filling.length} tokens, and the model takes {max_model_len}; raise "
+            "max_model_len if the model has the positions"
+        )
     _read_whole(late.marks, tokenizer)
     names: tuple[Side, ...] = (QUERY, DOCUMENT)
     sides: dict[str, TextSide] = {side: TextSide(side, late.max_tokens.get(side)) for side in names}
@@ -281,6 +305,11 @@ def _read_whole(marks: Collection[str], tokenizer: Any) -> None:
     """Let a tokenizer read marks as one token each, if it has one for them: models were trained on that token."""
     from tokenizers import AddedToken
 
+    if any(marks) and tokenizer("a")["input_ids"][:1] == tokenizer("a", add_special_tokens=False)["input_ids"][:1]:
+        raise CheckpointError(
+            "a query and a document have a mark behind the token that begins texts, and the tokenizer begins none; run "
+            "the checkpoint with PyLate"
+        )
     known = tokenizer.get_vocab()
     for mark in marks:
         names = [name for name in (mark, *mark.split(None, 1)[:1]) if name.strip() and name in known]

@@ -20,10 +20,14 @@ def cosine(one: Vectors, other: Vectors) -> float:
 def max_sim(query: Vectors, document: Vectors) -> float:
     """Return the sum over the query's tokens of the largest product with one of the document's tokens.
 
+    0 if either has no token, as a text of words that have no vector.
+
     Args:
         query: `[query_tokens, width]`.
         document: `[document_tokens, width]`.
     """
+    if not (len(query) and len(document)):
+        return 0.0
     step = max(1, _PRODUCTS // len(document))
     best = [(query[start : start + step] @ document.T).max(axis=1) for start in range(0, len(query), step)]
     return float(np.concatenate(best).sum())

@@ -17,6 +17,7 @@ from corellm.pooling.late_interaction import (
     QUERY,
     LateInteraction,
     is_stanford,
+    length_of,
     of_pylate,
     of_sentence_transformers,
     of_stanford,
@@ -81,7 +82,7 @@ def read_stated_pooling(path: Path) -> StatedPooling | None:
             late,
             dense=dense,
             normalize=not masks or "Normalize" in kinds,
-            max_seq_length=texts.get("max_seq_length"),
+            max_seq_length=length_of(texts, "max_seq_length", named.with_name("sentence_bert_config.json")),
             lowers_case=bool(texts.get("do_lower_case")),
             default_prompt=_default_prompt(named, stated, late.prompts),
         )

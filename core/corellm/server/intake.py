@@ -70,7 +70,9 @@ class Intake:
         self._in_flight.add(request)
 
     def hold(self, num_bytes: int, *, is_arriving: bool = False) -> None:
-        """Count bytes of a request; bodies that stall give way for them, and for a request that has come all bodies.
+        """Count bytes of a request; bodies that stall give way for them.
+
+        For a request that has come, all bodies give way, if that makes room.
 
         Args:
             num_bytes: how many more.
@@ -79,8 +81,10 @@ class Intake:
         Raises:
             ApiError: 503, the requests are too large together.
         """
+        missing = self.num_bytes + num_bytes - self._max_bytes
+        at_once = not is_arriving and 0 < missing <= self.uploads.num_bytes
         while self.num_bytes + num_bytes > self._max_bytes:
-            slow = self.uploads.make_way(at_once=not is_arriving)
+            slow = self.uploads.make_way(at_once=at_once)
             if slow is None:
                 raise unavailable("the requests in the server are too large together; try again later")
             self.num_bytes -= slow.num_bytes

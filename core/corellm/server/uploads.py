@@ -2,8 +2,8 @@
 
 What stalls gives way to what comes: of bodies that brought nothing for a while, the one that waits for longest. To a
 body that has come, each that is still coming gives way. A body takes a place with its first progress, if more of it is
-to come: a small one, which comes whole, needs none. All of it takes constant time. Knows bodies and clients' addresses;
-knows neither JSON nor the queue.
+to come: a small one, which comes whole, needs none, and one that brings nothing keeps none from others. All but the
+number of bytes takes constant time. Knows bodies and clients' addresses; knows neither JSON nor the queue.
 """
 
 from __future__ import annotations
@@ -77,18 +77,22 @@ class Uploads:
         self._placed: OrderedDict[Upload, None] = OrderedDict()
         """Those that have a place."""
         self._of_client: dict[str, OrderedDict[Upload, None]] = {}
+        """The same by address."""
 
     def __len__(self) -> int:
-        """Their number."""
+        """Their number, with a place or without."""
         return len(self._open)
+
+    @property
+    def num_bytes(self) -> int:
+        """What those with a place have brought."""
+        return sum(upload.exchange.num_bytes for upload in self._placed)
 
     @contextmanager
     def entered(self, upload: Upload) -> Iterator[None]:
-        """Watch a body while it comes; where there are too many, those that stall give way."""
+        """Watch a body while it comes."""
         self._open[upload] = None
-        self._of_client.setdefault(upload.exchange.client, OrderedDict())[upload] = None
         try:
-            self._thin_out(upload)
             yield
         finally:
             self._forget(upload)
@@ -102,12 +106,11 @@ class Uploads:
         if not more:
             self._forget(upload)
         elif upload.came(num_bytes) and upload in self._open:
-            self._open.move_to_end(upload)
-            self._of_client[upload.exchange.client].move_to_end(upload)
-            if upload not in self._placed and (crowd := self._thin_out(upload)):
-                raise unavailable(f"too many {crowd} are arriving; try again later")
-            self._placed[upload] = None
-            self._placed.move_to_end(upload)
+            if upload not in self._placed:
+                self._check_room(upload.exchange.client)
+            for crowd in (self._open, self._placed, self._of_client.setdefault(upload.exchange.client, OrderedDict())):
+                crowd[upload] = None
+                crowd.move_to_end(upload)
 
     def make_way(self, *, at_once: bool = False) -> Exchange | None:
         """Have the body that stalls for longest give way; returns its request, or None if none stalls.
@@ -123,18 +126,15 @@ class Uploads:
         for upload in self._open:
             upload.give_way(reason())
 
-    def _thin_out(self, upload: Upload) -> str:
-        """Have bodies that stall give way while a body is one too many; what there are still too many of, or ""."""
-        client = upload.exchange.client
-        own = self._of_client[client]
+    def _check_room(self, client: str) -> None:
+        """Have a body that stalls give way where there is no place for one more of a client."""
+        own = self._of_client.get(client, OrderedDict())
         for crowd, most, name in (
             (own, self._most_of_client, f"requests of {client}"),
-            (self._open, self._most, "requests"),
+            (self._placed, self._most, "requests"),
         ):
-            while len(crowd) > most:
-                if self._made_way(crowd) is None:
-                    return name
-        return ""
+            if len(crowd) >= most and self._made_way(crowd) is None:
+                raise unavailable(f"too many {name} are arriving; try again later")
 
     def _made_way(self, uploads: OrderedDict[Upload, None], *, at_once: bool = False) -> Exchange | None:
         upload = next(iter(uploads), None)
@@ -146,8 +146,8 @@ class Uploads:
         return upload.exchange
 
     def _forget(self, upload: Upload) -> None:
-        self._placed.pop(upload, None)
-        if self._open.pop(upload, upload) is None:
+        self._open.pop(upload, None)
+        if self._placed.pop(upload, upload) is None:
             own = self._of_client[upload.exchange.client]
             del own[upload]
             if not own:

@@ -84,6 +84,8 @@ def test_a_colbert_model(tmp_path: Path) -> None:
             assert [one["shape"] for one in found] == [list(output.outputs.data.shape) for output in wanted]
             for one, output in zip(found, wanted, strict=True):
                 close(one["data"], output.outputs.data)
+        (wanted,) = llm.encode("red?", pooling_task="token_embed", prompt_name="document", use_tqdm=False)
+        assert ask(running, "/tokenize", prompt="red?", prompt_name="document")["tokens"] == wanted.prompt_token_ids
         scores = [output.outputs.score for output in llm.score("red?", list(DOCUMENTS), use_tqdm=False)]
         close([one["score"] for one in ask(running, "/score", text_1="red?", text_2=list(DOCUMENTS))["data"]], scores)
         ranks = ask(running, "/rerank", query="red?", documents=list(DOCUMENTS), late_interaction=True)["results"]

@@ -51,7 +51,8 @@ def token_routes(service: Service) -> APIRouter:
             text = body.prompt
             tokens = await service.preparation.in_pool(exchange, lambda: processor.tokenize(text), takes_long=True)
         else:
-            prompt = await service.preparation.prompt(exchange, body.prompt, "prompt", priority=None)
+            given = {"prompt": body.prompt, "prompt_name": body.prompt_name}
+            prompt = await service.preparation.prompt(exchange, given, "prompt", priority=None)
             tokens = prompt.token_ids
         tokenizer = await service.client.get_tokenizer()
 

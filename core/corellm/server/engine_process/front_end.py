@@ -21,6 +21,9 @@ from corellm.worker.checkpoint import load_hf_config
 from corellm.worker.checkpoint_files import require_weights
 from corellm.worker.process import usable_cpus
 
+_TEXTS = frozenset({".json", ".jinja", ".md", ".py", ".txt", ""})
+"""Endings of files of a checkpoint that have no weights."""
+
 
 @dataclass(frozen=True)
 class FrontEnd:
@@ -42,7 +45,7 @@ def refuse_early(config: EngineConfig, located: LocatedModel) -> None:
     """Refuse what a plugin claims by the end of its name alone, and is no model, before a process is started for it.
 
     Raises:
-        CheckpointError, PluginError: its type is unknown, or it has no weights.
+        CheckpointError, PluginError: its type is unknown, or it has no file but texts.
     """
     if not located.entry.is_fallback:
         return
@@ -51,8 +54,9 @@ def refuse_early(config: EngineConfig, located: LocatedModel) -> None:
     if not any(name in transformers.__all__ for name in located.architectures):
         factory = call_static_hook(located.entry.load(), "register_config", located.entry.distribution)
         load_hf_config(located.path, factory, trust_remote_code=config.model.trust_remote_code)
-    if config.model.load_format != "dummy" and not any(located.path.glob("*.safetensors")):
-        require_weights(located.path)  # raises; what names they must have is the adapter's to know
+    has_only_texts = all(path.suffix in _TEXTS or path.is_dir() for path in located.path.iterdir())
+    if config.model.load_format != "dummy" and has_only_texts:  # how weights are kept is the adapter's to know
+        require_weights(located.path)
 
 
 def open_front_end(
