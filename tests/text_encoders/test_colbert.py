@@ -16,9 +16,7 @@ import transformers
 from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder
 
-from corellm import LLM, PoolingParams
-from corellm.engine.input_processor import ProcessedPrompt
-from corellm.engine.truncation import ready_to_pool
+from corellm import LLM
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError, PromptError, PromptTooLongError
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from tests.text_encoders.colbert import (
@@ -284,13 +282,6 @@ def test_a_prompt_of_neither_side_is_refused(tmp_path: Path) -> None:
         (one,) = llm.score({"prompt": "red", "prompt_name": None}, "blue", use_tqdm=False)
         (other,) = llm.score("red", "blue", use_tqdm=False)
         assert one.outputs.score == other.outputs.score
-
-
-def test_only_the_engine_says_what_fills_a_prompt_up() -> None:
-    """Not the caller's parameters."""
-    given = PoolingParams(task="token_embed", side="document", num_filled=9)
-    _, params = ready_to_pool(ProcessedPrompt(None, [1, 2], []), given, 10, [])
-    assert (params.side, params.num_filled) == (None, 0)
 
 
 def test_a_projection_that_is_absent(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def ready_to_pool(
             param="token_type_ids",
         )
     if prompt.side is None:
-        return prompt, replace(params, side=None, num_filled=0)
+        return prompt, params
     filled = prompt.side.filled(prompt.token_ids)
     more = len(filled) - length
     types = None if types is None else [*types, *[0] * more]
