@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from corellm.errors import MediaError, PromptError
 from corellm.multimodal.chat.continuing import is_begun
@@ -62,6 +63,15 @@ def test_media_have_names_over_http() -> None:
         assert read({"image": media}).value == read({"image_url": {"url": media}}).value == media
         with pytest.raises(PromptError):
             read({"image": media}, from_client=True)
+
+
+def test_a_reply_of_openais_client() -> None:
+    """Is a message as it is: the fields that it lacks are None."""
+    reply = ChatCompletionMessage(role="assistant", content="a circle")
+    (message,) = read_messages([reply])
+    assert message == {"role": "assistant", "content": [Part("messages[0].content[0]", "text", "a circle")]}
+    with pytest.raises(PromptError):
+        read_messages([reply], from_client=True)
 
 
 @pytest.mark.parametrize("role", ROLES)

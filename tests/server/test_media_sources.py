@@ -130,7 +130,7 @@ def test_an_image_by_http(llm: AsyncLLM) -> None:
         with serving(llm, Fetcher(settings).fetch) as running:
             response = running.post("/v1/chat/completions", chat(user({"image": url}, "what?")))
             assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[0].content[0]")
-            assert "no public address" in response.json()["error"]["message"]
+            assert "not public" in response.json()["error"]["message"]
         host.shutdown()
         thread.join()
 

@@ -111,7 +111,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
         command = _subparser(parser, args.command)
         if not _is_option(unknown[0]):
             command.error(
-                f"there is no place for {unknown[0]!r:.100}: an option has one value, or several between commas"
+                f"{unknown[0]!r:.100} is one word too many; several values of an option have commas between them"
             )
         known = {option.lstrip("-"): option for action in command._actions for option in action.option_strings}
         near = difflib.get_close_matches(unknown[0].partition("=")[0].lstrip("-"), known, n=1, cutoff=0.7)

@@ -118,7 +118,7 @@ class Fetcher:
         if not addresses or not all(map(self._is_allowed, addresses)):
             logger.info("refused to fetch from %s: of its addresses %s not all are public", url.authority, addresses)
             # the same words for both: whether an internal name exists is not for clients to know
-            raise MediaError("its host has no public address, or also others")
+            raise MediaError("its host was not found, or has an address that is not public")
         return addresses[:_MAX_ADDRESSES]
 
     async def _get(self, url: MediaUrl, addresses: Sequence[str]) -> httpx.Response:

@@ -95,8 +95,8 @@ def read_url(value: str) -> str | bytes:
     """
     if is_remote(value):
         raise MediaError(
-            "remote URLs are fetched in conversations, from the hosts of LLM(..., allowed_media_domains=[...]); "
-            "elsewhere download the file and give its path or its bytes"
+            "this URL is not fetched: for conversations, name its host in LLM(..., allowed_media_domains=[...]); "
+            "otherwise download the file and give its path or its bytes"
         )
     if value[:5].lower() != "data:":
         return value

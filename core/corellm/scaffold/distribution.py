@@ -113,7 +113,7 @@ jobs:
       matrix:
         python: ["3.11", "3.12"]
     env:
-      CORELLM: corellm # what to install corellm from: its name on an index, a path, or git+https://...
+      CORELLM: ${{{{ vars.CORELLM }}}} # what to install corellm from: a path or git+https://..., no name on an index
     steps:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5

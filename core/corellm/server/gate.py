@@ -116,8 +116,10 @@ class Gate:
         if allowed:
             methods = ", ".join(sorted(allowed))
             raise ApiError(405, f"this URL takes {methods} only", headers={"Allow": methods})
+        path, known = scope["path"], {getattr(route, "path", "") for route in self._routes}
+        hint = f"did you mean /v1{path}? A client's base URL ends in /v1" if f"/v1{path}" in known else ""
         raise ApiError(
-            404, f"there is no {scope['path']!r:.100} here; the URLs are in /openapi.json", code="unknown_url"
+            404, f"there is no {path!r:.100} here; {hint or 'the URLs are in /openapi.json'}", code="unknown_url"
         )
 
     async def _run(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:

@@ -58,6 +58,8 @@ def read_messages(
 
 
 def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dict[str, Any]:
+    if not from_client and callable(getattr(given, "model_dump", None)):  # a reply of OpenAI's client
+        given = given.model_dump()
     if not isinstance(given, Mapping):
         raise _wrong(where, f"a message is an object with a role and content, got {given!r:.100}")
     role = given.get("role")
