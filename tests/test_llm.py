@@ -21,6 +21,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from tqdm.auto import tqdm
 
 from corellm import LLM, RequestOutput, RequestOutputKind, SamplingParams
 from corellm.errors import (
@@ -1101,6 +1102,12 @@ def test_threads_take_turns(llm: LLM) -> None:
     wanted = [tokens(llm, prompt) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         assert list(pool.map(partial(tokens, llm), prompts)) == wanted
+
+
+def test_a_call_without_a_bar_waits_for_no_bar(llm: LLM) -> None:
+    """Such as one whose call was interrupted while it held tqdm's lock."""
+    with ThreadPoolExecutor(1) as pool, tqdm.get_lock():
+        assert pool.submit(tokens, llm, "USER: a ASSISTANT:").result(120)
 
 
 def test_a_call_within_a_call_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,23 +31,26 @@ class Progress:
         self._start = (engine.num_prompt_tokens, engine.num_generated_tokens)
         self._began = time.monotonic()
         self._finished = 0
+        self._bar: Any = None
+        """Not even a hidden one unless it is wanted: an interrupt within tqdm's lock would leave it to no thread."""
         if callable(wanted):
             self._bar = wanted(total=total, desc=_TITLE)
-        else:
+        elif wanted:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(
-                total=total, disable=not wanted, delay=1.0, desc=_TITLE, dynamic_ncols=True, bar_format=BAR_FORMAT
-            )
+            self._bar = tqdm(total=total, delay=1.0, desc=_TITLE, dynamic_ncols=True, bar_format=BAR_FORMAT)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def update(self) -> None:
         """Count one finished request."""
+        if self._bar is None:
+            return
         self._finished += 1
         elapsed = max(time.monotonic() - self._began, 1e-6)
         prompt_rate = (self._engine.num_prompt_tokens - self._start[0]) / elapsed
