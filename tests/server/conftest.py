@@ -48,8 +48,9 @@ class Running:
             return client.get(self.url + path, **arguments)
 
     def client(self, key: str = "unused") -> openai.OpenAI:
-        """OpenAI's own client."""
-        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0)
+        """OpenAI's own client, which keeps no connection open that somebody would have to close."""
+        headers = {"Connection": "close"}
+        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, default_headers=headers)
 
 
 class FakeFetcher:
