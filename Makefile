@@ -49,7 +49,7 @@ test: setup      ## all tests, in several processes
 	$(BIN)/python -m pytest $(PARALLEL)
 
 parity-torch: setup ## the tests that compare with transformers, on torch's kernels instead of the compiled ones
-	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or tokens_equal or greedy"
+	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
 
 $(VENV)/transformers-$(OLDEST): | setup
 	$(PIP) --no-deps --target $@ transformers==$(OLDEST) "huggingface-hub<2"

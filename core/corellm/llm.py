@@ -80,7 +80,7 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
         self.engine = LLMEngine.from_kwargs(
             model=model, dtype=dtype, max_model_len=max_model_len, adapter=adapter, **engine_args
         )
-        self._num_threads = usable_cpus() + self.engine.num_waiting
+        self._num_threads = usable_cpus() + self.engine.fetching_threads
         self._pool: Executor = (
             CallingThread()
             if self.engine.prepares_at_once

@@ -21,7 +21,7 @@ SEQUENCE_POOLING = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT", "WEIGHTED")
 TOKEN_POOLING = ("ALL", "STEP")
 """One result for every token, or for every step tag."""
 Side = Literal["query", "document"]
-"""Of a comparison, for models that read both sides differently."""
+"""The two sides of a comparison, which a ColBERT model reads differently."""
 _MOST = 2**31 - 1
 ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
 
@@ -50,7 +50,7 @@ class PoolingParams(KnownFields):
     """
 
     side: Side | None = field(default=None, compare=False, repr=False)
-    """Which of both a prompt of a ColBERT model is; set by the engine."""
+    """The side of a ColBERT model's prompt; set by the engine."""
     num_filled: int = field(default=0, compare=False, repr=False)
     """How many tokens fill it up, at its end; set by the engine."""
 

@@ -32,7 +32,7 @@ class Progress:
         self._began = time.monotonic()
         self._finished = 0
         self._bar: Any = None
-        """Not even a hidden one unless it is wanted: an interrupt within tqdm's lock would leave it to no thread."""
+        """None if none is wanted: tqdm takes a lock for a hidden bar, too, which an interrupt may leave locked."""
         if callable(wanted):
             self._bar = wanted(total=total, desc=_TITLE)
         elif wanted:

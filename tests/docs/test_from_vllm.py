@@ -88,7 +88,7 @@ class _Unloaded:
     """An engine whose configuration was checked."""
 
     prepares_at_once = False
-    num_waiting = 0
+    fetching_threads = 0
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config

@@ -48,7 +48,7 @@ class Running:
             return client.get(self.url + path, **arguments)
 
     def client(self, key: str = "unused") -> openai.OpenAI:
-        """OpenAI's own client, which keeps no connection open that somebody would have to close."""
+        """OpenAI's own client; each connection is closed with its response, as no test closes the client."""
         headers = {"Connection": "close"}
         return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, default_headers=headers)
 

@@ -65,7 +65,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         self._loop: asyncio.AbstractEventLoop | None = None
         """The one that the newest request came from."""
         self._futures: set[Future[Any]] = set()
-        self._pools = PreparationPools(self.engine.num_waiting)
+        self._pools = PreparationPools(self.engine.fetching_threads)
         self._ids = itertools.count()
         self._dead: EngineDeadError | None = None
         self._busy_since: float | None = None

@@ -72,7 +72,7 @@ class ProcessedPrompt:
     decoder: DecoderPrompt | None = None
     """Of an encoder-decoder, whose encoder reads `token_ids`."""
     side: TextSide | None = None
-    """Of a text that is a query or a document of a ColBERT model; it is filled up when it was cut."""
+    """How the text is read, by a ColBERT model; the tokens that fill a query up come after truncation."""
 
     def limit(self, longest: int) -> int:
         """Return the most tokens that it may have, of a model that takes `longest`."""

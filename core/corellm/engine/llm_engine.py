@@ -62,8 +62,8 @@ class LLMEngine(NotPicklable):
         self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None
     ) -> None:
         self.config = config
-        self.num_waiting = config.fetching.num_waiting
-        """Threads that prompts in preparation may keep waiting for other hosts, beside those that compute."""
+        self.fetching_threads = config.fetching.fetching_threads
+        """Threads for the preparation of prompts beside one for each processor: those that fetch wait."""
         with collector_paused():
             located = located or locate(config.model)  # refuses without waiting for torch
             self.use = located.use

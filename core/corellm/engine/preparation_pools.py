@@ -60,12 +60,12 @@ class PreparationPools:
     """Both pools; their threads start when they are first needed.
 
     Args:
-        num_waiting: further threads, as functions also wait for other hosts.
+        fetching_threads: further threads, as functions also wait for other hosts.
     """
 
-    def __init__(self, num_waiting: int = 0) -> None:
+    def __init__(self, fetching_threads: int = 0) -> None:
         self._text = _FairThreads(1, "corellm-text")
-        self._media = _FairThreads(usable_cpus() + 1 + num_waiting, "corellm-media")
+        self._media = _FairThreads(usable_cpus() + 1 + fetching_threads, "corellm-media")
 
     def submit(self, function: Callable[[], _Result], *, takes_long: bool, owner: str = "") -> Future[_Result]:
         """Call a function in a thread, one of each owner in turn.

@@ -1,4 +1,4 @@
-"""Media of a conversation that are named by URL, in Python: becomes their bytes, as a server's do.
+"""Fetching of media that a conversation names by URL, in Python; a server does it in `media_sources`.
 
 Knows normalized messages and whom to ask; what may be fetched is known to `corellm.fetching`. Imported only where hosts
 are allowed.
@@ -19,7 +19,7 @@ from corellm.multimodal.chat.messages import media_parts
 from corellm.multimodal.items import name_item_in_errors
 
 MOST_URLS = 256
-"""Of a conversation: each file is held until the last one has come."""
+"""Most URLs of a conversation: all files are in memory until the last download ends."""
 
 
 class RemoteMedia:

@@ -18,7 +18,8 @@ from corellm.engine.opening import OpenedModel, make_input_processor, make_mm_pr
 from corellm.engine.sizing import Sizes, sequences_at_once, token_budget
 from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.pooling.late_interaction import INLINE_PROJECTION, LateInteraction
+from corellm.pooling.colbert_files import INLINE_PROJECTION
+from corellm.pooling.late_interaction import LateInteraction
 from corellm.pooling.sentence_transformers import read_stated_pooling
 from corellm.pooling_params import PoolerConfig
 from corellm.text_encoders.choice import choose_forward

@@ -78,7 +78,7 @@ class FetchSettings:
         self.patterns()
 
     @property
-    def num_waiting(self) -> int:
+    def fetching_threads(self) -> int:
         """Threads that may wait for downloads at once, each for one; 0 where nothing is fetched."""
         return self.max_concurrent_fetches if self.allowed_media_domains else 0
 

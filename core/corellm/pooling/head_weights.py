@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError
-from corellm.pooling.late_interaction import INLINE_PROJECTION
+from corellm.pooling.colbert_files import INLINE_PROJECTION
 from corellm.pooling.sentence_transformers import StatedPooling
 from corellm.worker.checkpoint_files import read_json
 

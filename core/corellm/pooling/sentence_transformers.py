@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from corellm.errors import CheckpointError
-from corellm.pooling.late_interaction import (
-    DOCUMENT,
-    QUERY,
-    LateInteraction,
-    is_stanford,
-    length_of,
-    of_pylate,
-    of_sentence_transformers,
-    of_stanford,
-)
+from corellm.pooling.colbert_files import is_stanford, length_of, of_pylate, of_sentence_transformers, of_stanford
+from corellm.pooling.late_interaction import DOCUMENT, QUERY, LateInteraction
 from corellm.worker.checkpoint_files import read_json
 
 _MODES = {
@@ -53,7 +45,7 @@ class StatedPooling:
     default_prompt: str | None
     """The name of the one to use where a request names none."""
     late: LateInteraction | None = None
-    """Of a model that has vectors of tokens, and no other: ColBERT, in whoever's layout."""
+    """What a ColBERT checkpoint states, in any of the published layouts; None for other models."""
 
 
 def read_stated_pooling(path: Path) -> StatedPooling | None:

@@ -37,7 +37,7 @@ class Side:
     checked: CheckedMessages
     """It, as one message."""
     name: str
-    """Which it is."""
+    """`query` or `document`."""
 
     @property
     def text(self) -> str | None:

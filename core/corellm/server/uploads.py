@@ -2,8 +2,8 @@
 
 What stalls gives way to what comes: of bodies that brought nothing for a while, the one that waits for longest. To a
 body that has come, each that is still coming gives way. A body takes a place with its first progress, if more of it is
-to come: a small one, which comes whole, needs none, and one that brings nothing keeps none from others. All but the
-number of bytes takes constant time. Knows bodies and clients' addresses; knows neither JSON nor the queue.
+to come: a small one, which comes whole, needs none, and one that brings nothing takes none. All but `num_bytes` takes
+constant time. Knows bodies and clients' addresses; knows neither JSON nor the queue.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Uploads:
         self._open: OrderedDict[Upload, None] = OrderedDict()
         """The one whose last progress is longest ago is the first, here and below."""
         self._placed: OrderedDict[Upload, None] = OrderedDict()
-        """Those that have a place."""
+        """Bodies that have a place."""
         self._of_client: dict[str, OrderedDict[Upload, None]] = {}
-        """The same by address."""
+        """Bodies that have a place, by address."""
 
     def __len__(self) -> int:
         """Their number, with a place or without."""

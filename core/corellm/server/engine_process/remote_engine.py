@@ -76,7 +76,7 @@ class RemoteEngine:
                 self._process.close()
                 raise
         self.context, self.input_processor = self._front_end.context, self._front_end.input_processor
-        self.num_waiting = config.fetching.num_waiting
+        self.fetching_threads = config.fetching.fetching_threads
         self.trace = None
         """Traces are the other process's."""
         self.num_steps = 0
