@@ -94,7 +94,7 @@ def test_paths_and_no_addresses(tmp_path: Path) -> None:
     path = tmp_path / "file.mov"
     path.write_bytes(file())
     assert [video.num_frames for video in parse([path, str(path)])] == [4, 4]
-    with pytest.raises(MediaError, match="video 0: remote"):
+    with pytest.raises(MediaError, match="video 0: this URL"):
         parse("https://example.com/file.mp4")
 
 
