@@ -316,7 +316,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, video: Path, audio: Pat
         (["notes.txt", QUESTION], "'notes.txt' is no image (JPEG"),
         (["shots/day", QUESTION], "'shots/day' has no images"),
         (["shots", QUESTION], "'shots' has no images"),
-        (["shots"], "the name of a folder is no question"),
+        (["shots"], "if 'shots' is the question"),
         (["--video", "films", QUESTION], "the folder 'films' has no video files (.avi, "),
         ([""], "prompt is empty"),
         (["--raw", "type <image> by hand"], "image"),

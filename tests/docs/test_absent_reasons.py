@@ -17,6 +17,7 @@ import pytest
 import corellm
 from corellm import LLM, AsyncLLM, CompletionOutput, LLMEngine, PoolingParams, RequestOutput, SamplingParams, hookspecs
 from corellm.absent.engine import ENGINE_ARGUMENTS
+from corellm.absent.flags import SERVER_FLAGS
 from corellm.absent.names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
 from corellm.absent.sampling import ABSENT_SAMPLING
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
@@ -27,7 +28,7 @@ from corellm.server.requests.chat import ChatRequest
 from docs.generate.tables import commands
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = (ENGINE_ARGUMENTS, REQUEST_ARGUMENTS, PROMPT_KEYS, METHODS, NAMES, ABSENT_SAMPLING)
+TABLES = (ENGINE_ARGUMENTS, SERVER_FLAGS, REQUEST_ARGUMENTS, PROMPT_KEYS, METHODS, NAMES, ABSENT_SAMPLING)
 REASONS = sorted({entry.instead for table in TABLES for entry in table.values()})
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
 
@@ -46,6 +47,7 @@ MISSING: dict[str, set[str]] = {
     "LoRA adapters cannot": {"lora", "loras"},
     "outputs cannot be held to a schema": {"grammar", "grammars", "structured", "guided", "constraint", "constraints"},
     "structured output is not there": {"grammar", "grammars", "structured", "guided", "constraint", "constraints"},
+    "models cannot be given tools": {"tool", "tools"},
     "there is no reasoning parser": {"reasoning"},
     "split the output's text yourself": {"reasoning"},
     "outputs do not say which experts": {"routed"},

@@ -121,7 +121,9 @@ def test_the_image_has_every_plugin() -> None:
     assert {name: json.loads(words) for name, words in commands} == {
         "ENTRYPOINT": ["corellm", "serve"], "CMD": ["demo", "--host", "0.0.0.0"],
     }  # fmt: skip
-    assert options_of("demo", "--host", "0.0.0.0")[0].port == int(re.findall(r"EXPOSE (\d+)", text)[0])
+    page = (FILES.parent / "deploy.md").read_text(encoding="utf-8")
+    (words,) = re.findall(rf"^docker run .*corellm:{re.escape(corellm.__version__)} (.*)$", page, re.MULTILINE)
+    assert options_of(*shlex.split(words))[0].port == int(re.findall(r"EXPOSE (\d+)", text)[0])
     assert "/health" in OPEN_ROUTES
     assert re.search(r"HEALTHCHECK(.|\\\n)*127.0.0.1:8000/health", text)
 

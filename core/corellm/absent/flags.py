@@ -42,7 +42,7 @@ SERVER_FLAGS: dict[str, Absent] = {
     **dict.fromkeys(("enable_log_requests", "disable_log_requests"), Absent((True, False), _LOGS)),
     "enable_log_outputs": Absent((False,), "prompts and outputs are never logged"),
     "max_log_len": Absent((0,), "prompts and outputs are never logged"),
-    "disable_fastapi_docs": Absent((True, False), "there are no pages; /openapi.json describes the server"),
+    "disable_fastapi_docs": Absent((True, False), "/openapi.json describes the server, without pages"),
     "enable_request_id_headers": Absent((True,), "every response has an X-Request-Id"),
     "enable_prompt_tokens_details": Absent((True,), "usage always has cached tokens"),
     "enable_server_load_tracking": Absent((False,), "/metrics has the numbers of requests"),

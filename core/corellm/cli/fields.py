@@ -64,7 +64,8 @@ def _help(field: Field[Any], words: str) -> str:
     default = field.default if field.default is not MISSING else None
     is_told = default not in (None, (), "")
     shown = f" (default: {_shown(field.name, default)})" if is_told else ""
-    return (" ".join(words.split()).replace("`", "") + shown).replace("%", "%%")
+    words = re.sub(r"\bNone(?: for|:)", "default:", " ".join(words.split()))  # on a command line there is no None
+    return (words.replace("`", "") + shown).replace("%", "%%")
 
 
 def _shown(name: str, default: Any) -> str:

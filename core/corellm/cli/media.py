@@ -115,7 +115,7 @@ def files_of(name: str, modality: str | None = None, limits: Mapping[str, int] |
         endings = sorted(SUFFIXES[modality]) if modality else (".png", ".jpg", ".mp4", ".wav", "...")
         way_out = "name one that has, or a file"
         if modality is None:
-            way_out += "; the name of a folder is no question: ask in more words"
+            way_out += f"; if {name!r} is the question, ask in more words"
         raise RequestError(f"the folder {name!r} has no {wanted} ({', '.join(endings)}); {way_out}")
     for kind in SUFFIXES if limits is not None else ():
         count, most = list(found.values()).count(kind), (limits or {}).get(kind, MOST_OF_A_FOLDER)

@@ -55,9 +55,9 @@ class ServerOptions:
     """Arguments of the model's processor that requests may set (`mm_processor_kwargs`)."""
     max_window_size: int | None = None
     """Most tokens of a conversation's prompt, where the request does not say: the oldest turns are left out until it
-    fits. None for no limit but the model's, past which a request is refused."""
+    fits; None for no limit but the model's, past which a request is refused."""
     score_template: str | None = None
-    """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`). None: one
+    """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`); None: one
     after the other, and for encoder-only models a pair as their tokenizer joins it."""
     max_queue: int = 256
     """Most requests in the server, running ones included; more are answered 503 at once. A request counts once all of
