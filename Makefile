@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 MINUTES ?= 20
 # two threads that spin on one core slow each other down a thousandfold
 export OMP_WAIT_POLICY ?= PASSIVE
+# else every process of a run compiles the sources again
+unexport PYTHONDONTWRITEBYTECODE
 # the lower bound in pyproject.toml
 OLDEST := 5.17.0
 # one more than there are processors, as tests also wait; a class or a file is one process's; conftest.py says which
