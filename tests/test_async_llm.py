@@ -212,7 +212,7 @@ def test_abort_while_the_prompt_is_prepared(llm: AsyncLLM, monkeypatch: pytest.M
 
     def slow(prompt: Any, **_: Any) -> Any:
         began.set()
-        assert go_on.wait(120)
+        assert go_on.wait(600)
         return right(prompt)
 
     async def main() -> None:
@@ -220,7 +220,7 @@ def test_abort_while_the_prompt_is_prepared(llm: AsyncLLM, monkeypatch: pytest.M
         params = SamplingParams(max_tokens=900, ignore_eos=True)
         stream = llm.generate("USER: a ASSISTANT:", params, request_id="early")
         task = asyncio.create_task(anext(stream))
-        assert await asyncio.to_thread(began.wait, 120)
+        assert await asyncio.to_thread(began.wait, 600)
         await llm.abort("early")
         go_on.set()
         outputs = [await task, *[output async for output in stream]]
@@ -246,8 +246,8 @@ def test_a_cancelled_call_harms_no_request(llm: AsyncLLM) -> None:
 
     async def main() -> None:
         began, go_on = threading.Event(), threading.Event()
-        call = asyncio.create_task(llm.apply_model(lambda _: (began.set(), go_on.wait(120))))
-        assert await asyncio.to_thread(began.wait, 120)
+        call = asyncio.create_task(llm.apply_model(lambda _: (began.set(), go_on.wait(600))))
+        assert await asyncio.to_thread(began.wait, 600)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -276,7 +276,7 @@ def test_calls_after_the_end_fail(llm: AsyncLLM) -> None:
     """A call into a closed engine fails at once."""
     llm.close()
     with pytest.raises(EngineDeadError, match="shut down"):
-        asyncio.run(asyncio.wait_for(llm.get_metrics(), 120))
+        asyncio.run(asyncio.wait_for(llm.get_metrics(), 600))
 
 
 def test_duplicate_id(llm: AsyncLLM) -> None:
@@ -331,15 +331,15 @@ def test_closing_fails_prompts_that_wait_to_be_prepared(llm: AsyncLLM, monkeypat
 
     def slow(prompt: Any, **_: Any) -> Any:
         began.set()
-        go_on.wait(120)
+        go_on.wait(600)
         return process(prompt)
 
     async def main() -> None:
         monkeypatch.setattr(llm.engine.input_processor, "process", slow)
         waiting = [asyncio.ensure_future(collect(llm, "hi")) for _ in range(3)]
-        await asyncio.to_thread(began.wait, 120)
+        await asyncio.to_thread(began.wait, 600)
         await asyncio.to_thread(llm.close)
-        results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 120)
+        results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 600)
         assert all(isinstance(r, EngineDeadError) and "shut down" in str(r) for r in results), results
         go_on.set()
 
@@ -362,7 +362,7 @@ def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
 
     for wanted in (params, GREEDY):
         leave(wanted)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while asyncio.run(llm._in_engine(lambda engine: engine.has_unfinished_requests())):
             assert time.monotonic() < deadline, "a request without a reader runs on"
         asyncio.run(ask_again())
@@ -382,7 +382,7 @@ def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypat
 
     async def main() -> None:
         hostile = asyncio.create_task(ask_hostile())
-        assert len(await asyncio.wait_for(collect(llm, "USER: hello ASSISTANT:"), 120)) == 12
+        assert len(await asyncio.wait_for(collect(llm, "USER: hello ASSISTANT:"), 600)) == 12
         with pytest.raises(PromptError, match="within 1 s"):
             await hostile
         renderer._seconds = 60.0

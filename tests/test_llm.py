@@ -1107,7 +1107,7 @@ def test_threads_take_turns(llm: LLM) -> None:
 def test_a_call_without_a_bar_waits_for_no_bar(llm: LLM) -> None:
     """Such as one whose call was interrupted while it held tqdm's lock."""
     with ThreadPoolExecutor(1) as pool, tqdm.get_lock():
-        assert pool.submit(tokens, llm, "USER: a ASSISTANT:").result(120)
+        assert pool.submit(tokens, llm, "USER: a ASSISTANT:").result(600)
 
 
 def test_a_call_within_a_call_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

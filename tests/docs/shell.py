@@ -179,7 +179,7 @@ class Shell:
         paths = os.pathsep.join([*self._paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
         done = subprocess.run(
             command, cwd=self.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-            timeout=300, env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"},
+            timeout=3600, env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"},
         )  # fmt: skip
         return done.returncode, done.stdout
 

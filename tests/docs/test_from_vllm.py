@@ -133,7 +133,7 @@ def test_async_usages_run(async_llm: AsyncLLM, setup: dict[str, Any]) -> None:
         for usage in rows:
             running = run(usage, {**setup, "async_llm": async_llm})
             if running is not None:
-                await asyncio.wait_for(running, 60)
+                await asyncio.wait_for(running, 600)
 
     asyncio.run(main())
     assert async_llm.is_running

@@ -32,7 +32,7 @@ print("leaving", flush=True)
 
 def test_an_exit_in_mid_step() -> None:
     """Both a thread of ours and a daemon thread that called `generate` finish their step first; nothing aborts."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=600)
     assert done.stdout == "leaving\n"
     assert "terminate called" not in done.stderr
     assert done.returncode == 0
@@ -51,5 +51,5 @@ def model():
 
 def test_an_exit_with_an_open_model_prints_nothing() -> None:
     """Scripts rarely close their models, and refer to them from what the interpreter takes down last."""
-    done = subprocess.run([sys.executable, "-c", OPEN], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", OPEN], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -45,5 +45,5 @@ def test_threads_and_templates_end(
         make(str(tiny_llava), dtype="float32")
     assert len(closed) == 1
     for thread in executors[0]._threads:
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive()

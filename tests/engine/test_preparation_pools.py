@@ -41,14 +41,14 @@ def test_closed_pools_call_nothing_more() -> None:
     held = pools.submit(hold, takes_long=False)
     left = pools.submit(lambda: called.append("left"), takes_long=False)
     waiting = pools.submit(lambda: called.append("waiting"), takes_long=False, owner="b")
-    assert begun.wait(120)
+    assert begun.wait(600)
     assert left.cancel()
     pools.close()
     gate.set()
     with pytest.raises(ValueError, match="mine"):
-        held.result(30)
+        held.result(600)
     with pytest.raises(CancelledError):
-        waiting.result(30)
+        waiting.result(600)
     with pytest.raises(RuntimeError):
         pools.submit(lambda: None, takes_long=False)
     assert called == []
@@ -65,6 +65,6 @@ def test_a_panic_of_a_library_is_its_requests_error() -> None:
 
     pools = PreparationPools()
     with pytest.raises(ProcessingError, match="Panic"):
-        pools.submit(panic, takes_long=False).result(120)
-    assert pools.submit(lambda: "next", takes_long=False).result(120) == "next"
+        pools.submit(panic, takes_long=False).result(600)
+    assert pools.submit(lambda: "next", takes_long=False).result(600) == "next"
     pools.close()

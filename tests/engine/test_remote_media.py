@@ -280,7 +280,7 @@ def test_a_failed_download_cancels_the_others(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MediaError) as refused:
         media.load(normalized("http://media.test/bad", "http://media.test/"))
     assert refused.value.item == 0
-    assert cancelled.wait(120)
+    assert cancelled.wait(600)
     media.close()
 
 
@@ -295,10 +295,10 @@ def test_closing_ends_downloads() -> None:
     with listening_in_thread(respond) as host, ThreadPoolExecutor(1) as threads:
         media = RemoteMedia(FetchSettings(allowed_media_domains=[f"media.test:{host.port}"]))
         loading = threads.submit(media.load, normalized(f"http://media.test:{host.port}/"))
-        assert asked.wait(120)
+        assert asked.wait(600)
         media.close()
         with pytest.raises(ProcessingError):
-            loading.result(120)
+            loading.result(600)
     with pytest.raises(ProcessingError):
         media.load(normalized(f"http://media.test:{host.port}/"))
     media.close()
@@ -315,7 +315,7 @@ def test_the_thread_ends_with_its_owner() -> None:
     (thread,) = set(threading.enumerate()) - before
     del media
     gc.collect()
-    thread.join(120)
+    thread.join(600)
     assert not thread.is_alive()
 
 

@@ -259,7 +259,7 @@ def test_huge_files_are_refused(head: bytes) -> None:
             fetching(f"media.test:{host.port}", max_fetch_bytes=10**6) as fetcher,
         ):
             assert "1000000 bytes" in await refusal(fetcher, f"http://media.test:{host.port}/", MediaTooLargeError)
-            await asyncio.wait_for(host.closed.wait(), 120)
+            await asyncio.wait_for(host.closed.wait(), 600)
 
     asyncio.run(main())
 
@@ -280,7 +280,7 @@ def test_slow_hosts_meet_the_deadline(respond: Respond) -> None:
     async def main() -> None:
         async with listening(respond) as host, fetching(f"media.test:{host.port}", fetch_timeout=0.3) as fetcher:
             assert "0.3 s" in await refusal(fetcher, f"http://media.test:{host.port}/")
-            await asyncio.wait_for(host.closed.wait(), 120)
+            await asyncio.wait_for(host.closed.wait(), 600)
 
     asyncio.run(main())
 
@@ -310,7 +310,7 @@ def test_cancelling_closes_the_connection() -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.wait_for(host.closed.wait(), 120)
+            await asyncio.wait_for(host.closed.wait(), 600)
 
     asyncio.run(main())
 
@@ -328,7 +328,7 @@ def test_downloads_at_once_are_bounded() -> None:
             most = max(most, at_once)
             if at_once == 3:
                 are_three.set()
-            await asyncio.wait_for(are_three.wait(), 120)
+            await asyncio.wait_for(are_three.wait(), 600)
             await asyncio.sleep(0.01)
             at_once -= 1
             await responding(ok(b"x"))(head, writer)

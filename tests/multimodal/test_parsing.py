@@ -380,7 +380,7 @@ def test_files_too_large_are_not_read(parser: DataParser, tmp_path: Path) -> Non
 
 def test_items_are_decoded_side_by_side() -> None:
     """One item that takes long to decode does not keep another one waiting."""
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=600)
     items = [EncodedItem(b"", lambda content: barrier.wait() >= 0) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda item: item.media, items)) == [True, True]

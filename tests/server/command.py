@@ -80,7 +80,7 @@ def command(
         try:
             said = process.stdout.readline()
             assert " at " in said, log.read_text()
-            with httpx.Client(base_url=said.split(" at ")[1].split("/v1")[0], timeout=60) as client:
+            with httpx.Client(base_url=said.split(" at ")[1].split("/v1")[0], timeout=600) as client:
                 yield Command(process, client, log)
         finally:
             process.kill()

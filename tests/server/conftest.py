@@ -39,12 +39,12 @@ class Running:
 
     def post(self, path: str, body: Any = None, **arguments: Any) -> httpx.Response:
         """A response to a JSON body."""
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=600) as client:
             return client.post(self.url + path, json=body, **arguments)
 
     def get(self, path: str, **arguments: Any) -> httpx.Response:
         """A response to a GET."""
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=600) as client:
             return client.get(self.url + path, **arguments)
 
     def client(self, key: str = "unused") -> openai.OpenAI:
@@ -78,11 +78,11 @@ def serving(client: Any, fetch: Any = None, **options: Any) -> Iterator[Running]
     thread = threading.Thread(target=lambda: running.statuses.append(server.run(listening.set)))
     thread.start()
     try:
-        assert listening.wait(120)
+        assert listening.wait(600)
         yield running
     finally:
         server.stop()
-        thread.join(120)
+        thread.join(600)
     assert not thread.is_alive()
     assert fetcher is None or fetcher.is_closed
 
@@ -138,10 +138,10 @@ def idle(running: Running) -> bool:
         running.service.client,
         lambda e: not e.has_unfinished_requests() and e.scheduler.blocks.num_free_blocks == e.scheduler.blocks.capacity,
     )
-    return bool(future.result(120))
+    return bool(future.result(600))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
     """Return once a condition holds; fail if it never does."""
     import time
 

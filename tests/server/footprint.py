@@ -131,7 +131,7 @@ class Footprint:
 
 
 def assert_no_leak(
-    pid: int, client: httpx.Client, before: Footprint, seconds: float = 120.0, *, memory: bool = False
+    pid: int, client: httpx.Client, before: Footprint, seconds: float = 600.0, *, memory: bool = False
 ) -> None:
     """Return once the server holds no more than before; fail if it still does after some seconds."""
     deadline = time.monotonic() + seconds

@@ -36,7 +36,7 @@ def test_processes_and_a_killed_engine(tiny_llava: Path, tmp_path: Path) -> None
             *_, last = (line for line in events if line)
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_dead"
         assert running.http.get("/health").status_code == 503
-        assert running.process.wait(300) == 1
+        assert running.process.wait(600) == 1
         wait_until(lambda: not any(map(exists, after)))
 
 
@@ -51,7 +51,7 @@ def test_sigterm_lets_requests_finish(tiny_llava: Path, tmp_path: Path) -> None:
             running.process.send_signal(signal.SIGTERM)
             *_, last = (line for line in events if line)
         assert last == "data: [DONE]"
-        assert running.process.wait(300) == 0
+        assert running.process.wait(600) == 0
         assert not exists(engine)
     log = (tmp_path / "stderr").read_text()
     rows = [json.loads(row) for row in log.splitlines()]

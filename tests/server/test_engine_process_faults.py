@@ -59,7 +59,7 @@ def is_engine(pid: int) -> bool:
 
 async def until(condition: Any) -> None:
     """Wait until a condition holds, for as long as a busy machine may need."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         await asyncio.sleep(0.02)
@@ -85,7 +85,7 @@ def test_a_killed_engine_fails_every_request_at_once(llm: ProcessLLM) -> None:
         await llm.check_health()
         os.kill(llm.pid, signal.SIGKILL)
         metrics = asyncio.ensure_future(llm.get_metrics())
-        results = await asyncio.wait_for(asyncio.gather(*streams, metrics, return_exceptions=True), 120)
+        results = await asyncio.wait_for(asyncio.gather(*streams, metrics, return_exceptions=True), 600)
         assert {type(result) for result in results} == {EngineDeadError}
         assert "SIGKILL" in str(results[0])
         assert llm.dead is not None

@@ -53,7 +53,7 @@ def about(seed: int) -> dict[str, Any]:
 
 
 @contextmanager
-def unharmed(running: Command, seconds: float = 120.0, *, memory: bool = False) -> Iterator[None]:
+def unharmed(running: Command, seconds: float = 600.0, *, memory: bool = False) -> Iterator[None]:
     """The canary has the output that it had before, and nothing is left some seconds later."""
     before, text = Footprint.of(running.process.pid, running.http), running.text_of({"image": data_url(7)}, "what?")
     yield

@@ -104,7 +104,7 @@ def exchanged(running: Running, *sent: bytes) -> bytes:
     """What a connection gets until it is closed, for what is sent piece by piece."""
     host, port = running.url.removeprefix("http://").split(":")
     received = b""
-    with socket.create_connection((host, int(port)), timeout=120) as connection:
+    with socket.create_connection((host, int(port)), timeout=600) as connection:
         for piece in sent:
             connection.sendall(piece)
             received += connection.recv(1 << 16)

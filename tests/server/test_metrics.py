@@ -45,7 +45,7 @@ def server(llm: AsyncLLM) -> Iterator[Running]:
 def test_what_requests_count(server: Running) -> None:
     """Outcomes, lengths, times and caches move by what was done."""
     key = {"Authorization": "Bearer key"}
-    with httpx.Client(base_url=server.url, headers=key, timeout=60) as client:
+    with httpx.Client(base_url=server.url, headers=key, timeout=600) as client:
         server.get = lambda path, **more: client.get(path, **more)  # type: ignore[method-assign]
         before = scrape(server)
         for _ in range(2):

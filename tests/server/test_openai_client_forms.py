@@ -235,7 +235,7 @@ def stalled(tiny_llava: Path) -> Iterator[tuple[AsyncLLM, Callable[[], threading
 
     def stall() -> threading.Event:
         events.append(threading.Event())
-        in_engine(llm, lambda _, event=events[-1]: event.wait(120))
+        in_engine(llm, lambda _, event=events[-1]: event.wait(600))
         return events[-1]
 
     yield llm, stall

@@ -140,7 +140,7 @@ def test_a_path_behind_a_proxy(llm: AsyncLLM) -> None:
         assert running.get("/openapi.json").json()["servers"] == [{"url": "/llm"}]
         for url in (running.url, bare):
             assert httpx.get(url + "/v1/models").status_code == 200
-            assert httpx.post(url + CHAT, json=chat(user("x")), timeout=60).status_code == 200
+            assert httpx.post(url + CHAT, json=chat(user("x")), timeout=600).status_code == 200
         assert httpx.get(bare + "/llmx/v1/models").status_code == 404
 
 

@@ -299,27 +299,27 @@ def test_a_client_that_leaves(running: Running, *, stream: bool) -> None:
         if stream:
             with client.stream("POST", PATH, json=body) as response:
                 assert next(response.iter_lines()) == "event: response.created"
-                in_engine(running.service.client, lambda _: stall.wait(120))
+                in_engine(running.service.client, lambda _: stall.wait(600))
         else:
-            in_engine(running.service.client, lambda _: stall.wait(120))
+            in_engine(running.service.client, lambda _: stall.wait(600))
             with pytest.raises(httpx.ReadTimeout):
                 client.post(PATH, json=body)
     wait_until(lambda: len(running.service.intake) == 0)
     goes_on = in_engine(running.service.client, lambda engine: engine.has_unfinished_requests())
     stall.set()
-    assert goes_on.result(120) is False
+    assert goes_on.result(600) is False
     assert idle(running)
 
 
 def test_a_stream_that_fails(llm: AsyncLLM) -> None:
     """It ends with `error` and `response.failed`, which has the text so far."""
     body = ask("go on", max_output_tokens=900, ignore_eos=True, stream=True)
-    with serving(llm) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    with serving(llm) as running, httpx.Client(base_url=running.url, timeout=600) as client:
         stall = threading.Event()
         with client.stream("POST", PATH, json=body) as response:
             lines = response.iter_lines()
             sent = [next(lines)]
-            in_engine(llm, lambda _: stall.wait(120))
+            in_engine(llm, lambda _: stall.wait(600))
             running.server.stop()
             sent += list(lines)
             stall.set()
@@ -341,7 +341,7 @@ def test_the_client_raises_when_a_stream_fails(llm: AsyncLLM) -> None:
         stall = threading.Event()
         stream = running.client().responses.create(**ask("go on", max_output_tokens=900), stream=True, extra_body=ON)
         assert next(iter(stream)).type == "response.created"
-        in_engine(llm, lambda _: stall.wait(120))
+        in_engine(llm, lambda _: stall.wait(600))
         running.server.stop()
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)

@@ -74,7 +74,7 @@ def canaries(http: httpx.Client) -> Iterator[None]:
     stopped, wrong = threading.Event(), []
 
     def ask(seed: int) -> None:
-        with httpx.Client(base_url=http.base_url, timeout=60) as client:
+        with httpx.Client(base_url=http.base_url, timeout=600) as client:
             while not stopped.is_set():
                 if (got := output_of(client, canary(seed))) != wanted[seed]:
                     wrong.append((seed, got))
@@ -154,7 +154,7 @@ def test_row_24_the_batch_fails_and_the_queue_goes_on(tiny_llava: Path, tmp_path
         results = [future.result() for future in sent]
         assert {response.status_code for response in results} <= {500, 503}
         assert {response.json()["error"]["code"] for response in results} <= {"internal_error", "engine_dead"}
-        assert running.process.wait(300) == 1
+        assert running.process.wait(600) == 1
         assert "in a row" in running.log.read_text()
 
 

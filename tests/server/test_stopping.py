@@ -36,10 +36,10 @@ def test_requests_in_flight_are_aborted(tiny_llava: Path, *, stream: bool) -> No
     try:
         with serving(llm) as running:
             stall = threading.Event()
-            in_engine(llm, lambda _: stall.wait(120))
+            in_engine(llm, lambda _: stall.wait(600))
             thread, responses = held(running, stream=stream)
             running.server.stop()
-            thread.join(120)
+            thread.join(600)
             stall.set()
         assert responses[0].status_code == 503
         assert "shutting down" in responses[0].json()["error"]["message"]
@@ -52,13 +52,13 @@ def test_a_stream_that_began_ends_with_an_error_event(tiny_llava: Path) -> None:
     """The last event is the error, and there is no `[DONE]`."""
     llm = AsyncLLM(str(tiny_llava), dtype="float32")
     try:
-        with serving(llm) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        with serving(llm) as running, httpx.Client(base_url=running.url, timeout=600) as client:
             stall = threading.Event()
             body = chat(user("go on"), max_tokens=300, ignore_eos=True, stream=True)
             with client.stream("POST", CHAT, json=body) as response:
                 lines = response.iter_lines()
                 events = [next(lines)]
-                in_engine(llm, lambda _: stall.wait(120))
+                in_engine(llm, lambda _: stall.wait(600))
                 running.server.stop()
                 events += [line for line in lines if line]
                 stall.set()
@@ -71,7 +71,7 @@ def test_draining_lets_requests_finish(llm: AsyncLLM) -> None:
     """Those in flight are served to the end; new ones and `/ready` get a 503 meanwhile."""
     with serving(llm, shutdown_timeout=300.0) as running:
         stall = threading.Event()
-        in_engine(llm, lambda _: stall.wait(120))
+        in_engine(llm, lambda _: stall.wait(600))
         thread, responses = held(running)
         running.server.stop()
         wait_until(lambda: running.service.intake.ending is not None)
@@ -79,7 +79,7 @@ def test_draining_lets_requests_finish(llm: AsyncLLM) -> None:
         assert running.get("/ready").status_code == 503
         assert running.get("/health").status_code == 200
         stall.set()
-        thread.join(120)
+        thread.join(600)
     assert responses[0].status_code == 200
     assert responses[0].json()["usage"]["completion_tokens"] == 300
     assert running.statuses == [0]
@@ -89,12 +89,12 @@ def test_a_second_signal_ends_requests_with_an_error(llm: AsyncLLM) -> None:
     """They are not waited for, and their clients are told."""
     with serving(llm, shutdown_timeout=300.0) as running:
         stall = threading.Event()
-        in_engine(llm, lambda _: stall.wait(120))
+        in_engine(llm, lambda _: stall.wait(600))
         thread, responses = held(running)
         running.server.stop()
         wait_until(lambda: running.service.intake.ending is not None)
         running.server.stop()
-        thread.join(120)
+        thread.join(600)
         stall.set()
     assert responses[0].status_code == 503
     assert "shutting down" in responses[0].json()["error"]["message"]
@@ -106,7 +106,7 @@ def test_a_hung_engine_is_not_ready(llm: AsyncLLM) -> None:
     with serving(llm, ready_timeout=2, request_timeout=0.3) as running:
         assert running.get("/ready").status_code == 200
         stall = threading.Event()
-        in_engine(llm, lambda _: stall.wait(120))
+        in_engine(llm, lambda _: stall.wait(600))
         wait_until(lambda: running.get("/ready").status_code == 503)
         assert "no step" in running.get("/ready").json()["error"]["message"]
         assert running.get("/health").status_code == 200

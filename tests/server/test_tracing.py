@@ -141,11 +141,11 @@ def test_a_client_that_leaves(traced: Traced) -> None:
     body = chat(user("go on"), max_tokens=300, ignore_eos=True, stream=True)
     stall = threading.Event()
     with (
-        httpx.Client(base_url=traced.running.url, timeout=60) as client,
+        httpx.Client(base_url=traced.running.url, timeout=600) as client,
         client.stream("POST", CHAT, json=body) as response,
     ):
         next(response.iter_lines())
-        in_engine(traced.running.service.client, lambda _: stall.wait(120))
+        in_engine(traced.running.service.client, lambda _: stall.wait(600))
     wait_until(lambda: len(traced.running.service.intake) == 0)
     stall.set()
     server, stages = traced.spans()
@@ -220,7 +220,7 @@ class HangingExporter(InMemorySpanExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         self.asked.set()
-        self.may_return.wait(120)
+        self.may_return.wait(600)
         return super().export(spans)
 
 
@@ -229,10 +229,10 @@ def test_a_receiver_that_hangs(llm: AsyncLLM) -> None:
     exporter = HangingExporter()
     with serving(llm) as running:
         running.service.tracing = tracing = Tracing(exporter, "tiny")
-        with httpx.Client(base_url=running.url, timeout=60) as client:
+        with httpx.Client(base_url=running.url, timeout=600) as client:
             for _ in range(600):
                 assert client.post("/tokenize", json={"prompt": "x"}).status_code == 200
-        assert exporter.asked.wait(120)
+        assert exporter.asked.wait(600)
         assert not exporter.get_finished_spans()
     assert running.statuses == [0]
     exporter.may_return.set()

@@ -290,10 +290,10 @@ def test_what_is_read_aside_keeps_its_turn_when_its_request_ends() -> None:
         def work() -> None:
             threads.add(threading.get_ident())
             begun.set()
-            gate.wait(120)
+            gate.wait(600)
 
         leaving = asyncio.ensure_future(aside.run(work))
-        await asyncio.to_thread(begun.wait, 120)
+        await asyncio.to_thread(begun.wait, 600)
         leaving.cancel()
         others = [asyncio.ensure_future(aside.run(work)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -427,18 +427,18 @@ def test_row_36_others_are_answered_while_a_large_body_is_read(llm: AsyncLLM, mo
     def read(body: bytes, **limits: Any) -> Any:
         if len(body) > MANY:
             begun.set()
-            assert others_answered.wait(120)
+            assert others_answered.wait(600)
         return real(body, **limits)
 
     monkeypatch.setattr(receiving, "read_object", read)
     with serving(llm) as running, ThreadPoolExecutor(1) as pool:
         large = pool.submit(running.post, "/v1/completions", content=body_of("stop"), headers=JSON)
-        assert begun.wait(120)
+        assert begun.wait(600)
         assert running.get("/health").status_code == 200
         assert_serves(running)
         assert not large.done()
         others_answered.set()
-        assert error_of(large.result(120), 400)["param"] == "stop"
+        assert error_of(large.result(600), 400)["param"] == "stop"
 
 
 @pytest.mark.full
@@ -460,7 +460,7 @@ def test_row_36_the_event_loop_is_never_held(llm: AsyncLLM, field: str, num_byte
             if not is_over.is_set():
                 loop.call_soon(turn, now)
 
-        with httpx.Client(base_url=running.url, timeout=60) as client:
+        with httpx.Client(base_url=running.url, timeout=600) as client:
             client.post("/v1/completions", content=b"{}")
             loop.call_soon_threadsafe(lambda: turn(time.thread_time()))
             for _ in range(3):

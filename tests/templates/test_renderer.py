@@ -117,12 +117,12 @@ def test_one_that_hangs_does_not_hold_up_others(renderer: TemplateRenderer) -> N
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(600)
         assert sorted(got) == [str(i) for i in range(8)]
         assert hanging.is_alive()
     finally:
         slow.close()
-        hanging.join(120)
+        hanging.join(600)
     assert not hanging.is_alive()
 
 
@@ -151,7 +151,7 @@ def test_those_that_hang_make_way_for_others() -> None:
         thread.join()
     slow.close()
     for thread in hanging:
-        thread.join(60)
+        thread.join(600)
     assert sum("while others wait" in error for error in errors) >= 2
 
 
@@ -238,7 +238,7 @@ def test_children_end_with_their_parent(state: str) -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while _runs(child):
         assert time.monotonic() < deadline, "it runs on"
         time.sleep(0.02)

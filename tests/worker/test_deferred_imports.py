@@ -50,4 +50,4 @@ assert scipy.optimize.linear_sum_assignment is loss_for_object_detection.linear_
 @pytest.mark.parametrize("script", [LOADED, CALLED, MEANWHILE], ids=["loaded", "called", "meanwhile"])
 def test_in_a_process(script: str, tiny_llava: Path) -> None:
     """After loading a model; when the functions are called that need them; when another thread imports them."""
-    subprocess.run([sys.executable, "-c", script, str(tiny_llava)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", script, str(tiny_llava)], check=True, timeout=600)

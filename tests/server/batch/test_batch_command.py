@@ -92,7 +92,7 @@ def test_stopped_by_ctrl_c(tiny_llava: Path, tmp_path: Path) -> None:
         wait_until(lambda: num_lines(tmp_path) >= 2, 300)
         others = children(process.pid)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 130
     assert "Traceback" not in err
     assert "same command" in err
@@ -108,7 +108,7 @@ def test_an_engine_that_dies(tiny_llava: Path, tmp_path: Path) -> None:
         wait_until(lambda: num_lines(tmp_path) >= 2, 300)
         (engine,) = (pid for pid in children(process.pid) if b"engine_main" in cmdline(pid))
         os.kill(engine, signal.SIGKILL)
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=600)
         assert process.returncode == 1
     assert "same command" in err
     assert "corellm: error: the engine" in err

@@ -72,7 +72,7 @@ def test_results_equal_the_servers_responses(running: Running, batch: Batch) -> 
     progress = batch.run()
     got = results(batch.output)
     assert [result["custom_id"] for result in got] == [f"r{i}" for i in range(len(asked))]
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         for (url, body), result in zip(asked, got, strict=True):
             want = client.post(url, json=body)
             assert result["error"] is None

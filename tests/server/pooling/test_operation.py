@@ -143,7 +143,7 @@ def test_row_24_a_failed_step_costs_its_requests(tiny_llava: Path, tmp_path: Pat
         second, third = (running.http.post(EMBED, json={"model": MODEL, "input": "a"}) for _ in range(2))
         assert (second.status_code, second.json()["error"]["code"]) == (500, "internal_error")
         assert third.json()["error"]["code"] == "engine_dead"
-        assert running.process.wait(300) == 1
+        assert running.process.wait(600) == 1
         assert "in a row" in running.log.read_text()
 
 
@@ -159,7 +159,7 @@ def test_row_25_a_killed_engine(tiny_llava: Path) -> None:
         sent = [pool.submit(running.post, path, {"model": MODEL, **body}) for path, body in bodies]
         wait_until(lambda: len(llm.engine._requests) == 8)
         os.kill(llm.pid, signal.SIGKILL)
-        responses = [future.result(120) for future in sent]
+        responses = [future.result(600) for future in sent]
         assert {(one.status_code, one.json()["error"]["code"]) for one in responses} == {(503, "engine_dead")}
         wait_until(lambda: not running.service.intake.num_bytes)
     assert running.statuses == [1]

@@ -153,7 +153,7 @@ def test_a_client_that_leaves(tiny_llava: Path, convert: dict[str, Any]) -> None
     llm = AsyncLLM(str(tiny_llava), **convert, **ENGINE)
     with serving(llm) as running:
         event = threading.Event()
-        in_engine(llm, lambda _: event.wait(120))
+        in_engine(llm, lambda _: event.wait(600))
         with pytest.raises(httpx.ReadTimeout):
             running.post(
                 SCORE, {"model": MODEL, "text_1": "x", "text_2": ["y"] * 200}, timeout=httpx.Timeout(60, read=1)
