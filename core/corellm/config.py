@@ -213,9 +213,9 @@ class SchedulerConfig:
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     """Whether a preempted sequence's KV is dropped and computed again, or swapped to host memory."""
     encoder_cache_size: int | None = None
-    """Embeddings of encoder outputs that are kept, and computed per step; never less than the largest item, or than the
-    longest span of tokens that see each other; None for the step's token budget; on a CPU, the cache keeps as many as
-    the KV cache has tokens."""
+    """Most embeddings of items that are kept, and that a step computes; never less than the largest item, or than the
+    longest span of tokens that see each other; None for the token budget of a step; on a CPU as many are kept as the KV
+    cache has tokens."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:

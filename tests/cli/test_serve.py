@@ -26,13 +26,16 @@ def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str,
 
 
 def test_every_field_is_an_option() -> None:
-    """Of the server's classes and the engine's; each has help."""
+    """Of the server's classes and the engine's; each has help, in which there is no None: nobody can type it."""
     parser = build_parser()._subparsers._group_actions[0].choices["serve"]  # type: ignore[union-attr,index,call-overload]
     options = {option: action for action in parser._actions for option in action.option_strings}
     for config in (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS):
         for field in fields(config):
             if field.name != "model":
-                assert len(options[f"--{field.name.replace('_', '-')}"].help or "") > 10
+                words = options[f"--{field.name.replace('_', '-')}"].help or ""
+                assert len(words) > 10
+                assert "None" not in words.split()
+    assert (options["--max-num-seqs"].help or "").endswith("; default: 256 on a GPU and 64 on a CPU.")
 
 
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:

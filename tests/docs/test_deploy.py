@@ -122,8 +122,11 @@ def test_the_image_has_every_plugin() -> None:
         "ENTRYPOINT": ["corellm", "serve"], "CMD": ["demo", "--host", "0.0.0.0"],
     }  # fmt: skip
     page = (FILES.parent / "deploy.md").read_text(encoding="utf-8")
-    (words,) = re.findall(rf"^docker run .*corellm:{re.escape(corellm.__version__)} (.*)$", page, re.MULTILINE)
-    assert options_of(*shlex.split(words))[0].port == int(re.findall(r"EXPOSE (\d+)", text)[0])
+    ((options, words),) = re.findall(rf"^docker run (.*) corellm:{re.escape(corellm.__version__)} (.*)$", page, re.M)
+    (port,), (volume,) = re.findall(r"EXPOSE (\d+)", text), re.findall(r"VOLUME (\S+)", text)
+    for line in ("demo --host 0.0.0.0", words):
+        assert options_of(*shlex.split(line))[0].port == int(port)
+    assert {f"{port}:{port}", f"models:{volume}"} <= set(options.split())
     assert "/health" in OPEN_ROUTES
     assert re.search(r"HEALTHCHECK(.|\\\n)*127.0.0.1:8000/health", text)
 
