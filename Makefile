@@ -75,7 +75,7 @@ browser-test: setup ## what `corellm inspect --html` writes, in headless Chromiu
 	$(BIN)/python -m pytest tests/inspection -m browser
 
 fuzz: setup      ## thousands of damaged files and generated requests, sent to running servers (half an hour)
-	$(BIN)/python -m pytest -m full tests/server/test_media_fuzz.py tests/server/test_openapi.py
+	$(BIN)/python -m pytest -m full extensions/server/tests/test_media_fuzz.py extensions/server/tests/test_openapi.py
 
 promises: setup  ## what is promised of faults, bad input, time and memory, at full scale; needs Linux and a machine that does nothing else
 	$(BIN)/python -m pytest -m full

@@ -24,8 +24,8 @@ LIMITED = {*WAITS, "run", "Client", "AsyncClient", "create_connection"}
 SHORTEST = 600
 """Seconds of a limit that only ends a test that hangs."""
 ALLOWED = {
-    ("tests/server/test_process_faults.py", "within"): "of the promised seconds at full scale, else of two minutes",
-    ("tests/server/test_media_fuzz.py", "test_damaged_media"): "measures at full scale alone",
+    ("extensions/server/tests/test_process_faults.py", "within"): "of the promised seconds at full scale, else of two minutes",
+    ("extensions/server/tests/test_media_fuzz.py", "test_damaged_media"): "measures at full scale alone",
     ("tests/test_async_llm.py", "test_a_request_arrives_before_its_prompt_is_prepared"): "the order of moments",
 }
 

@@ -58,7 +58,7 @@ ELSEWHERE = {
          ("tests/fetching/test_fetcher.py", "test_a_name_is_resolved_once"),
          ("tests/fetching/test_fetcher.py", "test_redirects_are_checked_again"),
          ("tests/fetching/test_url.py", "test_no_form_of_a_private_address_is_connected_to"),
-         ("tests/server/test_media_sources.py", "test_files_elsewhere"),
+         ("extensions/server/tests/test_media_sources.py", "test_files_elsewhere"),
          ("tests/media/test_image.py", "test_pipes_and_devices_are_refused_without_waiting")],
     20: [("tests/templates/test_renderer.py", "test_hostile_templates")],
     22: [("tests/worker/test_checkpoint.py", "test_broken_files_are_named")],

@@ -1,4 +1,4 @@
-"""W5: a server, corellm's or a peer's, under the load of `corellm.loadgen`. Runs in corellm's environment.
+"""W5: a server, corellm's or a peer's, under the load of `corellm_server.loadgen`. Runs in corellm's environment.
 
 The first load after the start is cold, later ones are warm. The server is in this process's session, which the main
 process kills.
@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.peers.worker import Figures, Job
-from corellm.loadgen.load import run_load
-from corellm.loadgen.report import summarize
-from corellm.loadgen.settings import LoadSettings
+from corellm_server.loadgen.load import run_load
+from corellm_server.loadgen.report import summarize
+from corellm_server.loadgen.settings import LoadSettings
 
 _START_SECONDS = 240
 

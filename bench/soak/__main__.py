@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from bench.soak.plot import save_plot
 from bench.soak.run import Report, soak
-from tests.server.command import command
+from extensions.server.tests.command import command
 
 
 def main(arguments: list[str] | None = None) -> int:

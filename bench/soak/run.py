@@ -13,8 +13,8 @@ from random import Random
 from bench.soak.connection import send
 from bench.soak.tally import Outcome, Tally
 from bench.soak.traffic import Planned, canaries, plan
-from tests.server.command import Command
-from tests.server.footprint import Footprint
+from extensions.server.tests.command import Command
+from extensions.server.tests.footprint import Footprint
 
 IDLE_CANARIES = 40
 WARM_UP = 0.15

@@ -16,7 +16,7 @@ from bench.soak.connection import PATIENT, Manner
 from bench.soak.tally import Outcome
 from tests.media import test_audio, test_image, videos
 from tests.media.test_image_cost import jpeg_of_scans
-from tests.server.conftest import MODEL, chat, data_url, user
+from extensions.server.tests.conftest import MODEL, chat, data_url, user
 
 CHAT, COMPLETE, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 

@@ -40,15 +40,15 @@ def command_help(command: str | None = None) -> str:
 
 
 def arguments(config: str) -> str:
-    """Return a table of the fields of a class of `corellm.config` or `corellm.server`.
+    """Return a table of the fields of a class of `corellm.config` or `corellm_server`.
 
     Raises:
         KeyError: there is no such class.
     """
     import corellm.config
-    import corellm.server.options  # with the limits of requests
+    import corellm_server.options  # with the limits of requests
 
-    config_class = (vars(corellm.config) | vars(corellm.server.options))[config]
+    config_class = (vars(corellm.config) | vars(corellm_server.options))[config]
     configured, documented = fields(config_class), class_docs(config_class)
     rows = ["| argument | default | meaning |", "|---|---|---|"]
     for field in configured:
@@ -62,7 +62,7 @@ def arguments(config: str) -> str:
 def metrics() -> str:
     """Return a table of the metrics of a server, its engine's first, under the names that Prometheus has."""
     from corellm.engine.metrics import DESCRIPTIONS
-    from corellm.server.metrics import ServerMetrics
+    from corellm_server.metrics import ServerMetrics
 
     own = {family.name: family.documentation for family in ServerMetrics().registry.collect()}
     rows = [f"| `{name}` | {words} |" for name, words in (DESCRIPTIONS | own).items()]
@@ -77,17 +77,17 @@ def request_fields(name: str) -> str:
     """
     if name in ("messages", "parts"):
         return _of_conversations(name)
-    from corellm.server.requests.audio import TranscriptionRequest
-    from corellm.server.requests.chat import ChatRequest
-    from corellm.server.requests.completions import CompletionRequest
-    from corellm.server.requests.pooling import (
+    from corellm_server.requests.audio import TranscriptionRequest
+    from corellm_server.requests.chat import ChatRequest
+    from corellm_server.requests.completions import CompletionRequest
+    from corellm_server.requests.pooling import (
         ClassifyRequest,
         EmbeddingRequest,
         PoolingRequest,
         RerankRequest,
         ScoreRequest,
     )
-    from corellm.server.requests.responses import ResponsesRequest
+    from corellm_server.requests.responses import ResponsesRequest
 
     bodies = (
         ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest,

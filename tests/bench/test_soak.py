@@ -11,7 +11,7 @@ from bench.soak import __main__ as command_line
 from bench.soak.connection import judged
 from bench.soak.run import Report
 from bench.soak.tally import Tally
-from tests.server.footprint import Footprint, ProcessFootprint
+from extensions.server.tests.footprint import Footprint, ProcessFootprint
 
 PROCESS = ProcessFootprint("server", 400 << 20, 0, 500 << 20, descriptors=30, memfds=0, threads=20)
 AT_REST = Footprint({1: PROCESS}, dict.fromkeys([

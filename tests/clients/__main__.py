@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from tests.clients.environments import CACHE, CLIENTS, Client
-from tests.server.command import command
+from extensions.server.tests.command import command
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = ROOT / "demo" / "images" / "circles.png"

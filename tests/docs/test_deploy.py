@@ -17,11 +17,11 @@ import yaml
 
 import corellm
 from corellm.cli import build_parser
-from corellm.cli.server_arguments import configured
+from corellm_server.commands.arguments import configured
 from corellm.engine.metrics import DESCRIPTIONS, read_metrics
-from corellm.server.gate import OPEN_ROUTES
-from corellm.server.metrics import ServerMetrics
-from corellm.server.options import ServerOptions
+from corellm_server.gate import OPEN_ROUTES
+from corellm_server.metrics import ServerMetrics
+from corellm_server.options import ServerOptions
 from tests.docs.test_pages import ROOT
 
 FILES = ROOT / "docs" / "operate" / "deploy"

@@ -11,7 +11,7 @@ import pytest
 
 from corellm import LLM
 from corellm.errors import CheckpointError
-from corellm.server.engine_process.client import ProcessLLM
+from corellm.engine.process.client import ProcessLLM
 from corellm.templates.renderer import TemplateRenderer
 
 
@@ -19,7 +19,7 @@ from corellm.templates.renderer import TemplateRenderer
     ("make", "module", "step"),
     [
         (LLM, "corellm.engine.loading", "corellm.engine.loading.make_input_processor"),
-        (ProcessLLM, "corellm.server.engine_process.front_end", "corellm.engine.opening.make_input_processor"),
+        (ProcessLLM, "corellm.engine.process.front_end", "corellm.engine.opening.make_input_processor"),
     ],
 )
 def test_threads_and_templates_end(

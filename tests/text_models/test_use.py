@@ -11,7 +11,7 @@ from corellm import AsyncLLM
 from corellm.cli import main
 from corellm.text_models.tiny import make_tiny_checkpoint
 from tests.conftest import random_image
-from tests.server.conftest import MODEL, image_part, serving
+from extensions.server.tests.conftest import MODEL, image_part, serving
 
 
 @pytest.fixture(scope="module")

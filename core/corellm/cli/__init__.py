@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from corellm import __version__
-from corellm.absent.flags import without_absent
+from corellm_server.commands.absent_flags import without_absent
 from corellm.cli import batch, bench, embed, inspect, new_plugin, plugins, run, serve
 from corellm.errors import CorellmError, PluginError
 

@@ -1,0 +1,136 @@
+"""`AsyncLLM` with its engine in a process of its own: what a crash of the engine costs is its requests.
+
+Knows event loops and threads; the process and the messages are `remote_engine`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from corellm.config import EngineConfig
+from corellm.engine.async_llm import AsyncLLM
+from corellm.engine.input_processor import InputProcessor
+from corellm.engine.metrics import Counter, Gauge, Metric
+from corellm.errors import AbsentMethodError, EngineDeadError
+from corellm.engine.process.messages import MaintenanceMethod
+from corellm.engine.process.remote_engine import RemoteEngine
+
+_Result = TypeVar("_Result")
+_METRICS: dict[str, type[Metric]] = {"Counter": Counter, "Gauge": Gauge}
+
+
+class ProcessLLM(AsyncLLM):
+    """A loaded model in a process of its own, that serves many coroutines of this one.
+
+    Args:
+        model, **engine_args: as for `LLM`; plain data only, and no functions.
+
+    Raises:
+        ConfigError, CheckpointError, PluginError: the model cannot be served.
+        EngineDeadError: the engine's process ended while it loaded the model.
+    """
+
+    engine: RemoteEngine  # type: ignore[assignment]  # has what `AsyncLLM` uses of an `LLMEngine`
+
+    def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
+        super().__init__(model, **engine_args)
+        self.engine.start_reading(self._deliver, self._end)
+
+    def _load_engine(self, **engine_args: Any) -> RemoteEngine:  # type: ignore[override]
+        return RemoteEngine(EngineConfig.from_kwargs(**engine_args))
+
+    def _end(self, reason: EngineDeadError) -> None:
+        """Stop the thread that sends, with the reason why the process ended."""
+
+        def stop() -> None:
+            if not self._stopping:
+                raise reason
+
+        self._inbox.put(stop)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, that the model and the KV cache take."""
+        return self.engine.sizes.max_total_tokens
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences that run at once."""
+        return self.engine.sizes.max_num_seqs
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Prepares prompts, in any thread, without running them."""
+        return self.engine.input_processor
+
+    @property
+    def pid(self) -> int:
+        """Id of the engine's process."""
+        return self.engine.pid
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine finished."""
+        return self.engine.num_steps
+
+    @property
+    def seconds_silent(self) -> float:
+        """Seconds since the engine's last sign of life: a finished step, or once a second that it has none to do.
+
+        A server whose engine is silent for longer than its longest step is not ready.
+        """
+        return self.engine.seconds_silent
+
+    def close(self) -> None:
+        """As `AsyncLLM.close`; kills the engine's process if its step in flight does not end."""
+        self._stopping = True
+        self.engine.end()
+        super().close()
+
+    # --- maintenance ------------------------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self) -> bool:
+        """As `LLM.reset_prefix_cache`."""
+        return bool(await self._call("reset_prefix_cache"))
+
+    async def reset_mm_cache(self) -> None:
+        """Forget processed items, and encoder outputs that no request in flight needs."""
+        self.input_processor.mm_processor.cache.clear()
+        await self._call("reset_mm_cache")
+
+    async def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
+        """Refuse: a function cannot be sent to another process.
+
+        Raises:
+            AbsentMethodError: always.
+        """
+        raise AbsentMethodError("apply_model: the model is in another process; use it with AsyncLLM or LLM")
+
+    async def get_metrics(self) -> list[Metric]:
+        """As `LLM.get_metrics`; items are processed and counted in this process."""
+        metrics = [_METRICS[kind](name, value) for kind, name, value in await self._call("get_metrics")]
+        cache = self.input_processor.mm_processor.cache
+        own = {
+            "corellm:mm_cache_queries": cache.hits + cache.misses,
+            "corellm:mm_cache_hits": cache.hits,
+            "corellm:mm_cache_usage_perc": cache.usage,
+        }
+        return [replace(metric, value=own.get(metric.name, metric.value)) for metric in metrics]
+
+    async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
+        """As `LLM.start_profile`."""
+        await self._call("start_profile", None if trace_file is None else os.fspath(trace_file))
+
+    async def stop_profile(self) -> Path:
+        """As `LLM.stop_profile`."""
+        return Path(await self._call("stop_profile"))
+
+    async def _call(self, method: MaintenanceMethod, argument: str | None = None) -> Any:
+        future: Future[Any] = Future()
+        return await self._result_of(future, partial(self.engine.call, future, method, argument))

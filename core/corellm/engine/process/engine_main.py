@@ -1,0 +1,231 @@
+"""The engine's process: `python -P -m corellm.engine.process.engine_main SOCKET`, standard input a pipe.
+
+The API process alone decides when it ends: by closing the channel (after the current step), or by ending itself, which
+closes the pipe and ends this process at once. Knows the engine and messages; prepares no prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from corellm.engine import maintenance
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.llm_engine import LLMEngine
+from corellm.engine.metrics import read_metrics
+from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
+from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from corellm.engine.process import messages
+from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
+from corellm.engine.process.faults import to_fault
+from corellm.engine.process.items import unpack_items
+from corellm.engine.process.messages import (
+    Abort,
+    Add,
+    Call,
+    Delta,
+    Failed,
+    Outputs,
+    Pooled,
+    Ready,
+    Returned,
+    Start,
+)
+from corellm.engine.process.log_format import set_up_log
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+"""The longest time without a message while steps go on or there is nothing to do."""
+
+
+class EngineLoop:
+    """Steps an engine and exchanges messages between steps."""
+
+    def __init__(self, engine: LLMEngine, channel: Channel) -> None:
+        self._engine, self._channel = engine, channel
+        self._num_steps = 0
+        self._last_sent = 0.0
+
+    def run(self) -> None:
+        """Serve until the other side closes the channel.
+
+        Raises:
+            EngineDeadError: the engine stopped.
+        """
+        engine = self._engine
+        while True:
+            try:
+                received = self._channel.receive(0 if engine.has_unfinished_requests() else BEAT_SECONDS)
+            except EOFError:
+                return
+            for data, file in received:
+                self._take(data, file)
+            outputs: list[RequestOutput] = []
+            if engine.has_unfinished_requests():
+                outputs = engine.step()
+                self._num_steps += 1
+            if outputs or time.monotonic() - self._last_sent >= BEAT_SECONDS:
+                self._send([_delta(output) for output in outputs])
+
+    def _take(self, data: bytes, file: int | None) -> None:
+        message = messages.decode_to_engine(data)
+        if isinstance(message, Add):
+            self._add(message, file)
+        elif isinstance(message, Abort):
+            self._engine.abort_request(message.request_id, silently=message.silently)
+        elif isinstance(message, Call):
+            self._channel.send(messages.encode(self._call(message)))
+
+    def _add(self, message: Add, file: int | None) -> None:
+        try:
+            features = unpack_items(message.items, file)
+            salt, priority = message.cache_salt, message.priority
+            prompt = ProcessedPrompt(None, message.token_ids, features, salt, priority, decoder=message.decoder)
+            params: Any = message.pooling_params or message.params
+            self._engine.add_request(message.request_id, prompt, params, arrival_time=message.arrival_time)
+        except Exception as error:  # no request may end the engine
+            logger.debug("a request was refused", exc_info=True)
+            self._send([Delta(message.request_id, [], True, fault=to_fault(error))])
+        finally:
+            if file is not None:
+                os.close(file)
+
+    def _call(self, message: Call) -> Returned:
+        try:
+            return Returned(message.number, self._result(message))
+        except Exception as error:
+            logger.debug("%s failed", message.method, exc_info=True)
+            return Returned(message.number, None, to_fault(error))
+
+    def _result(self, message: Call) -> Any:
+        if message.method == "get_metrics":
+            return [(type(metric).__name__, metric.name, metric.value) for metric in read_metrics(self._engine)]
+        if message.method == "start_profile":
+            return maintenance.start_profile(message.argument, self._engine)
+        if message.method == "stop_profile":
+            return str(maintenance.stop_profile(self._engine))
+        if message.method == "reset_mm_cache":
+            return maintenance.reset_mm_cache(self._engine)
+        return maintenance.reset_prefix_cache(self._engine)
+
+    def _send(self, deltas: list[Delta]) -> None:
+        """Send deltas: in one message, if that is not too long for one."""
+        data = messages.encode(Outputs(self._num_steps, deltas))
+        if len(data) <= MAX_MESSAGE_BYTES:
+            self._channel.send(data)
+            self._last_sent = time.monotonic()
+        elif len(deltas) > 1:
+            for delta in deltas:
+                self._send([delta])
+        else:
+            self._engine.abort_request(deltas[0].request_id, silently=True)
+            error = RequestFailedError(
+                f"a step's output takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; ask for fewer "
+                "log-probabilities, or for the results of fewer tokens"
+            )
+            self._send([Delta(deltas[0].request_id, [], True, fault=to_fault(error))])
+
+
+def _delta(output: RequestOutput | PoolingRequestOutput[PoolingOutput]) -> Delta:
+    if isinstance(output, PoolingRequestOutput):
+        return _pooled_delta(output)
+    return Delta(
+        output.request_id,
+        output.outputs,
+        output.finished,
+        output.num_cached_tokens,
+        output.metrics if output.finished else None,
+        output.prompt_logprobs,
+        None if output.error is None else to_fault(output.error),
+    )
+
+
+def _pooled_delta(output: PoolingRequestOutput[PoolingOutput]) -> Delta:
+    data = None if output.outputs is None else output.outputs.data
+    return Delta(
+        output.request_id,
+        [],
+        True,
+        output.num_cached_tokens,
+        output.metrics,
+        fault=None if output.error is None else to_fault(output.error),
+        pooled=None if data is None else Pooled(data.shape, data.tobytes()),
+    )
+
+
+def _ready(engine: LLMEngine) -> Ready:
+    scheduler, processor = engine.scheduler, engine.input_processor
+    return Ready(
+        vocab_size=processor.vocab_size,
+        embedding_size=processor.embedding_size,
+        max_model_len=engine.max_model_len,
+        max_total_tokens=scheduler.limits.max_total_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        block_size=engine.config.cache.block_size,
+        num_kv_blocks=scheduler.blocks.capacity,
+        tasks=engine.tasks,
+        reads_pairs=engine.reads_pairs,
+    )
+
+
+def _serve(channel: Channel) -> None:
+    """Load the model that the first message names, and serve it."""
+    ((data, _),) = channel.receive(None)
+    start = messages.decode_to_engine(data)
+    assert isinstance(start, Start)
+    set_up_log(start.log_level, as_json=start.log_as_json)
+    engine = LLMEngine.from_kwargs(**start.engine_args | {"media_workers": 0})  # the API process decodes media
+    channel.send(messages.encode(_ready(engine)))
+    gc.freeze()  # a full collection would hold up requests
+    try:
+        EngineLoop(engine, channel).run()
+    finally:
+        engine.shutdown()
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the other end of standard input, a pipe, is closed.
+
+    A signal also comes while Python is deep in a library; unlike the parent's death signal of Linux it does not come
+    when only a thread of the parent ends. Other systems see the channel close, between two steps.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # closed before the kernel was asked
+        raise SystemExit(1)
+
+
+def main() -> None:
+    """Serve the channel whose socket is the first argument."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may go to a whole group of processes
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        _serve(channel)
+    except EOFError:
+        raise SystemExit(1) from None  # the other side ended
+    except Exception as error:
+        if not isinstance(error, CorellmError):
+            logger.exception("the engine stopped")
+            error = EngineDeadError(f"the engine stopped: {error}")
+        with contextlib.suppress(OSError):  # the other side ended
+            channel.send(messages.encode(Failed(to_fault(error))))
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Arguments of the commands that take a server's requests: its options and the engine's, or a file with them.
+
+Defines them and reads them; what is done with the configuration is the commands' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from typing import Any
+
+from corellm.cli.arguments import ENGINE_CONFIGS
+from corellm.cli.config_file import read_config
+from corellm.cli.fields import add_fields, given_fields
+from corellm.errors import ConfigError
+from corellm.fetching.settings import FetchSettings
+from corellm_server.limits import RequestLimits
+from corellm_server.options import ServerConfig, ServerOptions
+
+_CONFIGS = (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS)
+
+
+def add_server(parser: argparse.ArgumentParser, title: str, *, skip: Collection[str] = ()) -> None:
+    """Add all options but the model.
+
+    Args:
+        parser: of the command.
+        title: what the server's own options are called.
+        skip: fields that mean nothing to the command.
+    """
+    parser.add_argument("--config", metavar="FILE", help="YAML file with options; those of the command line go first")
+    parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_fields(parser, title, ServerOptions, skip=skip)
+    add_fields(parser, "limits of requests", RequestLimits, skip=skip)
+    add_fields(parser, "fetching", FetchSettings)
+    for config in ENGINE_CONFIGS:
+        add_fields(parser, f"engine: {config.__name__}", config, skip=("model",))
+
+
+def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
+    """The server's configuration, and the engine's arguments.
+
+    Raises:
+        ConfigError: an option is wrong, or there is no model.
+    """
+    given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
+    given |= given_fields(vars(args), _CONFIGS)
+    if "api_key" in given and not given["api_key"]:
+        raise ConfigError("api_key is empty (an unset variable?); leave it out for a server that all may use")
+    if "model" not in given:
+        raise ConfigError(f"which model? {args.command} needs one, e.g. demo")
+    config = ServerConfig(
+        options=ServerOptions(**given_fields(given, [ServerOptions])),
+        limits=RequestLimits(**given_fields(given, [RequestLimits])),
+        fetching=FetchSettings(**given_fields(given, [FetchSettings])),
+    )
+    return config, given_fields(given, ENGINE_CONFIGS)

@@ -1,0 +1,164 @@
+"""A client's messages, checked: how many parts and items they have, and what their media are named by.
+
+Knows limits; what messages and parts may have is known to `corellm.multimodal.chat`. Opens and fetches nothing. Text is
+text: it is never searched for URLs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corellm.errors import MultiModalError, RequestError
+from corellm.known_fields import FieldTable
+from corellm.multimodal.chat.fields import MESSAGES, OUTPUT_PARTS, PARTS
+from corellm.multimodal.chat.reading import Part, read_messages
+from corellm_server.errors import ApiError, as_api_error, unavailable
+from corellm_server.limits import RequestLimits
+
+
+@dataclass
+class Source:
+    """Media of a part, by what the client named them."""
+
+    where: str
+    """`messages[i].content[j]`."""
+    modality: str
+    part: dict[str, Any]
+    """The part as the engine gets it; its media are under its modality's name."""
+    are_embeddings: bool = False
+    """Whether the name is the media: precomputed embeddings, as base64."""
+
+    @property
+    def name(self) -> str | None:
+        """A `data:` URL, another URL or a path; None where the part has a uuid alone."""
+        name: str | None = self.part[self.modality]
+        return name
+
+
+@dataclass
+class CheckedMessages:
+    """Messages in the engine's form, and their media in order."""
+
+    messages: list[dict[str, Any]]
+    sources: list[Source]
+    field: str = "messages"
+    """Of the request, that has them."""
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of text, media not counted."""
+        parts = (part for message in self.messages for part in message["content"])
+        return sum(len(part["text"]) for part in parts if part["type"] == "text")
+
+    def located(self, error: MultiModalError) -> ApiError:
+        """The error for an item, with the part that it came from."""
+        own = [source for source in self.sources if source.modality == error.modality]
+        if error.status == 503:
+            return unavailable(str(error))
+        if error.item is None or not 0 <= error.item < len(own):
+            return ApiError(error.status, str(error), param=self.field)
+        return ApiError(error.status, f"{own[error.item].where}: {error}", param=own[error.item].where)
+
+
+def messages_schema() -> dict[str, Any]:
+    """The JSON schema of what `check_messages` takes, but for which fields go with which role and type of part."""
+    parts = {
+        **_described(part.table for part in PARTS.values()),
+        "type": {"enum": [*PARTS, *sorted(OUTPUT_PARTS), None]},
+    }
+    content = {"anyOf": [{"type": "string"}, {"type": "object", "properties": parts}]}
+    message = {
+        **_described(MESSAGES.values()),
+        "role": {"enum": [*MESSAGES]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": content}, {"type": "null"}]},
+    }
+    return {
+        "type": "array", "minItems": 1, "items": {"type": "object", "properties": message, "required": ["role"]},
+    }  # fmt: skip
+
+
+def _described(tables: Iterable[FieldTable]) -> dict[str, Any]:
+    """Fields with any value, with what is said of them."""
+    described: dict[str, Any] = {}
+    for table in tables:
+        described |= {name: {"description": f"Ignored: {effect}."} for name, effect in table.ignored.items()}
+        described |= {
+            name: {"description": f"Not supported: {absent.instead}."} for name, absent in table.refused.items()
+        }
+        described |= {name: {"description": meaning} for name, meaning in table.taken.items()}
+    return described
+
+
+def check_messages(
+    messages: Sequence[Mapping[str, Any]],
+    limits: RequestLimits,
+    item_limits: Mapping[str, int | None],
+    *,
+    field: str,
+    skip: int,
+) -> CheckedMessages:
+    """The messages, with every part in one form.
+
+    Args:
+        messages: as a client sent them.
+        limits: of messages, parts and items.
+        item_limits: of the model, by modality; None for any number.
+        field: of the request, that has the messages.
+        skip: how many messages come before the field's first.
+
+    Raises:
+        ApiError: a message or part is malformed, or there are too many.
+    """
+    if not messages:
+        raise ApiError(400, f"{field} must have at least one message", param=field)
+    if len(messages) > limits.max_messages:
+        raise ApiError(400, f"{field} has {len(messages)}, {limits.max_messages} are allowed", param=field)
+    parts = sum(len(m["content"]) if isinstance(m.get("content"), list) else 1 for m in messages)
+    if parts > limits.max_parts:
+        raise ApiError(400, f"{field} has {parts} parts, {limits.max_parts} are allowed", param=field)
+    checked = CheckedMessages([], [], field)
+    try:
+        read = read_messages(messages, field=field, skip=skip, from_client=True)
+    except RequestError as error:
+        raise as_api_error(error) from None
+    for message in read:
+        content = [_engine_part(part, checked.sources) for part in message["content"]]
+        checked.messages.append({**message, "content": content})
+    check_counts(checked.sources, limits.max_items, item_limits)
+    return checked
+
+
+def check_counts(sources: Sequence[Source], max_items: int, item_limits: Mapping[str, int | None]) -> None:
+    """Check the numbers of items against the server's limit and the model's.
+
+    Raises:
+        ApiError: an item that the model does not take, or one too many.
+    """
+    counts: dict[str, int] = {}
+    for total, source in enumerate(sources, 1):
+        if source.modality not in item_limits:
+            takes = ", ".join(item_limits) or "text alone"
+            raise _wrong(source.where, f"this model takes no {source.modality}; it takes {takes}")
+        count = counts[source.modality] = counts.get(source.modality, 0) + 1
+        limit = item_limits[source.modality]
+        if limit is not None and count > limit:
+            raise _wrong(source.where, f"this is item {count} of {source.modality}, and {limit} are allowed")
+        if total > max_items:
+            raise _wrong(source.where, f"this is item {total} of the conversation, and {max_items} are allowed")
+
+
+def _engine_part(part: Part, sources: list[Source]) -> dict[str, Any]:
+    """A part as the engine gets it; that of an item is added to the sources."""
+    made = {"type": part.modality, part.modality: part.value}
+    if part.modality == "text":
+        return made
+    if part.uuid is not None:
+        made["uuid"] = part.uuid
+    sources.append(Source(part.where, part.modality, made, part.are_embeddings))
+    return made
+
+
+def _wrong(where: str, message: str) -> ApiError:
+    return ApiError(400, f"{where}: {message}", param=where)

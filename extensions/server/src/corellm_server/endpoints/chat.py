@@ -1,0 +1,51 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import APIRouter, Request
+from openai.types.chat import ChatCompletion
+from starlette.responses import Response
+
+from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
+from corellm_server.exchange import exchange_of
+from corellm_server.requests.chat import ChatRequest
+from corellm_server.responses.chat import ChatResponse
+from corellm_server.responses.events import EventStream
+from corellm_server.responses.usage import Usage
+from corellm_server.sampling import chat_params
+from corellm_server.service import Service
+
+
+def chat_routes(service: Service) -> APIRouter:
+    """The endpoint, for one model."""
+    router = APIRouter(route_class=JsonBody)
+
+    @router.post(
+        "/v1/chat/completions",
+        responses={200: {"model": ChatCompletion, "content": STREAM}, **ERRORS},
+        response_model=None,
+    )
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Complete a conversation."""
+        exchange = exchange_of(request.scope)
+        model = service.check_model(body.model, "generate")
+        params = chat_params(body, service.client.get_default_sampling_params(), service.config.limits)
+        prompt = await service.preparation.conversation(exchange, body, priority=body.priority)
+        is_capped = body.max_tokens is not None or body.max_completion_tokens is not None
+        service.preparation.check_fit(prompt, params, is_capped=is_capped, where="messages")
+        response = ChatResponse(
+            f"chatcmpl-{uuid.uuid4().hex}", model, params.logprobs,
+            usage=Usage(**body.usage_options), with_token_ids=bool(body.return_token_ids),
+        )  # fmt: skip
+        if body.stream:
+            return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
+        completed = await service.complete(exchange, prompt, params)
+        if params.prompt_logprobs is None:
+            return json_response(response.whole(completed))
+        return await service.preparation.in_pool(  # tens of milliseconds for a thousand tokens
+            exchange, lambda: json_response(response.whole(completed)), takes_long=True
+        )
+
+    return router

@@ -1,0 +1,133 @@
+"""Media that requests name: `data:` URLs pass, files come from the operator's directory, URLs through the fetcher.
+
+What was named becomes bytes here, so that nothing behind it ever sees a path or a URL of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote
+
+from corellm.errors import MediaError
+from corellm.fetching.url import is_remote
+from corellm.media.files import read_file
+from corellm.multimodal.items import GivenEmbeddings
+from corellm_server.conversation import Source
+from corellm_server.embeddings import read_embeddings
+from corellm_server.errors import ApiError
+from corellm_server.tasks import all_results
+
+_LONGEST_NAME = 4096
+_NOT_FOLLOWED = os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_NONBLOCK)  # opening a device may have effects of its own
+
+
+class Fetcher(Protocol):
+    """Fetches what the operator allows."""
+
+    async def fetch(self, url: str, *, kind: str) -> bytes:
+        """The bytes of a URL; raises a `MediaError` that says why not."""
+
+    async def close(self) -> None:
+        """Close what is open."""
+
+
+class MediaSources:
+    """Replaces names of media by their bytes.
+
+    Args:
+        root: directory whose files requests may name; None for no files.
+        fetcher: fetches URLs; None for no URLs.
+        takes_embeddings: whether requests may have precomputed embeddings.
+    """
+
+    def __init__(self, root: str | None, fetcher: Fetcher | None, *, takes_embeddings: bool = False) -> None:
+        self._takes_embeddings = takes_embeddings
+        self._root = None if root is None else Path(root).resolve()
+        self._fetcher = fetcher
+
+    async def load(self, sources: Sequence[Source]) -> None:
+        """Replace the names in all parts; the first failure cancels the others.
+
+        Raises:
+            ApiError: names the part.
+        """
+        await all_results(self._load(source) for source in sources if _needs_loading(source))
+
+    async def _load(self, source: Source) -> None:
+        try:
+            load = self._embeddings if source.are_embeddings else self._content
+            source.part[source.modality] = await load(source)
+        except MediaError as error:
+            raise ApiError(error.status, f"{source.where}: {error}", param=source.where) from error
+
+    async def _embeddings(self, source: Source) -> GivenEmbeddings:
+        if not self._takes_embeddings:
+            raise MediaError(
+                f"type '{source.modality}_embeds': this server takes no precomputed embeddings; send the "
+                f"{source.modality} itself, or start it with --enable-mm-embeds"
+            )
+        return await asyncio.to_thread(read_embeddings, source.name or "")
+
+    async def _content(self, source: Source) -> bytes:
+        name = source.name or ""
+        if is_remote(name):
+            if self._fetcher is None:
+                raise MediaError(
+                    "URLs are not fetched by this server: send a data: URL, or start it with --allowed-media-domains"
+                )
+            return await self._fetcher.fetch(name, kind=source.modality)
+        if self._root is None:
+            raise MediaError(
+                "files are not read by this server: send a data: URL (data:image/png;base64,...), or start it with "
+                "--allowed-local-media-path"
+            )
+        return await asyncio.to_thread(read_below, self._root, name)
+
+
+def read_below(root: Path, name: str) -> bytes:
+    """The content of a regular file in a directory; symbolic links must not lead out of it.
+
+    Args:
+        root: the directory, resolved.
+        name: a `file:` URL or a path, absolute or relative to `root`.
+
+    Raises:
+        MediaError: no such file in there; says nothing of what is elsewhere.
+    """
+    refused = MediaError("there is no such file in the directory that this server reads")
+    if name[:5].lower() == "file:":
+        name = unquote(name[5:])
+        host, slash, path = name.removeprefix("//").partition("/") if name.startswith("//") else ("", "", name)
+        if host.lower() not in ("", "localhost"):
+            raise MediaError("a file: URL is file:// and an absolute path")
+        name = slash + path
+    if len(name) > _LONGEST_NAME or "\0" in name:
+        raise MediaError("this is neither a URL nor a path; base64 data are sent as data:image/png;base64,...")
+    try:
+        opened = _open_below(root, (root / name).resolve(strict=True).relative_to(root))
+        try:
+            return bytes(read_file(f"/dev/fd/{opened}"))
+        finally:
+            os.close(opened)
+    except (OSError, RuntimeError, ValueError, MediaError):  # also loops of links, and what is not in there
+        raise refused from None
+
+
+def _open_below(root: Path, inner: Path) -> int:
+    """A descriptor of a file, not for reading; what became a symbolic link since it was resolved is not followed."""
+    opened = os.open(root, _NOT_FOLLOWED)
+    for part in inner.parts:
+        outer = opened
+        try:
+            opened = os.open(part, _NOT_FOLLOWED, dir_fd=outer)
+        finally:
+            os.close(outer)
+    return opened
+
+
+def _needs_loading(source: Source) -> bool:
+    return source.are_embeddings or (source.name is not None and source.name[:5].lower() != "data:")

@@ -1,0 +1,147 @@
+"""Options of `corellm serve`: where it listens, who may ask, what it may read; and the whole configuration.
+
+Frozen, documented and validated once, like `corellm.config`; imports neither the engine nor a web framework.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from corellm.errors import ConfigError
+from corellm.fetching.settings import FetchSettings
+from corellm_server.checks import check_number, keys_in, make_tuples
+from corellm_server.limits import RequestLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where the server listens, who may use it, and what it may read."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Other machines reach the server only if this is changed, e.g. to 0.0.0.0."""
+    port: int = 8000
+    """Port to listen on; 0 for any free one."""
+    api_key: Collection[str] = ()
+    """Keys, of which a client sends one as `Authorization: Bearer KEY`; none for a server that all may use. Clients
+    with different keys share no cache entries. Other users of the machine can see the command line: better in the
+    configuration file, or in a file of their own."""
+    api_key_file: str | None = None
+    """File with further keys, one a line; lines that begin with # are comments."""
+    served_model_name: Collection[str] = ()
+    """Names by which clients ask for the model; none for the name it is loaded by, of a directory the last part of it.
+    Clients that know the whole path may ask by it."""
+    root_path: str = ""
+    """Path under which a reverse proxy serves this server, e.g. /llm."""
+    ssl_certfile: str | None = None
+    """Certificate chain (PEM), to serve HTTPS."""
+    ssl_keyfile: str | None = None
+    """Private key of the certificate (PEM)."""
+    cors_origins: Collection[str] = ()
+    """Origins whose web pages may use the server, e.g. https://example.org; `*` for all."""
+    allowed_local_media_path: str | None = None
+    """Directory whose files requests may name (`file:` URLs and paths); none unless given."""
+    enable_mm_embeds: bool = False
+    """Let requests bring precomputed embeddings in place of items. Their shape and values are checked; whether an
+    encoder made them cannot be."""
+    allow_request_templates: bool = False
+    """Let requests bring chat templates of their own."""
+    allowed_template_kwargs: Collection[str] = ("enable_thinking",)
+    """Variables of the chat template that requests may set (`chat_template_kwargs`)."""
+    allowed_mm_processor_kwargs: Collection[str] = ()
+    """Arguments of the model's processor that requests may set (`mm_processor_kwargs`)."""
+    max_window_size: int | None = None
+    """Most tokens of a conversation's prompt, where the request does not say: the oldest turns are left out until it
+    fits; None for no limit but the model's, past which a request is refused."""
+    score_template: str | None = None
+    """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`); None: one
+    after the other, and for encoder-only models a pair as their tokenizer joins it."""
+    max_queue: int = 256
+    """Most requests in the server, running ones included; more are answered 503 at once. A request counts once all of
+    it has arrived."""
+    max_uploads: int = 512
+    """Most requests that are arriving at once; one that comes whole, as small ones do, is none of them. Beyond, the one
+    that stalls for longest is answered 503."""
+    max_uploads_per_client: int = 384
+    """Most of them from one address. All clients of a proxy have one, unless it sends requests on whole, as most do."""
+    max_connections: int = 1024
+    """Most connections at once. Beyond, the connection that has had no request for longest is closed for a new one."""
+    client_timeout: float = 30.0
+    """Seconds that a client may take for the TLS handshake, for a request's headers, and without reading anything of
+    a response that it was sent; then its connection is cut off."""
+    keep_alive_timeout: int = 75
+    """Seconds that a connection stays open between two requests; longer than clients and proxies keep theirs."""
+    request_timeout: float = 3600.0
+    """Seconds after which an unfinished request is aborted."""
+    ready_timeout: float = 10.0
+    """Seconds without a finished step after which `/ready` is 503."""
+    hang_timeout: float = 300.0
+    """Seconds without a finished step, while requests are there, after which the server ends with exit status 1, so
+    that it is started again; longer than the longest step. 0 for never."""
+    shutdown_timeout: float = 3.0
+    """Seconds that requests in flight have to finish once the server is told to stop."""
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry receiver (OTLP over HTTP) that gets spans of requests, e.g.
+    http://localhost:4318/v1/traces. Needs the extra `otel`."""
+    log_format: Literal["text", "json"] = "text"
+    """How the log is written: for people, or each line as a JSON object. A finished request is logged with its id, its
+    client's address and the number of its key, route, status, tokens and time, never its content."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important messages that are logged."""
+
+    def __post_init__(self) -> None:
+        make_tuples(self)
+        for place in ("{query}", "{document}"):
+            if self.score_template is not None and str(self.score_template).count(place) != 1:
+                raise ConfigError(f"score_template must have {place} once, got {self.score_template!r:.100}")
+        check_number("port", self.port, 0, 65535, whole=True)
+        if self.max_window_size is not None:
+            check_number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
+        check_number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
+        check_number("max_uploads", self.max_uploads, 1, 1_000_000, whole=True)
+        check_number("max_uploads_per_client", self.max_uploads_per_client, 1, 1_000_000, whole=True)
+        check_number("max_connections", self.max_connections, 1, 1_000_000, whole=True)
+        check_number("client_timeout", self.client_timeout, 0.001, 1e9)
+        check_number("keep_alive_timeout", self.keep_alive_timeout, 1, 1e9, whole=True)
+        check_number("request_timeout", self.request_timeout, 0.001, 1e9)
+        check_number("ready_timeout", self.ready_timeout, 2, 1e9)  # an idle engine shows once a second that it lives
+        if self.hang_timeout != 0:
+            check_number("hang_timeout", self.hang_timeout, 2, 1e9)
+        check_number("shutdown_timeout", self.shutdown_timeout, 0, 1e9)
+        if self.api_key_file is not None:
+            keys = (*self.api_key, *keys_in("api_key_file", self.api_key_file))
+            object.__setattr__(self, "api_key", tuple(dict.fromkeys(keys)))
+        for key in self.api_key:
+            if not re.fullmatch(r"[\x21-\x7e]{1,512}", key):
+                raise ConfigError("an API key must be 1 to 512 printable ASCII characters without spaces")
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ConfigError(f"root_path must be like /llm, got {self.root_path!r:.100}")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile need each other; give both")
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            file = getattr(self, name)
+            if file is not None and not Path(file).is_file():
+                raise ConfigError(f"{name}: there is no file {file!r:.200}")
+        if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_traces_endpoint):
+            raise ConfigError(
+                "otlp_traces_endpoint must be like http://localhost:4318/v1/traces, got "
+                f"{self.otlp_traces_endpoint!r:.200}"
+            )
+        root = self.allowed_local_media_path
+        if root is not None and not Path(root).is_dir():
+            raise ConfigError(f"allowed_local_media_path: there is no directory {root!r:.200}")
+        for name, choices in (("log_format", ("text", "json")), ("log_level", ("debug", "info", "warning", "error"))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r:.100}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The whole configuration of a server, beside its engine's."""
+
+    options: ServerOptions = field(default_factory=ServerOptions)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    fetching: FetchSettings = field(default_factory=FetchSettings)

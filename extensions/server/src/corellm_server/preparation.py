@@ -1,0 +1,247 @@
+"""Makes prompts that the engine takes of requests: checked, loaded, tokenized, processed, and with room to generate.
+
+Runs in bounded pools of threads, beside the event loop. Whatever is wrong with a request is found here, before the
+engine or a response begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.engine.preparation_pools import PreparationPools
+from corellm.engine.text_limit import CHEAP_CHARACTERS
+from corellm.engine.truncation import truncated_right
+from corellm.errors import MultiModalError, PromptTooLongError, RequestError
+from corellm.pooling_params import PoolingParams
+from corellm.sampling_params import SamplingParams
+from corellm_server.conversation import CheckedMessages, Source, check_counts, check_messages
+from corellm.engine.client import EngineClient
+from corellm_server.errors import ApiError
+from corellm_server.exchange import Exchange
+from corellm_server.media_sources import Fetcher, MediaSources
+from corellm_server.options import ServerConfig
+from corellm_server.requests.chat import Conversation, TemplateFields
+from corellm_server.requests.completions import Prompt
+from corellm_server.requests.responses import ResponsesRequest
+from corellm_server.stages import stage
+
+_Result = TypeVar("_Result")
+
+
+class Preparation:
+    """Prepares requests for one engine.
+
+    Args:
+        client: the engine.
+        config: what requests may hold and name.
+        fetcher: fetches URLs; None for no URLs.
+    """
+
+    def __init__(self, client: EngineClient, config: ServerConfig, fetcher: Fetcher | None) -> None:
+        self._client, self._config = client, config
+        self._sources = MediaSources(
+            config.options.allowed_local_media_path, fetcher, takes_embeddings=config.options.enable_mm_embeds
+        )
+        self._pools = PreparationPools()
+
+    async def conversation(
+        self, exchange: Exchange, request: Conversation | ResponsesRequest, *, priority: int | None
+    ) -> ProcessedPrompt:
+        """The prompt of a conversation.
+
+        Raises:
+            ApiError, CorellmError: what is wrong; names the part at fault.
+        """
+        options = self._chat_options(request)
+        item_limits = self._client.input_processor.mm_processor.limits
+        checked = await exchange.aside(
+            lambda: check_messages(
+                request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
+            )
+        )
+        await self.load(checked)
+        return await self._checked(
+            exchange, checked, mm_processor_kwargs=request.mm_processor_kwargs, priority=priority or 0, **options
+        )
+
+    async def audio(self, exchange: Exchange, content: bytes, instruction: str) -> ProcessedPrompt:
+        """The prompt of a conversation about one audio file, which the field `file` brought.
+
+        Raises:
+            ApiError, CorellmError: what is wrong with it, or the model takes no audio.
+        """
+        audio = {"type": "audio", "audio": content}
+        checked = CheckedMessages(
+            [{"role": "user", "content": [audio, {"type": "text", "text": instruction}]}],
+            [Source("file", "audio", audio)],
+            "file",
+        )
+        check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
+        return await self._checked(exchange, checked)
+
+    async def load(self, checked: CheckedMessages) -> None:
+        """Load the media that messages name.
+
+        Raises:
+            ApiError: names the part at fault.
+        """
+        with stage("fetch"):
+            await self._sources.load(checked.sources)
+
+    async def rendered(
+        self, exchange: Exchange, checked: CheckedMessages, template: str, *, priority: int | None
+    ) -> ProcessedPrompt:
+        """The prompt of messages whose media are loaded, by a template of the server's own.
+
+        Raises:
+            ApiError, CorellmError: what is wrong; names the part at fault.
+        """
+        return await self._checked(
+            exchange, checked, chat_template=template, add_generation_prompt=False, priority=priority or 0
+        )
+
+    async def _checked(self, exchange: Exchange, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
+        options["cache_salt"] = exchange.salt
+        process = partial(self._client.input_processor.process_chat, checked.messages, **options)
+        takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
+        takes_long = takes_long or exchange.is_large or "chat_template" in options
+        return await self.in_pool(exchange, lambda: _located(checked, process), takes_long=takes_long)
+
+    async def prompt(
+        self, exchange: Exchange, prompt: Prompt | Mapping[str, Any], where: str, *, priority: int | None
+    ) -> ProcessedPrompt:
+        """A prompt of text or token ids.
+
+        Args:
+            exchange: the request.
+            prompt: the client's, or made of what it sent: then with the keys that the engine takes.
+            where: its place in the request.
+            priority: lower runs first.
+
+        Raises:
+            ApiError, CorellmError: what is wrong.
+        """
+        if not isinstance(prompt, Mapping):
+            prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+        length = sum(len(prompt.get(key) or ()) for key in ("prompt", "text_pair", "prompt_token_ids"))
+        fields = {**prompt, "cache_salt": exchange.salt, "priority": priority or 0}
+        process = partial(self._client.input_processor.process, fields)
+        try:
+            return await self.in_pool(exchange, process, takes_long=length > CHEAP_CHARACTERS)
+        except RequestError as error:
+            raise ApiError(error.status, f"{where}: {error}", param=error.param or where) from error
+
+    def check_fit(self, prompt: ProcessedPrompt, params: SamplingParams, *, is_capped: bool, where: str) -> None:
+        """Check a request against the model: token ids of its parameters, and the length of prompt and output.
+
+        Args:
+            prompt: prepared.
+            params: of the request.
+            is_capped: whether the client asked for `max_tokens`, which then must fit.
+            where: the prompt's place in the request.
+
+        Raises:
+            ApiError: prompt and output, or the shortest output, are too long, with both numbers.
+            InvalidParameterError: a token id that the model does not have.
+        """
+        self._client.input_processor.check_params(params)
+        of_decoder = prompt.token_ids if prompt.decoder is None else prompt.decoder.token_ids
+        length, limit = len(of_decoder), self._client.max_model_len
+        wanted = (params.max_tokens if is_capped else None) or 1
+        if length + wanted > limit:
+            raise ApiError(
+                400,
+                f"{where}: the prompt has {length} tokens, and with {wanted} to generate that is more than the {limit} "
+                "that this model takes; shorten the prompt, or generate fewer",
+                param=where,
+                code="context_length_exceeded",
+            )
+        if length + params.min_tokens > limit:
+            raise ApiError(
+                400,
+                f"min_tokens: the prompt has {length} tokens, with {params.min_tokens} that is more than the {limit} "
+                "that this model takes; ask for fewer",
+                param="min_tokens",
+                code="context_length_exceeded",
+            )
+
+    def fitted(self, prompt: ProcessedPrompt, params: PoolingParams, where: str) -> ProcessedPrompt:
+        """A prompt that is pooled, cut to the tokens that are kept, and without its text, which is not needed again.
+
+        Raises:
+            ApiError: it is too long, with both numbers.
+            InvalidParameterError: an item would be cut.
+        """
+        limit = prompt.limit(self._client.max_model_len)
+        end_tokens = self._client.input_processor.end_tokens
+        prompt = truncated_right(prompt, params.truncate_prompt_tokens, limit, end_tokens)
+        length = len(prompt.token_ids)
+        if length > limit:
+            raise ApiError(
+                400,
+                f"{where}: the prompt has {length} tokens, more than the {limit} that this model takes; shorten it, or "
+                "set truncate_prompt_tokens to -1",
+                param=where,
+                code="context_length_exceeded",
+            )
+        return replace(prompt, text=None)
+
+    async def in_pool(self, exchange: Exchange, function: Callable[[], _Result], *, takes_long: bool) -> _Result:
+        """Call a function in a thread, in the client's turn; cancelled before it began, it is not called."""
+        with stage("process"):
+            future = self._pools.submit(function, takes_long=takes_long, owner=exchange.salt or exchange.client)
+            return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pools.close()
+
+    def _chat_options(self, request: TemplateFields) -> dict[str, Any]:
+        """The options of a conversation that the client gave and may give."""
+        options = self._config.options
+        if request.chat_template is not None and not options.allow_request_templates:
+            raise ApiError(
+                400, "chat_template: this server takes no templates of requests; leave it out", param="chat_template"
+            )
+        _allowed("chat_template_kwargs", request.chat_template_kwargs, options.allowed_template_kwargs)
+        _allowed("mm_processor_kwargs", request.mm_processor_kwargs, options.allowed_mm_processor_kwargs)
+        given = {
+            "chat_template": request.chat_template,
+            "chat_template_kwargs": request.chat_template_kwargs,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+            "max_window_size": self._window(request),
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _window(self, request: TemplateFields) -> int | None:
+        """Most tokens of a conversation's prompt; None for as many as the model takes."""
+        window = request.max_window_size
+        window = self._config.options.max_window_size if window is None else window
+        if request.num_reserved is None:
+            return window
+        room = self._client.input_processor.max_states  # of an encoder-decoder, whose output has room of its own
+        room = max(1, self._client.max_model_len - request.num_reserved) if room is None else room
+        return room if window is None else min(window, room)
+
+
+def _located(checked: CheckedMessages, process: Callable[[], ProcessedPrompt]) -> ProcessedPrompt:
+    """Prepare a conversation; the error for an item names its part."""
+    try:
+        return process()
+    except MultiModalError as error:
+        raise checked.located(error) from error
+    except PromptTooLongError as error:
+        raise ApiError(400, f"{checked.field}: {error}", param=checked.field, code="context_length_exceeded") from error
+
+
+def _allowed(name: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> None:
+    for key in given or ():
+        if key not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise ApiError(400, f"{name}: {key!r:.100} is not allowed by this server; allowed: {known}", param=name)

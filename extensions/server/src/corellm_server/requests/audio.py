@@ -1,0 +1,79 @@
+"""The body of `/v1/audio/transcriptions`, which is a form: every field but the file comes as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, WithJsonSchema
+
+from corellm.absent.table import Absent
+from corellm_server.errors import ApiError
+from corellm_server.form import UploadedFile
+from corellm_server.requests.body import FIRST_ERROR, Body
+
+_NO_TIMES = "models tell no times; cut the audio, and ask for each piece"
+
+
+class TranscriptionRequest(Body):
+    """`POST /v1/audio/transcriptions`."""
+
+    model_config = ConfigDict(strict=False, arbitrary_types_allowed=True)
+
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
+        "chunking_strategy": Absent(("auto",), "audio is not cut into pieces"),
+        "include": Absent((), "log-probabilities are not reported; use /v1/chat/completions with the audio as a part"),
+        "known_speaker_names": Absent((), "speakers are not told apart"),
+        "known_speaker_references": Absent((), "speakers are not told apart"),
+        "timestamp_granularities": Absent((), _NO_TIMES),
+    }
+
+    file: Annotated[UploadedFile, WithJsonSchema({"type": "string", "format": "binary"})]
+    """The audio, in any format that the server reads; its name and type do not matter."""
+    model: str
+    """A name of `/v1/models`."""
+    language: str | None = None
+    """The language that is spoken."""
+    languages: Annotated[list[str], FIRST_ERROR] | None = None
+    """Languages that may be spoken."""
+    keywords: Annotated[list[str], FIRST_ERROR] | None = None
+    """Words that may be said."""
+    prompt: str | None = None
+    """What else the model is told of the audio, or what was said before."""
+    response_format: str = "json"
+    """`json`, or `text` for the text alone."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    seed: int | None = None
+    """Makes sampling repeat exactly."""
+    stream: bool | None = None
+    """Send the text as events while it is generated."""
+    max_completion_tokens: int | None = None
+    """Most tokens to generate; by default as many as the model takes."""
+
+    @property
+    def instruction(self) -> str:
+        """What the model is asked, after the audio."""
+        languages = [language for language in (self.language, *(self.languages or ())) if language]
+        told = ["Transcribe the audio."]
+        if languages:
+            told.append(f"The language is {' or '.join(languages)}.")
+        if self.keywords:
+            told.append(f"It may have these words: {', '.join(self.keywords)}.")
+        if self.prompt:
+            told.append(f"Context: {self.prompt}")
+        return " ".join(told)
+
+    def check_format(self) -> None:
+        """Refuse formats with times, and streams of plain text.
+
+        Raises:
+            ApiError: another format than json and text, or text as events.
+        """
+        if self.response_format not in ("json", "text"):
+            raise ApiError(
+                400, f"response_format {self.response_format!r:.100} is not supported: {_NO_TIMES}; use json or text",
+                param="response_format", code="unsupported_parameter",
+            )  # fmt: skip
+        if self.stream and self.response_format == "text":
+            raise ApiError(400, "stream sends events of JSON; leave response_format out", param="response_format")

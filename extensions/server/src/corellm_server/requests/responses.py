@@ -1,0 +1,106 @@
+"""The body of `/v1/responses`. Responses are not kept: a request brings the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from openai.types.responses import ResponseIncludable
+from pydantic import Field
+
+from corellm.absent.table import Absent
+from corellm_server.errors import ApiError
+from corellm_server.requests.body import FIRST_ERROR, Body
+from corellm_server.requests.chat import NO_GUIDES, NO_TOOLS, TemplateFields
+from corellm_server.requests.items import to_message
+from corellm_server.requests.sampling import SamplingFields
+
+_Label = Annotated[str, Field(max_length=64)]
+_NOT_KEPT = "responses are not kept; send the whole conversation as input"
+
+
+class TextConfig(Body):
+    """`text`."""
+
+    WITHIN: ClassVar[str] = "text."
+    IGNORED: ClassVar[Mapping[str, str]] = {"verbosity": "how much to write"}
+    REFUSED: ClassVar[Mapping[str, Absent]] = {"format": Absent(({"type": "text"},), NO_GUIDES)}
+
+
+class ResponsesRequest(TemplateFields, SamplingFields):
+    """`POST /v1/responses`."""
+
+    FIELD: ClassVar[str] = "input"
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "access_programs": "programs of OpenAI",
+        "background_options": "how to run in the background",
+        "image": "how images are compressed",
+        "max_tool_calls": "how many tool calls",
+        "parallel_tool_calls": "several tool calls at once",
+        "prompt_cache_key": "which cache to use; equal prefixes always share",
+        "prompt_cache_options": "how to use a cache",
+        "prompt_cache_retention": "how long a prefix is cached",
+        "reasoning": "how long to think",
+        "safety_identifier": "whose request it is",
+        "service_tier": "how fast and how expensive",
+        "store": "whether to keep the response; nothing is kept",
+        "stream_options": "random padding of events",
+        "user": "whose request it is",
+    }
+    REFUSED: ClassVar[Mapping[str, Absent]] = {
+        **SamplingFields.REFUSED,
+        "background": Absent((False,), "responses are not kept; wait for this one, or stream it"),
+        "context_management": Absent(([],), "nothing is left out of a conversation; send a shorter one"),
+        "conversation": Absent((), _NOT_KEPT),
+        "moderation": Absent((), "nothing is moderated"),
+        "previous_response_id": Absent((), _NOT_KEPT),
+        "prompt": Absent((), "there are no stored prompts; send input and instructions"),
+        "tool_choice": Absent(("none", "auto"), NO_TOOLS),
+        "tools": Absent(([],), NO_TOOLS),
+    }
+
+    input: str | list[Any]
+    """The user's text, or the conversation as items: messages, their content as text or parts."""
+    instructions: str | None = None
+    """A system message before the input."""
+    max_output_tokens: int | None = None
+    """Most tokens to generate."""
+    include: Annotated[list[ResponseIncludable], FIRST_ERROR] | None = None
+    """What else to report: `message.output_text.logprobs`; the others ask for nothing that there is."""
+    top_logprobs: int | None = None
+    """Of how many most likely tokens to report log-probabilities; with `include`."""
+    metadata: Annotated[dict[_Label, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+    """Labels that the response repeats."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """Whether the oldest turns are left out where prompt and output would be too long (`auto`)."""
+    text: TextConfig | None = None
+    """The output's `format`, which must be `{"type": "text"}`."""
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether to report log-probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat's messages.
+
+        Raises:
+            ApiError: an item or part that no message can have; names it.
+        """
+        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            return [*first, {"role": "user", "content": self.input}]
+        if not self.input:
+            raise ApiError(400, "input must have at least one item", param="input")
+        return [*first, *(to_message(f"input[{i}]", item) for i, item in enumerate(self.input))]
+
+    @property
+    def num_instructions(self) -> int:
+        """How many messages come before those of the field."""
+        return int(self.instructions is not None)
+
+    @property
+    def num_reserved(self) -> int | None:
+        """Tokens that the oldest turns are left out for, so that the output has room; None to refuse instead."""
+        return (self.max_output_tokens or 1) if self.truncation == "auto" else None

@@ -1,0 +1,98 @@
+"""Fields of all requests that generate: how to choose tokens, when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from corellm.absent.sampling import ABSENT_SAMPLING
+from corellm.absent.table import Absent
+from corellm_server.requests.body import FIRST_ERROR, Body
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    WITHIN: ClassVar[str] = "stream_options."
+    IGNORED: ClassVar[Mapping[str, str]] = {"include_obfuscation": "random padding of events"}
+
+    include_usage: bool = False
+    """End with an event that has the numbers of tokens."""
+    continuous_usage_stats: bool = False
+    """Every event has the numbers of tokens so far."""
+
+
+OF_OTHERS = {
+    name: ABSENT_SAMPLING[name]
+    for name in ("best_of", "early_stopping", "length_penalty", "logits_processors", "use_beam_search")
+} | {
+    "return_tokens_as_token_ids": Absent((False,), "use return_token_ids, or /tokenize"),
+}
+"""Parameters of other servers, which clients send with values that ask for nothing."""
+
+
+class SamplingFields(Body):
+    """How to choose tokens, when to stop and how to send them."""
+
+    REFUSED: ClassVar[Mapping[str, Absent]] = OF_OTHERS
+
+    model: str
+    """A name of `/v1/models`."""
+    temperature: float | None = None
+    """0 is greedy; by default as the checkpoint recommends."""
+    top_p: float | None = None
+    """Sample from the most likely tokens that have this much probability together."""
+    presence_penalty: float | None = None
+    """Lowers tokens that were generated already."""
+    frequency_penalty: float | None = None
+    """Lowers tokens by how often they were generated."""
+    logit_bias: dict[str, float] | None = None
+    """Added to the logits of token ids."""
+    seed: int | None = None
+    """Makes sampling repeat exactly."""
+    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
+    """Up to four strings that end the output."""
+    stream: bool | None = None
+    """Send the output as events while it is generated."""
+
+    top_k: int | None = None
+    """Sample among the k most likely tokens."""
+    min_p: float | None = None
+    """Drop tokens less likely than this share of the most likely one."""
+    repetition_penalty: float | None = None
+    """Above 1 discourages tokens of prompt and output."""
+    min_tokens: int | None = None
+    """Tokens before the output may end."""
+    stop_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
+    """Token ids that end the output."""
+    allowed_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
+    """Only these tokens may be generated."""
+    bad_words: Annotated[list[str], FIRST_ERROR] | None = None
+    """Strings that must not be generated."""
+    ignore_eos: bool | None = None
+    """Go on after the end-of-sequence token."""
+    include_stop_str_in_output: bool | None = None
+    """Keep the stop string."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool | None = None
+    """Spaces between special tokens that are kept."""
+    priority: int | None = None
+    """Lower runs first, if the server schedules by priority."""
+
+
+class CompletionFields(SamplingFields):
+    """What both kinds of completions have beyond that."""
+
+    n: int | None = None
+    """How many completions of each prompt."""
+    max_tokens: int | None = None
+    """Most tokens to generate."""
+    stream_options: StreamOptions | None = None
+    """With `stream` only."""
+
+    @property
+    def usage_options(self) -> dict[str, bool]:
+        """Where a stream has the numbers of tokens, as `Usage` takes it."""
+        options = self.stream_options or StreamOptions()
+        return {"at_end": options.include_usage, "in_each": options.continuous_usage_stats}

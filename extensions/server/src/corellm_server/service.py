@@ -1,0 +1,135 @@
+"""What all endpoints share: the engine, the model's names, preparation, metrics. Knows no HTTP but its errors."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corellm.engine.input_processor import ProcessedPrompt
+from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from corellm.pooling_params import PoolingParams
+from corellm.sampling_params import SamplingParams
+from corellm.engine.client import EngineClient
+from corellm_server.errors import ApiError
+from corellm_server.exchange import Exchange
+from corellm_server.intake import Intake
+from corellm_server.media_sources import Fetcher
+from corellm_server.metrics import ServerMetrics
+from corellm_server.options import ServerConfig, ServerOptions
+from corellm_server.preparation import Preparation
+from corellm_server.uploads import Uploads
+from corellm_server.uses import check_tasks
+
+if TYPE_CHECKING:  # needs corellm[otel]
+    from corellm_server.tracing import Tracing
+
+
+def served_names(options: ServerOptions, model: str) -> Sequence[str]:
+    """The names by which clients ask for a model; of a directory its last part, as paths are not theirs to know."""
+    own = Path(model).resolve().name if Path(model).is_dir() else model
+    return tuple(options.served_model_name) or (own,)
+
+
+class Service:
+    """One served model.
+
+    Args:
+        client: its engine.
+        model: the name it was loaded by.
+        config: of the server.
+        fetcher: fetches URLs of media, and is closed with the service; None for no URLs.
+        tracing: makes spans of requests, and is closed with the service; None for no spans.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        model: str,
+        config: ServerConfig,
+        fetcher: Fetcher | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.client, self.config = client, config
+        self.names = served_names(config.options, model)
+        self._loaded_as = model
+        self.created = int(time.time())
+        options = config.options
+        uploads = Uploads(options.max_uploads, options.max_uploads_per_client)
+        self.intake = Intake(options.max_queue, config.limits.max_held_bytes, uploads)
+        self.metrics = ServerMetrics()
+        self.preparation = Preparation(client, config, fetcher)
+        self._fetcher = fetcher
+        self.tracing = tracing
+
+    def check_model(self, name: str | None, *tasks: str) -> str:
+        """The model's name, as the client gave it; None for any. The name that it was loaded by is taken, too.
+
+        Args:
+            name: of the request.
+            tasks: of which the model must have one; none where it does not matter.
+
+        Raises:
+            ApiError: 404, another model; 400, it has none of the tasks.
+        """
+        if name is not None and name not in (*self.names, self._loaded_as):
+            raise ApiError(
+                404, f"there is no model {name[:100]!r} here; there is {', '.join(self.names)}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+        if tasks:
+            check_tasks(self.client.tasks, tasks)
+        return self.names[0] if name is None else name
+
+    def hold(self, exchange: Exchange, num_bytes: int) -> None:
+        """Count memory that is held for a request until its response is complete.
+
+        Raises:
+            ApiError: 503, the requests in the server hold too much together.
+        """
+        self.intake.hold(num_bytes)
+        exchange.num_bytes += num_bytes
+
+    async def generate(
+        self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete a prompt; the request is aborted when the iteration is closed."""
+        self.metrics.prepared(exchange, len(prompt.token_ids))
+        num_tokens, output = 0, None
+        try:
+            async with contextlib.aclosing(self.client.generate(prompt, params)) as outputs:
+                async for output in outputs:
+                    num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+                    if output.finished:  # outputs are deltas, or there is only a final one
+                        self.metrics.finished(exchange, output, num_tokens)
+                    yield output
+        finally:
+            exchange.num_output_tokens += num_tokens
+            if output is not None:
+                exchange.outputs.append(output)
+
+    async def complete(self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams) -> RequestOutput:
+        """The final output of a prompt."""
+        async with contextlib.aclosing(self.generate(exchange, prompt, params)) as outputs:
+            return [output async for output in outputs][-1]
+
+    async def pool(
+        self, exchange: Exchange, prompt: ProcessedPrompt, params: PoolingParams
+    ) -> PoolingRequestOutput[PoolingOutput]:
+        """The result of a prompt; the request is aborted when this is cancelled."""
+        self.metrics.prepared(exchange, len(prompt.token_ids))
+        async with contextlib.aclosing(self.client.encode(prompt, params)) as outputs:
+            (output,) = [output async for output in outputs]
+        exchange.outputs.append(output)
+        return output
+
+    async def close(self) -> None:
+        """End the threads of preparation, fetching and tracing. The engine is not the service's own."""
+        self.preparation.close()
+        if self.tracing is not None:
+            self.tracing.close()
+        if self._fetcher is not None:
+            await self._fetcher.close()

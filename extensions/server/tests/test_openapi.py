@@ -1,0 +1,78 @@
+"""The server does what its OpenAPI document says.
+
+schemathesis makes requests from the document, right ones and wrong ones, and checks statuses, headers, content types
+and bodies of the responses against it. A few per operation here; `make fuzz` sends many.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm import AsyncLLM
+from corellm_server.endpoints.replies import ERRORS
+from corellm_server.requests.chat import ChatRequest
+from extensions.server.tests.conftest import Running, serving
+from extensions.server.tests.test_promises import assert_serves
+
+KEY = "a-key"
+OPEN = ("/health", "/ready")
+
+
+def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Operations by method and path."""
+    return {
+        (method, path): operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(300, marks=pytest.mark.full)])
+def test_generated_requests(llm: AsyncLLM, examples: int, tmp_path: Path) -> None:
+    """No 5xx; no status, header or content type that is undocumented; bodies are as documented; wrong data are refused.
+
+    The document cannot say all that is wrong (a token id that the model lacks): data that it allows may be refused.
+    """
+    options: dict[str, Any] = {"max_tokens": 4, "max_n": 2, "max_messages": 8, "request_timeout": 300}
+    with serving(llm, api_key=[KEY], **options) as running:
+        document = running.get("/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json()
+        ran = subprocess.run(
+            [
+                sys.executable, "-m", "schemathesis.cli", "run", f"{running.url}/openapi.json",
+                "--header", f"Authorization: Bearer {KEY}", "--exclude-checks", "positive_data_acceptance",
+                "--phases", "coverage,fuzzing", "--max-examples", str(examples), "--generation-deterministic",
+                "--no-shrink", "--suppress-health-check", "all", "--request-timeout", "300",
+            ],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert f"Tested: {len(operations(document))}" in ran.stdout
+    with serving(llm) as running:
+        assert_serves(running)
+
+
+def test_what_is_documented(running: Running, llm: AsyncLLM) -> None:
+    """Every operation has the statuses that it can have, and fields are documented though they have no effect."""
+    documents = [running.get("/openapi.json").json()]
+    with serving(llm, api_key=[KEY]) as with_key:
+        documents.append(with_key.get("/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json())
+    for document, has_keys in zip(documents, (False, True), strict=True):
+        assert ("security" in document) == has_keys
+        for (method, path), operation in operations(document).items():
+            errors = {int(status) for status in operation["responses"]} - {200}
+            if method == "post":
+                assert errors == {*ERRORS} - ({401} if not has_keys else set()), path
+            assert (401 in errors) == (has_keys and path not in OPEN), path
+            assert (404 in errors) == (method == "post" or "{" in path), path
+            assert operation["responses"]["200"]["content"], path
+            assert all("X-Request-Id" in response["headers"] for response in operation["responses"].values())
+    schema = documents[0]["components"]["schemas"]["ChatRequest"]
+    assert {*schema["properties"]} == {*ChatRequest.model_fields, *ChatRequest.IGNORED, *ChatRequest.REFUSED}
+    assert schema["properties"]["model"]["enum"] == ["tiny"]
+    streamed = documents[0]["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert set(streamed) == {"application/json", "text/event-stream"}
