@@ -24,7 +24,7 @@ help:            ## list the targets
 setup: $(VENV)/.ready  ## the virtual environment with everything in it
 
 # one build environment for all of the project's packages instead of one for each
-$(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml
+$(VENV)/.ready: requirements-dev.txt pyproject.toml plugins/*/pyproject.toml extensions/*/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corellm needs Python 3.11 or newer; set PYTHON=")'
 	@echo "installing into $(VENV); the first time this takes a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -24,7 +24,10 @@ LIMITED = {*WAITS, "run", "Client", "AsyncClient", "create_connection"}
 SHORTEST = 600
 """Seconds of a limit that only ends a test that hangs."""
 ALLOWED = {
-    ("extensions/server/tests/test_process_faults.py", "within"): "of the promised seconds at full scale, else of two minutes",
+    (
+        "extensions/server/tests/test_process_faults.py",
+        "within",
+    ): "of the promised seconds at full scale, else of two minutes",
     ("extensions/server/tests/test_media_fuzz.py", "test_damaged_media"): "measures at full scale alone",
     ("tests/test_async_llm.py", "test_a_request_arrives_before_its_prompt_is_prepared"): "the order of moments",
 }

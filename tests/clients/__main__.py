@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from tests.clients.environments import CACHE, CLIENTS, Client
 from extensions.server.tests.command import command
+from tests.clients.environments import CACHE, CLIENTS, Client
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = ROOT / "demo" / "images" / "circles.png"

@@ -24,8 +24,8 @@ from typing import TextIO
 from packaging.requirements import Requirement
 
 from corellm.cli import build_parser, main
-from corellm_server.commands.arguments import configured
 from corellm.plugin.extensions import load_extensions
+from corellm_server.commands.arguments import configured
 from corellm_server.requests.chat import ChatRequest
 from tests.docs.stand_ins import write_published
 

@@ -17,12 +17,12 @@ import pytest
 import corellm
 from corellm import LLM, AsyncLLM, CompletionOutput, LLMEngine, PoolingParams, RequestOutput, SamplingParams, hookspecs
 from corellm.absent.engine import ENGINE_ARGUMENTS
-from corellm_server.commands.absent_flags import SERVER_FLAGS
 from corellm.absent.names import METHODS, NAMES, PROMPT_KEYS, REQUEST_ARGUMENTS
 from corellm.absent.sampling import ABSENT_SAMPLING
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.fetching.settings import FetchSettings
 from corellm.plugin import extension_hooks
+from corellm_server.commands.absent_flags import SERVER_FLAGS
 from corellm_server.options import ServerOptions
 from corellm_server.requests.chat import ChatRequest
 from docs.generate.tables import commands

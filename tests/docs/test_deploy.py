@@ -17,8 +17,8 @@ import yaml
 
 import corellm
 from corellm.cli import build_parser
-from corellm_server.commands.arguments import configured
 from corellm.engine.metrics import DESCRIPTIONS, read_metrics
+from corellm_server.commands.arguments import configured
 from corellm_server.gate import OPEN_ROUTES
 from corellm_server.metrics import ServerMetrics
 from corellm_server.options import ServerOptions

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from corellm import LLM
-from corellm.errors import CheckpointError
 from corellm.engine.process.client import ProcessLLM
+from corellm.errors import CheckpointError
 from corellm.templates.renderer import TemplateRenderer
 
 

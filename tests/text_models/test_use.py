@@ -10,8 +10,8 @@ import pytest
 from corellm import AsyncLLM
 from corellm.cli import main
 from corellm.text_models.tiny import make_tiny_checkpoint
-from tests.conftest import random_image
 from extensions.server.tests.conftest import MODEL, image_part, serving
+from tests.conftest import random_image
 
 
 @pytest.fixture(scope="module")

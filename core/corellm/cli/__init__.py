@@ -1,4 +1,4 @@
-"""The `corellm` command: one file per subcommand, each with `add_parser(subparsers)`.
+"""The `corellm` command: one file per subcommand, each with `add_parser(subparsers)`; extensions bring more.
 
 Starting up imports nothing heavy; errors of the typed tree become one line and exit status 1, a traceback only with
 `--traceback`.
@@ -15,22 +15,24 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from corellm import __version__
-from corellm_server.commands.absent_flags import without_absent
-from corellm.cli import batch, bench, embed, inspect, new_plugin, plugins, run, serve
+from corellm.cli import embed, inspect, new_plugin, plugins, run
 from corellm.errors import CorellmError, PluginError
 
 _DESCRIPTION = "Run multimodal language models; every model family is a plugin."
-_EPILOG = """\
-examples:
-  corellm run demo image.png "What number is written here?"
-  corellm run llava-hf/llava-1.5-7b-hf --image cat.jpg "What is the cat doing?"
-  corellm serve demo
-  corellm batch -i requests.jsonl -o results.jsonl --model demo
-  corellm embed demo --images images/ --texts captions.txt --plot similarity.png
-  corellm inspect demo image.png "What number is written here?" --html report.html
-  corellm plugins
-  corellm new-plugin toyvl --like llava
+_EXAMPLES = """\
+corellm run demo image.png "What number is written here?"
+corellm run llava-hf/llava-1.5-7b-hf --image cat.jpg "What is the cat doing?"
+corellm serve demo
+corellm batch -i requests.jsonl -o results.jsonl --model demo
+corellm embed demo --images images/ --texts captions.txt --plot similarity.png
+corellm inspect demo image.png "What number is written here?" --html report.html
+corellm plugins
+corellm new-plugin toyvl --like llava
 """
+
+
+_COMMANDS_OF_EXTENSIONS = {"serve": "server", "batch": "server", "bench": "server"}
+"""Folders of `extensions/` in a checkout, by the command that each brings: for people who lack one."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,6 +45,8 @@ class _Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(str(value), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(known)}"
         if isinstance(action, argparse._SubParsersAction):
+            if folder := _COMMANDS_OF_EXTENSIONS.get(value):
+                hint = f": it comes with corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
             raise argparse.ArgumentError(None, f"there is no command {value!r}{hint}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
 
@@ -52,22 +56,22 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line, extensions' commands included."""
-    parser = _Parser(
-        prog="corellm", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog="corellm", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"corellm {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, serve, batch, embed, inspect, bench, plugins, new_plugin):
+    for command in (run, embed, inspect, plugins, new_plugin):
         command.add_parser(subparsers)
+    _add_extension_commands(subparsers)
+    examples = [line for line in _EXAMPLES.splitlines() if line.split()[1] in subparsers.choices]
+    parser.epilog = "\n  ".join(["examples:", *examples])
     return parser
 
 
-def _add_extension_commands(parser: argparse.ArgumentParser) -> None:
+def _add_extension_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands of extensions; a broken one is a warning."""
     from corellm.plugin.extensions import call_extensions
 
-    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     try:
         for _ in call_extensions("register_commands", _is_nothing, on_failure=_warn, subparsers=subparsers):
             pass
@@ -83,32 +87,25 @@ def _warn(error: PluginError) -> None:
     print(f"corellm: warning: {error}", file=sys.stderr)
 
 
-def _subparser(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser:
-    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    found: argparse.ArgumentParser = subparsers.choices[command]
-    return found
+def _subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    return next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
 
 
-def _without_absent(parser: argparse.ArgumentParser, given: list[str]) -> list[str]:
-    """A command line of `serve` without other servers' flags that have no effect; one that would have is an error."""
-    if given[:1] != ["serve"]:
-        return given
-    command = _subparser(parser, "serve")
-    known = {option for action in command._actions for option in action.option_strings}
-    kept, refusal = without_absent(given[1:], known)
-    if refusal:
-        command.error(refusal)
-    return ["serve", *kept]
+def _reworded(parser: argparse.ArgumentParser, given: list[str]) -> list[str]:
+    """A command line as its command takes it: with words in place of those that it only understands (`reword`)."""
+    command = _subparsers(parser).choices.get(given[0]) if given else None
+    reword = None if command is None else command.get_default("reword")
+    return given if reword is None else [given[0], *reword(command, given[1:])]
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with words and options in any order: argparse alone takes no word after an option."""
-    given = _without_absent(parser, list(sys.argv[1:] if argv is None else argv))
+    given = _reworded(parser, list(sys.argv[1:] if argv is None else argv))
     cut = given.index("--") if "--" in given else len(given)  # after it everything is text
     args, rest = parser.parse_known_args(given[:cut])
     unknown = rest if not hasattr(args, "words") else [word for word in rest if _is_option(word)]
     if unknown:
-        command = _subparser(parser, args.command)
+        command = _subparsers(parser).choices[args.command]
         if not _is_option(unknown[0]):
             command.error(
                 f"{unknown[0]!r:.100} is one word too many; several values of an option have commas between them"
@@ -141,7 +138,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     _open_closed_streams()
     parser = build_parser()
-    _add_extension_commands(parser)
     args = _parse(parser, argv)
     if not hasattr(args, "run"):
         parser.error(f"the extension that brings {args.command!r} gave it no `run` (set_defaults)")

@@ -85,4 +85,8 @@ def wrap_adapter(context: ModelContext) -> Any:
 
 @_hookspec
 def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add commands to `corellm`: `subparsers.add_parser(...)` with `set_defaults(run=function of the arguments)`."""
+    """Add commands to `corellm`: `subparsers.add_parser(...)` with `set_defaults(run=function of the arguments)`.
+
+    `run` returns the exit status. The helpers of the core's commands are in `corellm.cli`: `arguments` and `fields` add
+    a model's options. A default `reword`, a function of the command's parser and its words, may return others.
+    """

@@ -7,10 +7,10 @@ import os
 import signal
 from pathlib import Path
 
-from tests.conftest import random_image
 from extensions.server.tests.command import CHAT, children, cmdline, command
 from extensions.server.tests.conftest import chat, data_url, user, wait_until
 from extensions.server.tests.test_engine_process_faults import exists
+from tests.conftest import random_image
 
 ENDLESS = {**chat(user("go on")), "max_tokens": 900, "ignore_eos": True, "stream": True}
 

@@ -10,8 +10,8 @@ import pytest
 from corellm import LLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm_florence2.tiny import make_tiny_checkpoint
-from tests.conftest import random_image
 from extensions.server.tests.conftest import Running, chat, image_part, serving, user
+from tests.conftest import random_image
 
 
 @pytest.fixture(scope="module")

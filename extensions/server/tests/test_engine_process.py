@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from corellm import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError
 from corellm.engine.process.client import ProcessLLM
+from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError
 from tests.conftest import random_image
 
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 256}

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from corellm import errors
 from corellm.config import EngineConfig
-from corellm.errors import ConfigError, CorellmError, ItemLimitError, ProcessingError, RequestFailedError
-from corellm.multimodal.nested import same_values
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.engine.process.faults import Fault, to_error, to_fault
 from corellm.engine.process.messages import Delta, Outputs
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.engine.process.tensors import TensorMemory, map_memory, restore
+from corellm.errors import ConfigError, CorellmError, ItemLimitError, ProcessingError, RequestFailedError
+from corellm.multimodal.nested import same_values
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool,

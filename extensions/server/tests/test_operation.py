@@ -17,9 +17,9 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.cli import main
-from corellm.engine.process.log_format import JsonFormatter, start_line
-from tests.fetching.hosts import CERTIFICATE
+from corellm.log_format import JsonFormatter, start_line
 from extensions.server.tests.conftest import MODEL, Running, chat, serving, user, wait_until
+from tests.fetching.hosts import CERTIFICATE
 
 CHAT = "/v1/chat/completions"
 PAGE = "https://page.example"
@@ -195,7 +195,7 @@ def test_logs(llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
 
 FAILURES = """
 import asyncio, threading
-from corellm.engine.process.log_format import set_up_log
+from corellm.log_format import set_up_log
 
 class Unraisable:
     def __del__(self):

@@ -33,7 +33,9 @@ def printed(*arguments: str) -> str:
 @pytest.fixture(scope="module")
 def outputs(url: str) -> Any:
     """What the two got."""
-    return json.loads(printed("-m", "extensions.server.tests.other_clients", url, "demo/images/407.png").splitlines()[-1])
+    return json.loads(
+        printed("-m", "extensions.server.tests.other_clients", url, "demo/images/407.png").splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize("client", ["langchain", "litellm"])

@@ -14,7 +14,18 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from corellm import AsyncLLM
-from extensions.server.tests.conftest import MODEL, Running, chat, data_url, idle, image_part, in_engine, serving, user, wait_until
+from extensions.server.tests.conftest import (
+    MODEL,
+    Running,
+    chat,
+    data_url,
+    idle,
+    image_part,
+    in_engine,
+    serving,
+    user,
+    wait_until,
+)
 from extensions.server.tests.test_promises import PARTS, SAMPLING, assert_serves, error_of
 
 PATH = "/v1/responses"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from corellm_server.commands.absent_flags import SERVER_FLAGS, without_absent
 from corellm.cli import build_parser, main, serve, server_arguments
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
 from corellm.fetching.settings import FetchSettings
+from corellm_server.commands.absent_flags import SERVER_FLAGS, without_absent
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerOptions
 from corellm_server.service import served_names

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corellm import AsyncLLM
+from corellm_qwen_audio.tiny import make_tiny_checkpoint
 from corellm_server.errors import ApiError
 from corellm_server.form import UploadedFile, read_form
-from corellm_qwen_audio.tiny import make_tiny_checkpoint
 from extensions.server.tests.conftest import MODEL, Running, chat, serving, user
 from extensions.server.tests.test_promises import error_of
 

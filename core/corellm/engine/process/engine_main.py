@@ -22,9 +22,6 @@ from corellm.engine import maintenance
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import read_metrics
-from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
-from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.engine.process.faults import to_fault
@@ -41,7 +38,10 @@ from corellm.engine.process.messages import (
     Returned,
     Start,
 )
-from corellm.engine.process.log_format import set_up_log
+from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
+from corellm.log_format import set_up_log
+from corellm.outputs import RequestOutput
+from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 
 logger = logging.getLogger(__name__)
 

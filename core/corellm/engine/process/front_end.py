@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from corellm.config import EngineConfig
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
+from corellm.engine.process.messages import Ready
 from corellm.hookspecs import ModelContext
 from corellm.plugin.manager import call_static_hook
-from corellm.engine.process.messages import Ready
 from corellm.templates.renderer import TemplateRenderer
 from corellm.worker.checkpoint import load_hf_config
 from corellm.worker.checkpoint_files import require_weights

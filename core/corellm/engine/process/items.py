@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corellm.multimodal.fields import MultiModalFieldElem, MultiModalKwargsItem
-from corellm.multimodal.inputs import MultiModalFeature
 from corellm.engine.process.messages import Item
 from corellm.engine.process.tensors import TensorMemory, map_memory, restore
+from corellm.multimodal.fields import MultiModalFieldElem, MultiModalKwargsItem
+from corellm.multimodal.inputs import MultiModalFeature
 
 
 def pack_items(features: Sequence[MultiModalFeature]) -> tuple[list[Item], int | None]:

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from corellm.engine.process.faults import Fault
 from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.fields import MultiModalField
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
-from corellm.engine.process.faults import Fault
 
 MaintenanceMethod = Literal["reset_prefix_cache", "reset_mm_cache", "get_metrics", "start_profile", "stop_profile"]
 

@@ -20,11 +20,6 @@ from typing import Any, cast
 from corellm.config import EngineConfig
 from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.locating import locate
-from corellm.engine.truncation import ready_to_pool, truncated
-from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
-from corellm.outputs import RequestOutput
-from corellm.pooling_params import PoolingParams
-from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES
 from corellm.engine.process.faults import to_error
@@ -42,7 +37,12 @@ from corellm.engine.process.messages import (
     Start,
 )
 from corellm.engine.process.process import END_SECONDS, Process
-from corellm.engine.process.log_format import is_json
+from corellm.engine.truncation import ready_to_pool, truncated
+from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
+from corellm.log_format import is_json
+from corellm.outputs import RequestOutput
+from corellm.pooling_params import PoolingParams
+from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
 from corellm.worker.process import collector_paused, set_up_threads
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """The HTTP server, compatible with OpenAI's API: `corellm serve MODEL`.
 
-Knows HTTP, limits and clients; everything about models is behind `engine_client`. Only the command line imports this
-room, which needs `corellm[serve]`. In reading order:
+Knows HTTP, limits and clients; everything about models is behind `corellm.serving`. In reading order:
 
     options         what the operator sets, with `limits` of requests and `checks` of both
     running         serves an application on a socket until told to stop, or the `watchdog` sees the engine hang; with
@@ -17,7 +16,8 @@ room, which needs `corellm[serve]`. In reading order:
     pooled          runs the inputs of a request to a model that pools, with `scoring` of pairs; `uses` says which
                     server to start instead
     errors          what clients are told
-    logs            one line per request, in `log_format`; `metrics` and `tracing` count and time, by `stages`
-    engine_process  the engine in a process of its own
+    logs            one line per request; `metrics` and `tracing` count and time, by `stages`
     batch           requests from a file, through the same application
+    loadgen         load for a server, and what its clients wait for
+    commands        `corellm serve`, `batch` and `bench`, which `extension` adds
 """

@@ -1,4 +1,4 @@
-"""Prometheus metrics: the server's own, and the engine's under the names of `corellm.engine.metrics`.
+"""Prometheus metrics: the server's own, and the engine's by the names of `METRIC_DESCRIPTIONS`.
 
 Labels have fixed sets of values: nothing that a client sends becomes one.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from corellm.engine import metrics as engine
+from corellm import serving
 from corellm.outputs import RequestOutput
 from corellm_server.exchange import Exchange
 
@@ -25,7 +25,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._engine: Sequence[engine.Metric] = ()
+        self._engine: Sequence[serving.Metric] = ()
         self._requests = Counter(
             "corellm:requests", "Requests by route and outcome", ["route", "outcome"], registry=registry
         )
@@ -75,7 +75,7 @@ class ServerMetrics:
         if exchange.outcome == "ok" and exchange.outputs:
             self._seconds.observe(time.monotonic() - exchange.began)
 
-    def text(self, engine_metrics: Sequence[engine.Metric]) -> bytes:
+    def text(self, engine_metrics: Sequence[serving.Metric]) -> bytes:
         """All metrics in Prometheus's format."""
         self._engine = engine_metrics
         return generate_latest(self.registry)
@@ -83,5 +83,5 @@ class ServerMetrics:
     def collect(self) -> Iterator[Metric]:
         """The engine's metrics as of the last `text`."""
         for metric in self._engine:
-            family = CounterMetricFamily if isinstance(metric, engine.Counter) else GaugeMetricFamily
-            yield family(metric.name, engine.DESCRIPTIONS[metric.name], value=metric.value)
+            family = CounterMetricFamily if isinstance(metric, serving.Counter) else GaugeMetricFamily
+            yield family(metric.name, serving.METRIC_DESCRIPTIONS[metric.name], value=metric.value)

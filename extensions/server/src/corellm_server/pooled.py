@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.pooling_params import PoolingParams
+from corellm.serving import ProcessedPrompt
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.requests.completions import Prompt, Prompts, each_prompt

@@ -12,15 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from corellm.engine.input_processor import ProcessedPrompt
-from corellm.engine.preparation_pools import PreparationPools
-from corellm.engine.text_limit import CHEAP_CHARACTERS
-from corellm.engine.truncation import truncated_right
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
+from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt, truncated_right
 from corellm_server.conversation import CheckedMessages, Source, check_counts, check_messages
-from corellm.engine.client import EngineClient
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.media_sources import Fetcher, MediaSources

@@ -8,12 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
-from corellm.engine.client import EngineClient
+from corellm.serving import EngineClient, ProcessedPrompt
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.intake import Intake

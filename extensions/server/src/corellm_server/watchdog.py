@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from corellm.engine.client import EngineClient
+from corellm.serving import EngineClient
 
 _SILENT_SECONDS = 2.0
 """An engine that lives tells it once a second, or after its step."""

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from corellm.cli import build_parser, main
-from tests.conftest import random_image
 from extensions.server.tests.batch.conftest import line, results, written
 from extensions.server.tests.command import children, cmdline
 from extensions.server.tests.conftest import chat, user, wait_until
 from extensions.server.tests.test_engine_process_faults import exists
+from tests.conftest import random_image
 
 
 def command(model: Path, folder: Path, *options: str) -> list[str]:

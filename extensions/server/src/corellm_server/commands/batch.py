@@ -11,11 +11,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.arguments import loading
-from corellm.cli.extras import needs_extra
-from corellm_server.commands.arguments import add_server, configured
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
-from corellm.engine.process.log_format import set_up_log
+from corellm.log_format import set_up_log
+from corellm_server.commands.arguments import add_server, configured
 from corellm_server.options import ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
@@ -77,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         config, engine_args = configured(args)
         EngineConfig.from_kwargs(**engine_args)  # refused before the files are touched
-        with needs_extra("the server's application", "serve"):
-            from corellm_server.batch.input_file import InputFile
-            from corellm_server.batch.output_file import OutputFile
-            from corellm_server.batch.resuming import compare
+        from corellm_server.batch.input_file import InputFile
+        from corellm_server.batch.output_file import OutputFile
+        from corellm_server.batch.resuming import compare
+
         set_up_log(logging.WARNING, as_json=False)
         with InputFile(args.input, config.limits.max_body_bytes) as requests, OutputFile(args.output) as output:
             progress = compare(requests, output)
@@ -104,11 +103,10 @@ def _run(
     """Load the model, run, and print what was done; returns the signal that ended it."""
     import asyncio
 
-    with needs_extra("the server's application", "serve"):
-        from corellm.fetching.fetcher import Fetcher
-        from corellm_server.batch.running import BatchRun, batch_options
-        from corellm.engine.process.client import ProcessLLM
-        from corellm_server.service import Service
+    from corellm.fetching.fetcher import Fetcher
+    from corellm.serving import ProcessLLM
+    from corellm_server.batch.running import BatchRun, batch_options
+    from corellm_server.service import Service
 
     async def run_all(service: Service) -> signal.Signals | None:
         try:

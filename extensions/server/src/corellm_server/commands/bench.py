@@ -9,12 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from corellm.cli.extras import needs_extra
 from corellm.cli.fields import json_object
 from corellm.cli.outputs import check_plotting, check_writable
+from corellm.progress import BAR_FORMAT
 from corellm_server.loadgen.result import RequestResult
 from corellm_server.loadgen.settings import LoadSettings
-from corellm.progress import BAR_FORMAT
 
 _HELP = """\
 Send chat completions to a server at random times (a Poisson process), and measure what clients wait for. Each request
@@ -102,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 def _measure(settings: LoadSettings, bar: Any) -> tuple[str, list[RequestResult]]:
     import asyncio
 
-    with needs_extra("measuring a server", "bench"):
-        from corellm_server.loadgen.load import run_load
+    from corellm_server.loadgen.load import run_load
+
     num_tokens = num_failed = 0
 
     def count(result: RequestResult) -> None:

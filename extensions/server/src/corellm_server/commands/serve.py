@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from corellm.allocator import return_large_blocks
-from corellm.cli.extras import needs_extra
+from corellm.errors import CorellmError, MissingExtraError
+from corellm.log_format import set_up_log, start_line
+from corellm_server.commands.absent_flags import without_absent
 from corellm_server.commands.arguments import add_server, configured
-from corellm.errors import CorellmError
-from corellm.engine.process.log_format import set_up_log, start_line
 from corellm_server.options import ServerConfig
 
 if TYPE_CHECKING:
@@ -52,7 +52,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a directory, a hub name (owner/name), `demo` or `demo-video`",
     )  # fmt: skip
     add_server(parser, "server")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, reword=_without_absent)
+
+
+def _without_absent(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """Leave out other servers' flags that have no effect; one that would have is an error."""
+    known = {option for action in parser._actions for option in action.option_strings}
+    kept, refusal = without_absent(words, known)
+    if refusal:
+        parser.error(refusal)
+    return kept
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,12 +80,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
     return_large_blocks()  # the engine has a process of its own
-    with needs_extra("the server", "serve"):
-        from corellm.fetching.fetcher import Fetcher
-        from corellm_server.connections import allow_descriptors
-        from corellm.engine.process.client import ProcessLLM
-        from corellm_server.running import HttpServer, bind, check_certificate, url_of
-        from corellm_server.service import Service, served_names
+    from corellm.fetching.fetcher import Fetcher
+    from corellm.serving import ProcessLLM
+    from corellm_server.connections import allow_descriptors
+    from corellm_server.running import HttpServer, bind, check_certificate, url_of
+    from corellm_server.service import Service, served_names
+
     options = config.options
     warn(config)
     check_certificate(options)
@@ -97,8 +106,15 @@ def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
 def _tracing(endpoint: str | None, model: str) -> Tracing | None:
     if endpoint is None:
         return None
-    with needs_extra("--otlp-traces-endpoint", "otel"):
+    try:
         from corellm_server.tracing import Tracing
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise MissingExtraError(
+            "--otlp-traces-endpoint needs OpenTelemetry: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        ) from error
     return Tracing.to_endpoint(endpoint, model)
 
 

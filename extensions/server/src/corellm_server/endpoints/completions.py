@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from openai.types import Completion
 from starlette.responses import Response
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.sampling_params import SamplingParams
+from corellm.serving import ProcessedPrompt
 from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange, exchange_of

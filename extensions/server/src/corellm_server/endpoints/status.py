@@ -10,8 +10,8 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from corellm.engine.metrics import Metric
 from corellm.errors import EngineDeadError
+from corellm.serving import Metric
 from corellm_server.endpoints.replies import GET_ERRORS
 from corellm_server.errors import unavailable
 from corellm_server.service import Service

@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.sampling_params import shown
+from corellm.serving import CHEAP_CHARACTERS
 from corellm_server.endpoints.replies import ERRORS, JsonBody, declared, json_response
 from corellm_server.errors import ApiError
 from corellm_server.exchange import exchange_of

@@ -8,10 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from corellm_server.commands.absent_flags import absent_flag, not_an_option
 from corellm.cli.fields import SIZES, kinds_of, size
 from corellm.config import suggestion
 from corellm.errors import ConfigError
+from corellm_server.commands.absent_flags import absent_flag, not_an_option
 
 
 def read_config(path: str, configs: Iterable[type]) -> dict[str, Any]:

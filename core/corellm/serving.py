@@ -1,0 +1,38 @@
+"""What a server may use of the engine, beside the public pages: one page, so that the engine's rooms can change.
+
+    client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own
+    prompts     an `InputProcessor` makes a `ProcessedPrompt` in any thread, by fairly shared `PreparationPools`
+    metrics     `Metric`, with `METRIC_DESCRIPTIONS` by name
+
+Importing it imports no torch.
+"""
+
+from __future__ import annotations
+
+from corellm.engine.async_llm import AsyncLLM as AsyncLLM
+from corellm.engine.client import EngineClient as EngineClient
+from corellm.engine.input_processor import InputProcessor as InputProcessor
+from corellm.engine.input_processor import ProcessedPrompt as ProcessedPrompt
+from corellm.engine.metrics import DESCRIPTIONS as METRIC_DESCRIPTIONS
+from corellm.engine.metrics import Counter as Counter
+from corellm.engine.metrics import Gauge as Gauge
+from corellm.engine.metrics import Metric as Metric
+from corellm.engine.preparation_pools import PreparationPools as PreparationPools
+from corellm.engine.process.client import ProcessLLM as ProcessLLM
+from corellm.engine.text_limit import CHEAP_CHARACTERS as CHEAP_CHARACTERS
+from corellm.engine.truncation import truncated_right as truncated_right
+
+__all__ = [
+    "CHEAP_CHARACTERS",
+    "METRIC_DESCRIPTIONS",
+    "AsyncLLM",
+    "Counter",
+    "EngineClient",
+    "Gauge",
+    "InputProcessor",
+    "Metric",
+    "PreparationPools",
+    "ProcessLLM",
+    "ProcessedPrompt",
+    "truncated_right",
+]
