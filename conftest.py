@@ -22,7 +22,13 @@ hypothesis.settings.register_profile("corellm", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("corellm")
 
 
-pytest_plugins = ["pytester", "tests.processor_time", "tests.mutants.selection"]
+pytest_plugins = [
+    "pytester",
+    "tests.fixtures",
+    "tests.processor_time",
+    "tests.mutants.selection",
+    "tests.mutants.table",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from corellm import AsyncLLM, CompletionOutput, RequestOutputKind, SamplingParams
 from corellm.errors import EngineDeadError, InvalidParameterError, MediaError, PromptError, SurplusPlaceholderError
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

@@ -30,7 +30,7 @@ from corellm.errors import (
     RequestError,
 )
 from corellm.plugin.adapters import AdapterEntry
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 

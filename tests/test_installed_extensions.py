@@ -16,7 +16,7 @@ from corellm.attention.registry import select_backend
 from corellm.cli import main
 from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginError
 from corellm.plugin.extensions import call_extensions, load_extensions
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 Install = Callable[..., None]
 HEAD = "import torch\nfrom corellm.hookspecs import hookimpl\n"

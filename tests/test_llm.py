@@ -44,7 +44,7 @@ from corellm.errors import (
     SurplusPlaceholderError,
     UnsupportedModalityError,
 )
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 IMAGE_PROMPT = "USER: <image>\nWhat shape? ASSISTANT:"

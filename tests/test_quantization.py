@@ -16,7 +16,7 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 from corellm import LLM, SamplingParams
 from corellm.errors import ConfigError
 from corellm.quantization import Int8Linear, is_quantizable, quantize_linears, round_rows
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 KERNELS = {"kernels": {}, "torch": {"fuse_layers": False, "attention_backend": "cpu"}}
 

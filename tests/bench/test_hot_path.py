@@ -12,7 +12,7 @@ import pytest
 
 from bench import hot_path
 from corellm import LLM, SamplingParams
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 ALL_LISTED = {function for step in ("prompt", "image", "decode") for function in hot_path.path_of(step)}
 

@@ -19,7 +19,7 @@ from corellm.cli import main
 from corellm.similarity.entries import Embedded, Entry
 from corellm.similarity.matrix import compare
 from corellm.similarity.plot import save_plot
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 TEXTS = ["a cat", "seven green dogs"]
 QUESTION = "What is it?"

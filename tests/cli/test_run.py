@@ -22,7 +22,7 @@ from corellm.cli.media import MOST_OF_A_FOLDER, MediaFile, files_of, open_file, 
 from corellm.config import MultiModalConfig
 from corellm.errors import RequestError
 from corellm.plugin.adapters import KNOWN_FAMILIES
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 QUESTION = "What shape?"
 

@@ -31,8 +31,8 @@ from corellm.errors import (
 )
 from corellm.fetching.settings import FetchSettings
 from docs.generate import usages
-from tests.conftest import random_image
 from tests.docs.test_pages import ROOT
+from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
 MESSAGES = [{"role": "user", "content": "Hello"}]

@@ -24,8 +24,8 @@ from corellm_florence2.tiny import make_tiny_checkpoint as make_florence2
 from corellm_gemma3.tiny import make_tiny_checkpoint as make_gemma3
 from corellm_llava.tiny import make_tiny_checkpoint as make_llava
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
-from tests.conftest import random_image
 from tests.docs.hook_sections import read_order, read_sections
+from tests.fixtures import random_image
 
 SECTIONS = read_sections()
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from corellm import LLM, AsyncLLM, SamplingParams
 from corellm.engine.metrics import Counter, Gauge
 from corellm.errors import EngineDeadError, InvalidParameterError
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 TEXT = "USER: tell me about the weather of this week ASSISTANT:"

@@ -21,8 +21,8 @@ from corellm.errors import ItemLimitError, MediaError, MissingExtraError, Proces
 from corellm.fetching import fetcher as fetcher_module
 from corellm.fetching.fetcher import Fetcher
 from corellm.fetching.settings import FetchSettings
-from tests.conftest import random_image
 from tests.fetching.hosts import HOME, Host, Names, listening_in_thread, ok, redirect, responding, silent
+from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LIMITS = {"max_fetch_bytes": 1 << 16, "fetch_timeout": 1.0}

@@ -28,7 +28,7 @@ from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.fusion.norms import FusedNorm
 from corellm_kernels.gpu.backend import TritonAttention
 from corellm_kernels.gpu.kernel_set import GPU_KERNELS
-from tests.conftest import random_image
+from tests.fixtures import random_image
 from tests.kernels.comparing import DEVICE, DTYPES, TOLERANCES
 
 register_attention()

@@ -18,7 +18,7 @@ from corellm.hookspecs import ModelContext
 from corellm.multimodal import DataParser
 from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
 from corellm.templates.renderer import TemplateRenderer
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 
 @pytest.fixture(scope="module")

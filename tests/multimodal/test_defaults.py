@@ -16,7 +16,7 @@ from corellm.errors import ProcessorKwargsError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingDefaults, check_processor_kwargs
 from corellm.templates.renderer import TemplateRenderer
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 IMAGE = random_image(90, 70, 0)
 

@@ -26,7 +26,7 @@ from corellm.errors import (
     RequestFailedError,
 )
 from corellm.pooling.scoring import cosine
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_kv_blocks": 64}
 IMAGE_PROMPT = "USER: <image>\nWhat shape? ASSISTANT:"

@@ -15,7 +15,7 @@ import torch
 
 from corellm import LLM
 from corellm.testing import Reference
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 TEXTS = ("A red circle is above a blue square", "One two three four five", "What?", "A red circle is above")

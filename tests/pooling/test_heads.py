@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from corellm import LLM
 from corellm.errors import CheckpointError, ConfigError
 from corellm.pooling.building import activation_of
-from tests.conftest import random_image
+from tests.fixtures import random_image
 from tests.pooling.checkpoints import WIDTH, hidden_states, random_tensor, rewritten
 from tests.pooling.test_settings import write_modules
 

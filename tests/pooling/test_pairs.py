@@ -8,7 +8,7 @@ import pytest
 
 from corellm.errors import InvalidParameterError, PromptError
 from corellm.pooling.pairs import join_pair, text_pair
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 ONE, OTHER, THIRD = (random_image(4, 4, seed) for seed in range(3))
 

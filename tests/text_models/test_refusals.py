@@ -15,7 +15,7 @@ from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, UnsupportedModalityError
 from corellm.text_models.refusals import check_architecture
 from corellm.text_models.tiny import make_tiny_checkpoint
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 _GROUPED = {"intermediate_size": 96, "num_key_value_heads": 2}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

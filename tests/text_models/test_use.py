@@ -11,7 +11,7 @@ from corellm import AsyncLLM
 from corellm.cli import main
 from corellm.text_models.tiny import make_tiny_checkpoint
 from extensions.server.tests.conftest import MODEL, image_part, serving
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 
 @pytest.fixture(scope="module")

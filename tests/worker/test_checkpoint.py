@@ -30,7 +30,7 @@ from corellm.worker.checkpoint_files import check_files
 from corellm.worker.missing_torchvision import way_out
 from corellm.worker.remote_code import no_questions
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 

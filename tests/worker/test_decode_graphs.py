@@ -18,7 +18,7 @@ from corellm.attention.graph import NotCapturable
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
 from corellm.worker.dummy_steps import capture_graphs
 from corellm.worker.input_batch import StepArrays
-from tests.conftest import generate_together, random_image
+from tests.fixtures import generate_together, random_image
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
 

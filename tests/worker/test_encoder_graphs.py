@@ -12,7 +12,7 @@ from torch import Tensor
 
 from corellm import LLM
 from corellm.worker.encoder_graphs import SIZES, EncoderGraphs
-from tests.conftest import random_image
+from tests.fixtures import random_image
 from tests.worker.replayed_graph import ReplayedGraph
 
 

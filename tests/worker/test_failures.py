@@ -15,7 +15,7 @@ import torch
 from corellm import LLM
 from corellm.errors import CorellmError, EncoderError, PromptError, RequestFailedError
 from corellm.worker.failures import failure_of
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (run, embed, inspect, plugins, new_plugin):
         command.add_parser(subparsers)
-    _add_extension_commands(subparsers)
+    _add_extension_commands(_subparsers(parser))
     examples = [line for line in _EXAMPLES.splitlines() if line.split()[1] in subparsers.choices]
     parser.epilog = "\n  ".join(["examples:", *examples])
     return parser

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from extensions.server.tests.conftest import chat, user
-from extensions.server.tests.test_engine_process_faults import exists
+from tests.engine.process.test_process_faults import exists
 
 CHAT = "/v1/chat/completions"
 

@@ -21,7 +21,7 @@ from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerConfig, ServerOptions
 from corellm_server.running import HttpServer, bind, url_of
 from corellm_server.service import Service
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 MODEL = "tiny"
 Serving = Callable[..., AbstractContextManager["Running"]]
@@ -139,13 +139,3 @@ def idle(running: Running) -> bool:
         lambda e: not e.has_unfinished_requests() and e.scheduler.blocks.num_free_blocks == e.scheduler.blocks.capacity,
     )
     return bool(future.result(600))
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    """Return once a condition holds; fail if it never does."""
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 from extensions.server.tests.command import CHAT, children, cmdline, command
-from extensions.server.tests.conftest import chat, data_url, user, wait_until
-from extensions.server.tests.test_engine_process_faults import exists
-from tests.conftest import random_image
+from extensions.server.tests.conftest import chat, data_url, user
+from tests.engine.process.test_process_faults import exists
+from tests.fixtures import random_image, wait_until
 
 ENDLESS = {**chat(user("go on")), "max_tokens": 900, "ignore_eos": True, "stream": True}
 

@@ -15,8 +15,9 @@ import pytest
 from corellm import AsyncLLM
 from corellm.errors import ConfigError
 from corellm_server.connections import allow_descriptors
-from extensions.server.tests.conftest import Running, chat, in_engine, serving, user, wait_until
+from extensions.server.tests.conftest import Running, chat, in_engine, serving, user
 from tests.fetching.hosts import CERTIFICATE
+from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

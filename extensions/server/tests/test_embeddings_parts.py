@@ -19,8 +19,9 @@ from corellm import AsyncLLM, SamplingParams
 from corellm.errors import MediaError
 from corellm_qwen_audio.tiny import make_tiny_checkpoint
 from corellm_server.embeddings import read_embeddings
-from extensions.server.tests.conftest import MODEL, Running, chat, idle, image_part, serving, user, wait_until
+from extensions.server.tests.conftest import MODEL, Running, chat, idle, image_part, serving, user
 from extensions.server.tests.test_promises import CHAT, error_of
+from tests.fixtures import wait_until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 

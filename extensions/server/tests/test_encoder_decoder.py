@@ -11,7 +11,7 @@ from corellm import LLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm_florence2.tiny import make_tiny_checkpoint
 from extensions.server.tests.conftest import Running, chat, image_part, serving, user
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 
 @pytest.fixture(scope="module")

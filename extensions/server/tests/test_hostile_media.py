@@ -21,10 +21,11 @@ from corellm import AsyncLLM
 from corellm.fetching.fetcher import Fetcher
 from corellm.fetching.settings import FetchSettings
 from extensions.server.tests.command import CHAT, Command, cmdline, command
-from extensions.server.tests.conftest import Running, chat, data_url, serving, user, wait_until
+from extensions.server.tests.conftest import Running, chat, data_url, serving, user
 from extensions.server.tests.footprint import Footprint, assert_no_leak
 from extensions.server.tests.test_process_faults import PATIENCE, within
 from tests.fetching.hosts import HOME, Names, Respond, listening_in_thread, ok, redirect, responding, silent
+from tests.fixtures import wait_until
 from tests.media import test_audio, test_image, test_video_files
 from tests.media.test_image_cost import jpeg_of_scans
 

@@ -18,7 +18,7 @@ from corellm.fetching.fetcher import Fetcher
 from corellm.fetching.settings import FetchSettings
 from corellm_server.media_sources import read_below
 from extensions.server.tests.conftest import chat, data_url, serving, user
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from corellm import AsyncLLM
-from extensions.server.tests.conftest import MODEL, Running, chat, image_part, serving, user, wait_until
+from extensions.server.tests.conftest import MODEL, Running, chat, image_part, serving, user
+from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"
 DASHBOARD = Path(__file__).parents[2] / "docs" / "operate" / "deploy" / "grafana.json"

@@ -15,18 +15,8 @@ import openai
 import pytest
 
 from corellm import AsyncLLM
-from extensions.server.tests.conftest import (
-    MODEL,
-    Running,
-    chat,
-    data_url,
-    idle,
-    image_part,
-    in_engine,
-    serving,
-    user,
-    wait_until,
-)
+from extensions.server.tests.conftest import MODEL, Running, chat, data_url, idle, image_part, in_engine, serving, user
+from tests.fixtures import wait_until
 
 LONG = {**chat(user("hello")), "max_tokens": 300, "extra_body": {"ignore_eos": True}}
 PROMPT = {"model": MODEL, "prompt": "USER: one ASSISTANT:", "temperature": 0, "max_tokens": 6}

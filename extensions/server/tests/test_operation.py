@@ -18,8 +18,9 @@ import pytest
 from corellm import AsyncLLM
 from corellm.cli import main
 from corellm.log_format import JsonFormatter, start_line
-from extensions.server.tests.conftest import MODEL, Running, chat, serving, user, wait_until
+from extensions.server.tests.conftest import MODEL, Running, chat, serving, user
 from tests.fetching.hosts import CERTIFICATE
+from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"
 PAGE = "https://page.example"

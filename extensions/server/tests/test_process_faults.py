@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 from extensions.server.tests.command import CHAT, Command, children, command, starting
-from extensions.server.tests.conftest import chat, data_url, user, wait_until
+from extensions.server.tests.conftest import chat, data_url, user
 from extensions.server.tests.footprint import Footprint, assert_no_leak
-from extensions.server.tests.test_engine_process_faults import exists
+from tests.engine.process.test_process_faults import exists
+from tests.fixtures import wait_until
 
 ENDLESS = chat(user("go on"), max_tokens=900, ignore_eos=True)
 PATIENCE = pytest.mark.parametrize("patience", [60, pytest.param(1, marks=pytest.mark.full)])

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from corellm import AsyncLLM
-from extensions.server.tests.conftest import MODEL, Running, chat, data_url, idle, image_part, serving, user, wait_until
-from tests.conftest import random_image
+from extensions.server.tests.conftest import MODEL, Running, chat, data_url, idle, image_part, serving, user
+from tests.fixtures import random_image, wait_until
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 POSTS = (

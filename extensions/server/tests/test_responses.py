@@ -14,19 +14,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from corellm import AsyncLLM
-from extensions.server.tests.conftest import (
-    MODEL,
-    Running,
-    chat,
-    data_url,
-    idle,
-    image_part,
-    in_engine,
-    serving,
-    user,
-    wait_until,
-)
+from extensions.server.tests.conftest import MODEL, Running, chat, data_url, idle, image_part, in_engine, serving, user
 from extensions.server.tests.test_promises import PARTS, SAMPLING, assert_serves, error_of
+from tests.fixtures import wait_until
 
 PATH = "/v1/responses"
 BEGINNING = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]

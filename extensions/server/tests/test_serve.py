@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from corellm.cli import build_parser, main, serve, server_arguments
+from corellm.cli import build_parser, main
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
 from corellm.fetching.settings import FetchSettings
+from corellm_server.commands import serve
 from corellm_server.commands.absent_flags import SERVER_FLAGS, without_absent
+from corellm_server.commands.arguments import configured
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerOptions
 from corellm_server.service import served_names
 
 
 def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str, object]]:
-    config, engine = server_arguments.configured(build_parser().parse_args(["serve", *arguments]))
+    config, engine = configured(build_parser().parse_args(["serve", *arguments]))
     return config.options, config.limits, engine
 
 
@@ -195,7 +197,7 @@ def test_what_opens_the_server_is_said_aloud(caplog: pytest.LogCaptureFixture) -
         (["--allowed-media-domains", "*.example.org"], 0), (["--host", "0.0.0.0"], 1), ([], 0),
     ):  # fmt: skip
         caplog.clear()
-        config, _ = server_arguments.configured(build_parser().parse_args(["serve", "demo", *arguments]))
+        config, _ = configured(build_parser().parse_args(["serve", "demo", *arguments]))
         serve.warn(config)
         assert len(caplog.records) == num_warnings, arguments
 

@@ -19,8 +19,9 @@ from PIL import Image
 
 from extensions.server.tests import faulty
 from extensions.server.tests.command import CHAT, Command, command
-from extensions.server.tests.conftest import MODEL, chat, image_part, user, wait_until
+from extensions.server.tests.conftest import MODEL, chat, image_part, user
 from extensions.server.tests.footprint import Footprint, assert_no_leak
+from tests.fixtures import wait_until
 
 COMPLETE = "/v1/completions"
 UNMARKED = {str(token): -100 for token in (faulty.LOGITS, faulty.SAMPLED, faulty.DETOKENIZED)}

@@ -12,9 +12,10 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.errors import EngineDeadError
-from extensions.server.tests.conftest import Running, chat, in_engine, serving, user, wait_until
+from extensions.server.tests.conftest import Running, chat, in_engine, serving, user
 from extensions.server.tests.test_connections import connected
 from extensions.server.tests.test_uploads import HEAD
+from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"
 

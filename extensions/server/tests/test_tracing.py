@@ -21,7 +21,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from corellm import AsyncLLM
 from corellm.cli import main
 from corellm_server.tracing import Tracing
-from extensions.server.tests.conftest import Running, chat, image_part, in_engine, serving, user, wait_until
+from extensions.server.tests.conftest import Running, chat, image_part, in_engine, serving, user
+from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

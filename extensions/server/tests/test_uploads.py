@@ -28,9 +28,10 @@ from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerOptions
 from corellm_server.receiving import receive_body
 from corellm_server.uploads import Upload, Uploads
-from extensions.server.tests.conftest import MODEL, Running, chat, serving, user, wait_until
+from extensions.server.tests.conftest import MODEL, Running, chat, serving, user
 from extensions.server.tests.test_connections import CHAT, connected
 from extensions.server.tests.test_promises import JSON, assert_serves, error_of
+from tests.fixtures import wait_until
 
 PROGRESS = 1 << 16
 """Bytes of a body."""

@@ -22,7 +22,7 @@ from corellm_kernels.cpu.linear import PackedLinear
 from corellm_kernels.cpu.memory import PlanMemory
 from corellm_kernels.cpu.norms import rms_norm
 from corellm_kernels.cpu.plan import RecordedPlan
-from tests.conftest import generate_together, random_image
+from tests.fixtures import generate_together, random_image
 
 
 def test_a_replay_is_the_step_on_the_memory_as_it_is_now() -> None:

@@ -17,9 +17,9 @@ import pytest
 from corellm.cli import build_parser, main
 from extensions.server.tests.batch.conftest import line, results, written
 from extensions.server.tests.command import children, cmdline
-from extensions.server.tests.conftest import chat, user, wait_until
-from extensions.server.tests.test_engine_process_faults import exists
-from tests.conftest import random_image
+from extensions.server.tests.conftest import chat, user
+from tests.engine.process.test_process_faults import exists
+from tests.fixtures import random_image, wait_until
 
 
 def command(model: Path, folder: Path, *options: str) -> list[str]:

@@ -14,7 +14,7 @@ from corellm import AsyncLLM
 from extensions.server.tests.batch.conftest import CHAT, Batch, line, results, written
 from extensions.server.tests.conftest import MODEL, Running, chat, data_url, image_part, user
 from extensions.server.tests.test_equality import EXTRA
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 COMPLETE = "/v1/completions"
 OTHERS: list[tuple[str, dict[str, Any]]] = [

@@ -19,7 +19,7 @@ from corellm_server.responses.pooling import ranks
 from extensions.server.tests.conftest import Running, image_part, serving, user
 from extensions.server.tests.pooling.conftest import ENGINE, RERANKER, TEMPLATE, ask
 from extensions.server.tests.test_equality import media
-from tests.conftest import random_image
+from tests.fixtures import random_image
 from tests.pooling.checkpoints import WIDTH, random_tensor, rewritten
 
 TEXTS = [f"sentence {number}: " + "red circle " * (number % 11) for number in range(8)]

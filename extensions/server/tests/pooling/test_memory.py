@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from corellm_server import pooled, scoring
-from extensions.server.tests.conftest import MODEL, Running, serving, wait_until
+from extensions.server.tests.conftest import MODEL, Running, serving
 from extensions.server.tests.pooling.conftest import ask
 from extensions.server.tests.test_metrics import scrape, total
 from extensions.server.tests.test_promises import error_of
+from tests.fixtures import wait_until
 
 ROWS = {"input": [[5] * 1024], "task": "token_embed"}
 """65,536 numbers: as an array 256 KiB, as base64 342 KiB, as JSON more than a MiB."""

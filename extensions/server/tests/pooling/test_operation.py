@@ -19,11 +19,12 @@ from corellm_server.tracing import Tracing
 from extensions.server.tests import faulty
 from extensions.server.tests.batch.conftest import Batch, line, results, written
 from extensions.server.tests.command import command
-from extensions.server.tests.conftest import MODEL, Running, image_part, serving, user, wait_until
+from extensions.server.tests.conftest import MODEL, Running, image_part, serving, user
 from extensions.server.tests.footprint import Footprint, assert_no_leak
 from extensions.server.tests.pooling.conftest import ENGINE, ask
 from extensions.server.tests.test_metrics import scrape, total
 from extensions.server.tests.test_stage_faults import error_of, showing
+from tests.fixtures import wait_until
 
 EMBED = "/v1/embeddings"
 

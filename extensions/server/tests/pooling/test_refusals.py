@@ -13,9 +13,10 @@ import pytest
 from corellm import AsyncLLM
 from corellm.errors import ConfigError
 from corellm_server.options import ServerOptions
-from extensions.server.tests.conftest import MODEL, Running, idle, image_part, in_engine, serving, user, wait_until
+from extensions.server.tests.conftest import MODEL, Running, idle, image_part, in_engine, serving, user
 from extensions.server.tests.pooling.conftest import ENGINE, RERANKER, ask
 from extensions.server.tests.test_promises import error_of
+from tests.fixtures import wait_until
 
 EMBED, SCORE, RERANK = "/v1/embeddings", "/score", "/rerank"
 BROKEN = {"content": [{"type": "text", "text": "x"}, {"image": "data:image/png;base64,AAAA"}]}

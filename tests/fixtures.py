@@ -1,7 +1,8 @@
-"""Fixtures every test may use: tiny checkpoints (made once per run) and images."""
+"""What every test may use: tiny checkpoints (made once per run), images, waiting; the conftest loads it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from PIL import Image
-
-from tests.mutants.table import pytest_terminal_summary as pytest_terminal_summary
 
 if TYPE_CHECKING:
     from corellm import LLM, SamplingParams
@@ -54,3 +53,11 @@ def random_image(width: int, height: int, seed: int) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     pixels[: height // 3, : width // 3] = (255, 0, 0)
     return Image.fromarray(pixels)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
+    """Return once a condition holds; fail if it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -22,7 +22,7 @@ from corellm.engine.process import remote_engine
 from corellm.engine.process.client import ProcessLLM
 from corellm.engine.process.process import Process
 from corellm.errors import CheckpointError, ConfigError, EngineDeadError
-from extensions.server.tests.conftest import wait_until
+from tests.fixtures import wait_until
 
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 1024}
 ENDLESS = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
@@ -53,7 +53,7 @@ def children() -> list[int]:
 def is_engine(pid: int) -> bool:
     """Whether a process runs the engine."""
     with contextlib.suppress(OSError):
-        return b"engine_process.engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"engine.process.engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
@@ -189,7 +189,7 @@ from corellm.engine.process import process
 from corellm.engine.process import remote_engine
 from corellm.engine.process.client import ProcessLLM
 from corellm.engine.process.process import Process
-from extensions.server.tests.conftest import wait_until
+from tests.fixtures import wait_until
 
 class Announced(process.Process):
     def __init__(self):

@@ -18,7 +18,7 @@ import pytest
 from corellm import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError
-from tests.conftest import random_image
+from tests.fixtures import random_image
 
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 256}
 ENDLESS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
